@@ -1,0 +1,60 @@
+"""Networks that learn one task after another and never forget one.
+
+Every layer's weights are a sum of small frozen factors; each task only adds a little rank and its
+own selector over all of them. Names load when they are first used: importing this is instant.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankup import layers, models
+    from rankup.errors import RankupError, StoreError, TaskStateError
+    from rankup.network import IncrementalNet, grow
+    from rankup.rank import Rank
+    from rankup.size import Size
+    from rankup.store import Verification, load, save, verify
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "IncrementalNet": "rankup.network",
+    "Rank": "rankup.rank",
+    "RankupError": "rankup.errors",
+    "Size": "rankup.size",
+    "StoreError": "rankup.errors",
+    "TaskStateError": "rankup.errors",
+    "Verification": "rankup.store",
+    "grow": "rankup.network",
+    "load": "rankup.store",
+    "save": "rankup.store",
+    "verify": "rankup.store",
+}
+
+__all__ = [
+    "IncrementalNet",
+    "Rank",
+    "RankupError",
+    "Size",
+    "StoreError",
+    "TaskStateError",
+    "Verification",
+    "grow",
+    "layers",
+    "load",
+    "models",
+    "save",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("layers", "models"):
+        return import_module(f"rankup.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'rankup' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,118 @@
+"""What a network neither factors nor keeps per task: trained with the first task or kept from the
+module that was given, then constant."""
+
+from itertools import chain
+
+import torch
+from torch import nn
+
+from rankup import seeds
+from rankup.layers import Start, Tensors
+from rankup.specs import DenseSpec
+
+
+def reset(body: nn.Module, spec: DenseSpec, seed: int, device: torch.device) -> None:
+    """New values from the network's seed, in the modules that know how to draw them."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in spec.trained):
+            redraw = getattr(body.get_submodule(name), "reset_parameters", None)
+            if redraw is not None:
+                torch.manual_seed(seeds.generator(seed, "dense", name).initial_seed())
+                redraw()
+
+
+class DenseParts:
+    """Those tensors, read and written where they are: in modules that this project did not write.
+
+    They live through a task as a layer does. All are buffers, but parameters while the first task
+    trains them.
+    """
+
+    def __init__(self, spec: DenseSpec, body: nn.Module) -> None:
+        self.spec = spec
+        self.count = 0
+        everywhere = list(
+            chain(
+                body.named_parameters(remove_duplicate=False),
+                body.named_buffers(remove_duplicate=False),
+            )
+        )
+        here = dict(everywhere)
+        # A tensor that several modules share has several places.
+        self._places = {
+            name: [_place(body, other) for other, tensor in everywhere if tensor is here[name]]
+            for name, _ in spec.tensors
+        }
+        self._before: Tensors = {}
+        self._constant({name: tensor.detach() for name, tensor in self._values().items()})
+
+    def start(self, classes: int, start: Start) -> Tensors:
+        if self.count or self.spec.kept:
+            return {}
+        values = self._values()
+        return {name: values[name].clone() for name in self.spec.trained}
+
+    def open(self, values: Tensors) -> None:
+        if not values:
+            return
+        # A module may also change its own buffers while it learns.
+        self._before = {name: tensor.clone() for name, tensor in self._values().items()}
+        for name, value in values.items():
+            parameter = nn.Parameter(value)
+            for owner, key in self._places[name]:
+                del owner._buffers[key]
+                owner.register_parameter(key, parameter)
+                _refresh(owner)
+
+    def learned(self) -> Tensors:
+        values = self._values() if self._before else {}
+        return {name: tensor.detach().clone() for name, tensor in values.items()}
+
+    def close(self) -> None:
+        self._constant(self._before)
+        self._before = {}
+
+    def extended(self, added: Tensors) -> Tensors:
+        return added
+
+    def install(self, tables: Tensors) -> None:
+        self._constant(tables)
+        self.count += 1
+
+    def added(self, task: int) -> Tensors:
+        return {} if task or self.spec.kept else self._values()
+
+    def base(self) -> Tensors:
+        return self._values() if self.spec.kept else {}
+
+    def load_base(self, base: Tensors) -> None:
+        self._constant(base)
+
+    def _values(self) -> Tensors:
+        return {name: getattr(*places[0]) for name, places in self._places.items()}
+
+    def _constant(self, values: Tensors) -> None:
+        for name, value in values.items():
+            for owner, key in self._places[name]:
+                old = getattr(owner, key)
+                owner._parameters.pop(key, None)
+                # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
+                owner.register_buffer(key, value.to(old.device, old.dtype, copy=True))
+                _refresh(owner)
+
+
+def _place(body: nn.Module, name: str) -> tuple[nn.Module, str]:
+    owner, _, key = name.rpartition(".")
+    return body.get_submodule(owner), key
+
+
+def _refresh(owner: nn.Module) -> None:
+    # Recurrent layers keep a list of their weights beside the weights, and make it anew here.
+    owner._apply(lambda tensor: tensor, recurse=False)  # type: ignore[no-untyped-call]
+
+
+def make_trainable(module: nn.Module, spec: DenseSpec) -> None:
+    """Turn a merged module's dense tensors back into parameters."""
+    parts = DenseParts(spec, module)
+    values = parts._values()
+    parts.open({name: values[name] for name in spec.trained})

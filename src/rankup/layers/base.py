@@ -1,0 +1,157 @@
+"""What all layers of a grown network share.
+
+A layer holds tables of what its committed tasks added, all of them buffers, and for the task being
+learned parameters of its own, named `new_…`. Which task it runs comes from a context variable that
+the network's forward sets, not from state on the module: threads may run different tasks at once.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.errors import RankupError, TaskStateError
+from rankup.specs import LayerSpec
+
+Tensors = dict[str, Tensor]
+
+_active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", default=None)
+
+
+@contextmanager
+def active(task: int | Tensor) -> Iterator[None]:
+    """Run what is inside for one task, or for a task per sample."""
+    token = _active.set(task)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a new task's selectors over old factors and its norms' weights start."""
+
+    selectors: float | Literal["previous"] = 0.0
+    norms: Literal["fresh", "previous"] = "fresh"
+
+
+def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """Raise where `change`, as `Module.to` applies it to every tensor, would alter the dtype."""
+    other = change(torch.empty(0, dtype=dtype)).dtype
+    if other != dtype:
+        raise RankupError(
+            f"a grown network stays in {dtype}, {other} would change the bits of every task it "
+            f"knows: take merged(task).to({other}), or grow a module that is in {other}"
+        )
+
+
+class TaskLayer(nn.Module):
+    """What all layers share: the life of a task, from `start` over `open` and `learned` to `close`
+    and `install`."""
+
+    spec: LayerSpec
+
+    def __init__(
+        self, spec: LayerSpec, seed: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.seed = seed
+        self.dtype = dtype
+        self.count = 0  # committed tasks
+        self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
+
+    def start(self, classes: int, start: Start) -> Tensors:
+        """Where the next task starts."""
+        raise NotImplementedError
+
+    def extended(self, added: Tensors) -> Tensors:
+        """The tables with one more task in them; nothing is changed yet."""
+        raise NotImplementedError
+
+    def added(self, task: int) -> Tensors:
+        """What a committed task added."""
+        raise NotImplementedError
+
+    def plain(self, task: int) -> nn.Module:
+        """torch's own layer that computes what this one does for a committed task."""
+        raise NotImplementedError
+
+    def open(self, values: Tensors) -> None:
+        for key, value in values.items():
+            self.register_parameter(f"new_{key}", nn.Parameter(value))
+
+    def learned(self) -> Tensors:
+        return {key.removeprefix("new_"): p.detach() for key, p in self.named_parameters()}
+
+    def close(self) -> None:
+        self._parameters.clear()
+
+    def install(self, tables: Tensors) -> None:
+        for name, table in tables.items():
+            setattr(self, name, table)
+        # Last, so that a thread which runs an earlier task never sees half a change.
+        self.count += 1
+
+    def base(self) -> Tensors:
+        """What was kept of the module this layer replaced."""
+        kept = {key: self._buffers.get(f"base_{key}") for key in ("weight", "bias")}
+        return {key: tensor for key, tensor in kept.items() if tensor is not None}
+
+    def load_base(self, base: Tensors) -> None:
+        for key, tensor in base.items():
+            self.register_buffer(f"base_{key}", tensor.detach().to(**self._factory, copy=True))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        refuse_other_dtype(fn, self.dtype)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._factory["device"] = fn(torch.empty(0)).device
+        return self
+
+    def _task(self, x: Tensor) -> int | Tensor:
+        task = _active.get()
+        if task is None:
+            raise TaskStateError(
+                f"layer {self.spec.name!r} was called by itself: call the network, which says for "
+                "which task"
+            )
+        if isinstance(task, Tensor) and len(x) != len(task):
+            raise RankupError(
+                f"layer {self.spec.name!r} got {len(x)} rows for a mixed batch of {len(task)} "
+                "samples, because the module folds other dimensions into the batch: run each task "
+                "by itself"
+            )
+        return task
+
+    def _refuse_shape(self, x: Tensor, expected: str) -> None:
+        raise RankupError(
+            f"layer {self.spec.name!r} expects {expected}, got an input of shape {list(x.shape)}"
+        )
+
+    def _draw(self, *purpose: object) -> torch.Generator:
+        return seeds.generator(self.seed, *purpose, self.spec.name, self.count)
+
+    def _orthogonal(self, rows: int, length: int, purpose: str) -> Tensor:
+        # On the CPU and at least in float32, whatever the network's device and dtype: the same
+        # start everywhere, and there is no QR in half precision.
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        drawn = torch.empty(rows, length, dtype=dtype)
+        nn.init.orthogonal_(drawn, generator=self._draw(purpose))
+        return drawn.to(**self._factory)
+
+
+def over_last(rows: Tensor, x: Tensor) -> Tensor:
+    """A row per sample, `[B, …]`, broadcast over what is between x's first and last dimensions."""
+    between = x.dim() - rows.dim()
+    return rows.view(len(rows), *(1,) * between, *rows.shape[1:])
+
+
+def over_channels(rows: Tensor, x: Tensor) -> Tensor:
+    """A row per sample, `[B, C]`, broadcast over the dimensions behind x's channels."""
+    return rows.view(*rows.shape, *(1,) * (x.dim() - 2))

@@ -1,0 +1,167 @@
+"""Normalisation per task."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.layers.base import Start, TaskLayer, Tensors, over_channels, over_last
+from rankup.specs import NormSpec
+
+
+class TaskNorm(TaskLayer):
+    """Batch, layer or group normalisation with weights, and where it has them statistics, per task.
+
+    Batch statistics are not running averages. The task being learned uses those of its batch, in
+    training and evaluation alike; committed tasks use the ones pooled at their commit.
+    """
+
+    spec: NormSpec
+
+    _TABLES: ClassVar = {"weight": "weights", "bias": "biases", "mean": "means", "var": "vars"}
+
+    def __init__(self, spec: NormSpec, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(spec, seed, dtype, device)
+        kept = spec.shapes(0, 0)
+        for key, table in self._TABLES.items():
+            rows = torch.empty(0, *spec.shape, **self._factory) if key in kept else None
+            self.register_buffer(table, rows)
+        self.register_buffer("base_weight", None)
+        self.register_buffer("base_bias", None)
+        self.pool: Pool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        task = self._task(x)
+        if self.spec.shared:
+            task = 0
+        if isinstance(task, Tensor):
+            return self._mixed(x, task)
+        if task < self.count:
+            return self._normalise(x, **{key: rows[task] for key, rows in self._rows().items()})
+        if self.pool is not None:
+            self.pool.add(x)
+        return self._normalise(
+            x, self._parameters.get("new_weight"), self._parameters.get("new_bias")
+        )
+
+    def start(self, classes: int, start: Start) -> Tensors:
+        if self.spec.shared and self.count:
+            return {}
+        if start.norms == "previous" and self.count:
+            previous = self.added(self.count - 1)
+            return {key: previous[key].clone() for key in self.spec.base_shapes()}
+        fresh = {"weight": torch.ones, "bias": torch.zeros}
+        base = self.base()
+        return {
+            key: base[key].clone() if key in base else fresh[key](shape, **self._factory)
+            for key, shape in self.spec.base_shapes().items()
+        }
+
+    @property
+    def wants_statistics(self) -> bool:
+        """Whether the task being learned cannot be committed without statistics of its data."""
+        return self.spec.is_batch and not (self.spec.shared and self.count)
+
+    def start_pooling(self) -> None:
+        self.pool = Pool(self.spec.shape[0], self._factory["device"])
+
+    def learned(self) -> Tensors:
+        learned = super().learned()
+        if self.pool is not None:
+            learned |= {key: v.to(**self._factory) for key, v in self.pool.statistics().items()}
+        return learned
+
+    def close(self) -> None:
+        super().close()
+        self.pool = None
+
+    def extended(self, added: Tensors) -> Tensors:
+        return {
+            self._TABLES[key]: torch.cat([getattr(self, self._TABLES[key]), row[None]])
+            for key, row in added.items()
+        }
+
+    def added(self, task: int) -> Tensors:
+        if self.spec.shared and task > 0:
+            return {}
+        return {key: rows[task] for key, rows in self._rows().items()}
+
+    def plain(self, task: int) -> nn.Module:
+        values = self.added(0 if self.spec.shared else task)
+        spec = self.spec
+        norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm
+        affine = spec.weight or spec.bias
+        if spec.is_batch:
+            batch_norm = nn.BatchNorm1d if spec.over == "batch1d" else nn.BatchNorm2d
+            norm = batch_norm(spec.shape[0], spec.eps, affine=affine, **self._factory)
+            norm.running_mean, norm.running_var = values["mean"].clone(), values["var"].clone()
+        elif spec.over == "layer":
+            norm = nn.LayerNorm(spec.shape, spec.eps, affine, spec.bias, **self._factory)
+        else:
+            norm = nn.GroupNorm(spec.groups, spec.shape[0], spec.eps, affine, **self._factory)
+        for key in spec.base_shapes():
+            setattr(norm, key, nn.Parameter(values[key].clone()))
+        return norm.eval()
+
+    def _rows(self) -> Tensors:
+        tables = {key: self._buffers[table] for key, table in self._TABLES.items()}
+        return {key: table for key, table in tables.items() if table is not None}
+
+    def _normalise(
+        self,
+        x: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        mean: Tensor | None = None,
+        var: Tensor | None = None,
+    ) -> Tensor:
+        if self.spec.is_batch:
+            return F.batch_norm(x, mean, var, weight, bias, mean is None, 0.0, self.spec.eps)
+        if self.spec.over == "layer":
+            return F.layer_norm(x, self.spec.shape, weight, bias, self.spec.eps)
+        return F.group_norm(x, self.spec.groups, weight, bias, self.spec.eps)
+
+    def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
+        spread = over_last if self.spec.over == "layer" else over_channels
+        row = {key: spread(rows[tasks], x) for key, rows in self._rows().items()}
+        if self.spec.is_batch:
+            x = (x - row["mean"]) * torch.rsqrt(row["var"] + self.spec.eps)
+        else:
+            x = self._normalise(x)
+        if "weight" in row:
+            x = x * row["weight"]
+        return x + row["bias"] if "bias" in row else x
+
+    def _check(self, x: Tensor) -> None:
+        shape = self.spec.shape
+        if self.spec.over == "layer":
+            if tuple(x.shape[-len(shape) :]) != shape:
+                self._refuse_shape(x, f"{list(shape)} as the last dimensions")
+        elif x.dim() < 2 or x.shape[1] != shape[0]:
+            self._refuse_shape(x, f"[batch, {shape[0]} channels, …]")
+
+
+class Pool:
+    """Mean and variance per channel over all batches together, in float64."""
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        self.count = 0
+        self.mean = torch.zeros(channels, dtype=torch.float64, device=device)
+        self.squares = torch.zeros_like(self.mean)  # summed squared distance from the mean
+
+    def add(self, x: Tensor) -> None:
+        over = [dim for dim in range(x.dim()) if dim != 1]
+        var, mean = torch.var_mean(x.detach().double(), over, correction=0)
+        new = x.numel() // x.shape[1]
+        # Pooled as by Chan et al.: no difference of large squares.
+        total, apart = self.count + new, mean - self.mean
+        self.squares = self.squares + var * new + apart**2 * (self.count * new / total)
+        self.mean = self.mean + apart * (new / total)
+        self.count = total
+
+    def statistics(self) -> Tensors:
+        # A norm that the module never runs has seen nothing; any statistics do.
+        var = self.squares / self.count if self.count else torch.ones_like(self.mean)
+        return {"mean": self.mean, "var": var}

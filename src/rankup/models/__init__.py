@@ -1,0 +1,31 @@
+"""The networks of the paper as plain modules. A network folder holds what it takes to build them
+again; any other module must be handed to `rankup.load`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from rankup.models.mlp import MLP, mlp
+from rankup.models.resnet import ResNet18, resnet18
+
+__all__ = ["MLP", "ResNet18", "mlp", "resnet18"]
+
+_BUILT_IN: dict[str, tuple[type[nn.Module], Callable[..., nn.Module]]] = {
+    "mlp": (MLP, mlp),
+    "resnet18": (ResNet18, resnet18),
+}
+
+
+def describe(module: nn.Module) -> dict[str, Any]:
+    """A module as plain data: how to build it where it is one of ours, else only its class."""
+    for name, (kind, _) in _BUILT_IN.items():
+        if type(module) is kind:
+            return {"model": name, "options": module.options}
+    return {"model": None, "class": type(module).__qualname__}
+
+
+def build(description: dict[str, Any]) -> nn.Module:
+    """The inverse of `describe` for our own models."""
+    _, make = _BUILT_IN[description["model"]]
+    return make(**description["options"])

@@ -1,0 +1,430 @@
+"""`grow` turns any module into an `IncrementalNet`, which learns one task after another and cannot
+forget one."""
+
+import copy
+import math
+import operator
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from rankup import dense, size
+from rankup.errors import RankupError, TaskStateError
+from rankup.layers import (
+    FactoredConv2d,
+    FactoredLinear,
+    Start,
+    TaskHead,
+    TaskLayer,
+    TaskNorm,
+    Tensors,
+    active,
+    refuse_other_dtype,
+)
+from rankup.plan import Growth, make_plan
+from rankup.rank import RankRule
+from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
+
+TaskRef = str | int | Tensor
+Patterns = str | Sequence[str]
+
+
+def grow(
+    module: nn.Module,
+    rank: RankRule,
+    *,
+    base: Literal["new", "keep"] = "new",
+    include: Patterns | None = None,
+    exclude: Patterns | None = None,
+    last: int | None = None,
+    head: str | None = None,
+    seed: int = 0,
+) -> "IncrementalNet":
+    """A network with the module's architecture that learns task after task.
+
+    Linear and Conv2d layers become sums of factors; normalisation layers and the head are kept per
+    task. The module itself is not modified.
+
+    Args:
+        module: any module; what of it cannot be factored is named in the error.
+        rank: how many factors a task adds: one rule, or rules by layer name (`{"blocks.*": …}`).
+        base: `"new"` discards the module's weights; `"keep"` leaves them as a constant part of
+            every layer, to which the factors add, for a module that is trained already.
+        include: name patterns of the layers to factor.
+        exclude: name patterns of what not to factor. What is not factored is trained with the
+            first task (with `base="keep"` not even then) and constant after it.
+        last: factor only the last so many layers, the head not counted; what runs before them,
+            norms included, is treated like what is not factored.
+        head: the name of the output layer, where it is not the Linear that runs last.
+        seed: of everything random in the network.
+
+    >>> import rankup
+    >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
+    >>> net.begin_task("digits", classes=10)
+    >>> net(torch.zeros(3, 784), task="digits").shape
+    torch.Size([3, 10])
+    >>> net.commit_task()
+    >>> net.size().total
+    20176
+    """
+    growth = Growth(rank, base, _patterns(include), _patterns(exclude) or (), last, head, seed)
+    net = IncrementalNet(module, growth)
+    if net.plan.capped:
+        warnings.warn(
+            "one task cannot add more rank than a layer's weight has: capped in "
+            + ", ".join(net.plan.capped),
+            stacklevel=2,
+        )
+    return net
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    classes: int
+
+
+class IncrementalNet(nn.Module):
+    """A network that learns task after task; `grow` makes it.
+
+    What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
+    task's, otherwise nothing. Everything else is constant.
+    """
+
+    def __init__(self, module: nn.Module, growth: Growth) -> None:
+        super().__init__()
+        self.growth = growth
+        self.plan = make_plan(module, growth)
+        originals = dict(module.named_modules())
+        layers = [self._make_layer(spec, originals[spec.name]) for spec in self.plan.layers]
+        # Layers are exchanged in the copying: whatever refers to one refers to its new form.
+        exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
+        self.body: nn.Module = copy.deepcopy(module, exchanged)
+        if growth.base == "new":
+            dense.reset(self.body, self.plan.dense, growth.seed, self.plan.device)
+        # What lives through a task: every layer that knows of tasks, and the rest as one.
+        self.parts: list[TaskLayer | dense.DenseParts] = [
+            *layers,
+            dense.DenseParts(self.plan.dense, self.body),
+        ]
+        self._tasks: list[Task] = []
+        self._index: dict[str, int] = {}
+        self._learning: Task | None = None
+        self._audited: set[torch.Size] = set()
+        self.train(module.training)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the committed tasks in the order in which they were learned."""
+        return [task.name for task in self._tasks]
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """How many classes each committed task has."""
+        return {task.name: task.classes for task in self._tasks}
+
+    @property
+    def learning(self) -> str | None:
+        """The name of the task being learned, between `begin_task` and `commit_task`."""
+        return self._learning.name if self._learning else None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.buffers()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.plan.dtype
+
+    def begin_task(
+        self,
+        name: str,
+        classes: int,
+        *,
+        selectors: float | Literal["previous"] = 0.0,
+        norms: Literal["fresh", "previous"] = "fresh",
+    ) -> None:
+        """Add a task to learn: new factors, selectors, biases, norms and a head, all of them in
+        `parameters()` until it is committed.
+
+        Args:
+            name: the task's name from now on.
+            classes: how many classes it has, at least 2.
+            selectors: where its selectors over old factors start: 0 as in the paper, another
+                number, or `"previous"`, the last task's. Over its own factors they start at 1;
+                over seeded factors at random, or with `"previous"` at the last task's.
+            norms: whether the weights of its norms start `"fresh"` or where the `"previous"`
+                task's ended.
+        """
+        if self._learning is not None:
+            raise TaskStateError(
+                f"cannot begin task {name!r} while {self._learning.name!r} is being learned: "
+                "commit_task or abandon_task it first"
+            )
+        task = Task(self._checked_name(name), _checked_classes(classes))
+        start = _checked_start(selectors, norms)
+        started = [part.start(task.classes, start) for part in self.parts]
+        for part, values in zip(self.parts, started, strict=True):
+            part.open(values)
+        self._learning = task
+
+    def commit_task(self, calibrate: Iterable[Tensor] | None = None) -> None:
+        """Make all that the task learned constant. It can never change after this.
+
+        Args:
+            calibrate: batches of plain inputs of the task, shuffled and not augmented, over which
+                batch norms pool their statistics. Only networks with batch norm need them.
+        """
+        task = self._open_task("commit_task")
+        with self._pooled_statistics(calibrate):
+            learned = [part.learned() for part in self.parts]
+        self._refuse_not_finite(learned)
+        self.append_task(task, learned)
+
+    def abandon_task(self) -> None:
+        """Drop the task being learned; the network is again what it was before `begin_task`."""
+        self._open_task("abandon_task")
+        for part in self.parts:
+            part.close()
+        self._learning = None
+
+    def append_task(self, task: Task, added: Sequence[Tensors]) -> None:
+        """Commit a task that is known already, as when loading: a dict of tensors per part."""
+        # First everything that needs memory and may fail, then everything that cannot.
+        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
+        for part, tables in zip(self.parts, extended, strict=True):
+            part.close()
+            part.install(tables)
+        self._index[task.name] = len(self._tasks)
+        self._tasks.append(task)
+        self._learning = None
+        self.train(self.training)
+
+    def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
+        """The module's output for one task, given by name or index, or for a task per sample,
+        given as a tensor of indices; `options` go to the module."""
+        if isinstance(task, Tensor) and task.dim():
+            task = self._checked_mixed(task, x)
+            if not options:
+                self._audit(x, task)
+        else:
+            task = self._one_task(task)
+        with active(task):
+            return self.body(x, **options)
+
+    def merged(self, task: str | int) -> nn.Module:
+        """A plain module of torch's own layers that computes what this network does for a task:
+        dense weights, and batch norms folded into the convolutions before them where exact."""
+        index = self._committed(task)
+        plain: dict[str, Any] = {
+            layer.spec.name: layer.plain(index).eval() for layer in self._layers()
+        }
+        for conv, norm in self.plan.folds:
+            unfolded: Any = plain.get(conv) or copy.deepcopy(self.body.get_submodule(conv)).eval()
+            plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
+            plain[norm] = nn.Identity()
+        exchanged = {id(self.body.get_submodule(name)): part for name, part in plain.items()}
+        module = copy.deepcopy(self.body, exchanged)
+        dense.make_trainable(module, self.plan.dense)
+        return module.eval()
+
+    def size(self, task: str | int | None = None) -> size.Size:
+        """How many numbers the network stores, or with `task` how many that task added."""
+        return size.of_network(self) if task is None else size.of_task(self, self._committed(task))
+
+    def train(self, mode: bool = True) -> "IncrementalNet":
+        super().train(mode)
+        if self._tasks or self.growth.base == "keep":
+            # What is constant must not update statistics of its own.
+            for part in self.body.modules():
+                if isinstance(part, nn.modules.batchnorm._NormBase):
+                    part.eval()
+        return self
+
+    def extra_repr(self) -> str:
+        return f"tasks={self.tasks}, learning={self.learning!r}"
+
+    def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
+        made: TaskLayer
+        place = self.growth.seed, self.plan.dtype, self.plan.device
+        if isinstance(spec, FactoredSpec):
+            made = (FactoredConv2d if spec.conv else FactoredLinear)(spec, *place)
+        elif isinstance(spec, NormSpec):
+            made = TaskNorm(spec, *place)
+        else:
+            made = TaskHead(spec, *place)
+        if self.growth.base == "keep":
+            shapes = spec.base_shapes()
+            made.load_base({key: getattr(original, key).view(s) for key, s in shapes.items()})
+        return made
+
+    def _layers(self) -> Iterator[TaskLayer]:
+        return (part for part in self.parts if isinstance(part, TaskLayer))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        # Before any layer is asked, so that a refusal leaves every part as it was.
+        refuse_other_dtype(fn, self.dtype)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _open_task(self, wanted: str) -> Task:
+        if self._learning is None:
+            raise TaskStateError(f"no task is being learned: begin_task comes before {wanted}")
+        return self._learning
+
+    @contextmanager
+    def _pooled_statistics(self, batches: Iterable[Tensor] | None) -> Iterator[None]:
+        """Inside, batch norms hold the pooled statistics of the task's data."""
+        layers = (layer for layer in self._layers() if isinstance(layer, TaskNorm))
+        norms = [norm for norm in layers if norm.wants_statistics]
+        if not norms:
+            yield
+            return
+        if batches is None or isinstance(batches, Tensor):
+            raise TaskStateError(
+                f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
+                "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"
+            )
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        for norm in norms:
+            norm.start_pooling()
+        try:
+            seen = 0
+            with torch.no_grad():
+                for batch in batches:
+                    self(_checked_batch(batch), task=len(self._tasks))
+                    seen += 1
+            if not seen:
+                raise TaskStateError("calibrate gave no batch to take statistics from")
+            yield
+        finally:
+            for norm in norms:
+                norm.pool = None
+            for module, training in modes.items():
+                module.training = training
+
+    def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
+        for part, tensors in zip(self.parts, learned, strict=True):
+            for key, tensor in tensors.items():
+                if not bool(torch.isfinite(tensor).all()):
+                    name = tensor_name(part.spec, key)
+                    raise TaskStateError(
+                        f"task {self.learning!r} cannot be committed: {name} holds values that are "
+                        "not finite; abandon_task drops the task"
+                    )
+
+    def _one_task(self, task: object) -> int:
+        if isinstance(task, str) and self._learning is not None and task == self._learning.name:
+            return len(self._tasks)
+        if isinstance(task, str):
+            if task not in self._index:
+                raise RankupError(f"there is no task {task!r}, only {_listed(self.tasks)}")
+            return self._index[task]
+        try:
+            index = operator.index(task)  # type: ignore[arg-type]
+        except TypeError:
+            raise RankupError(
+                f"task must be a name, an index or a tensor of indices, got {task!r}"
+            ) from None
+        known = len(self._tasks) + (self._learning is not None)
+        if not 0 <= index < known:
+            raise RankupError(f"task index {index} is out of range: the network has {known} tasks")
+        return index
+
+    def _committed(self, task: object) -> int:
+        index = self._one_task(task)
+        if index == len(self._tasks):
+            raise TaskStateError(f"task {self.learning!r} is still being learned: commit it first")
+        return index
+
+    def _checked_mixed(self, tasks: Tensor, x: Any) -> Tensor:
+        if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
+            raise RankupError(
+                "the tasks of a mixed batch must be a tensor of one index per sample, got shape "
+                f"{list(tasks.shape)} of {tasks.dtype}"
+            )
+        if isinstance(x, Tensor) and len(x) != len(tasks):
+            raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
+        capturing = tasks.is_cuda and torch.cuda.is_current_stream_capturing()
+        if len(tasks) and not capturing:
+            lowest, highest = torch.stack(torch.aminmax(tasks)).tolist()
+            self._committed(lowest)
+            self._committed(highest)
+        return tasks.to(self.device, torch.long)
+
+    def _audit(self, x: Any, tasks: Tensor) -> None:
+        """Once for every shape of input: does every layer have the samples in its first dimension?
+
+        A layer compares the number of its rows with the number of samples. A module that puts
+        another dimension first, of the same size by chance, would pass; a batch of one shows it.
+        """
+        if not isinstance(x, Tensor) or len(x) < 2 or x.shape[1:] in self._audited:
+            return
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), torch.no_grad(), active(tasks[:1]):
+            self.body(x[:1])
+        self._audited.add(x.shape[1:])
+
+    def _checked_name(self, name: object) -> str:
+        if not isinstance(name, str) or not name.strip():
+            raise RankupError(f"a task needs a name, got {name!r}")
+        if name != name.strip() or any(
+            char in "/\\" or unicodedata.category(char).startswith("C") for char in name
+        ):
+            raise RankupError(
+                f"a task's name must have no slash, no control character and no space at its ends, "
+                f"got {name!r}"
+            )
+        if (length := len(name.encode())) > 200:
+            raise RankupError(f"a task's name must have at most 200 bytes, got {length}")
+        if name in self._index:
+            raise RankupError(f"there is a task {name!r} already")
+        return name
+
+
+def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _checked_classes(classes: Any) -> int:
+    try:
+        count = 0 if isinstance(classes, bool) else operator.index(classes)
+    except TypeError:
+        count = 0
+    if count < 2:
+        raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
+    return count
+
+
+def _checked_start(selectors: Any, norms: Any) -> Start:
+    is_number = isinstance(selectors, int | float) and math.isfinite(selectors)
+    if selectors != "previous" and not is_number:
+        raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
+    if norms not in ("fresh", "previous"):
+        raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
+    return Start(selectors, norms)
+
+
+def _checked_batch(batch: Any) -> Tensor:
+    if not isinstance(batch, Tensor):
+        raise TaskStateError(
+            f"calibrate must give batches of input tensors, got a {type(batch).__name__}"
+        )
+    return batch
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "none"
+    shown = ", ".join(repr(name) for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

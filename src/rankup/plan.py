@@ -1,0 +1,391 @@
+"""What becomes of each part of a module: decided, or refused in one sentence, before anything is
+changed."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import UninitializedParameter
+
+from rankup.errors import RankupError
+from rankup.layers import TaskLayer
+from rankup.rank import RankRule, Shape, capped, resolve
+from rankup.specs import (
+    ConvGeometry,
+    DenseSpec,
+    FactoredSpec,
+    HeadSpec,
+    LayerSpec,
+    NormSpec,
+    Pair,
+    Spec,
+)
+
+_NORMS: dict[type[nn.Module], Literal["batch1d", "batch2d", "layer", "group"]] = {
+    nn.BatchNorm1d: "batch1d",
+    nn.BatchNorm2d: "batch2d",
+    nn.LayerNorm: "layer",
+    nn.GroupNorm: "group",
+}
+_WEIGHTED = (nn.Linear, nn.Conv2d)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a network is grown from a module: the arguments of `grow`, checked."""
+
+    rank: RankRule
+    base: Literal["new", "keep"]
+    include: tuple[str, ...] | None
+    exclude: tuple[str, ...]
+    last: int | None
+    head: str | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.base not in ("new", "keep"):
+            raise RankupError(f"base must be 'new' or 'keep', got {self.base!r}")
+        for option, value in (("last", self.last), ("seed", self.seed)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise RankupError(f"{option} must be a whole number, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`layers` say what each layer becomes, `dense` what is left; `folds` are pairs of a
+    convolution and the batch norm that alone reads it; `capped` names the layers that a task gives
+    less rank than was asked for."""
+
+    layers: tuple[LayerSpec, ...]
+    dense: DenseSpec
+    folds: tuple[tuple[str, str], ...]
+    capped: tuple[str, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        return (*self.layers, self.dense)
+
+
+def make_plan(module: nn.Module, growth: Growth) -> Plan:
+    if not isinstance(module, nn.Module):
+        raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
+    if any(isinstance(part, TaskLayer) for part in module.modules()):
+        raise RankupError("the module is a grown network already: begin_task teaches it more")
+    return _Planner(module, growth).plan()
+
+
+class _Planner:
+    def __init__(self, module: nn.Module, growth: Growth) -> None:
+        self.growth = growth
+        self.modules = dict(module.named_modules())
+        self.calls = _calls(module)
+        self.head = self._find_head()
+        self._check_patterns(module)
+
+    def plan(self) -> Plan:
+        factored = self._choose_factored()
+        norms = self._choose_norms()
+        self._refuse_what_cannot_be(set(factored) | set(norms))
+        dtype, device = self._dtype_and_device()
+        shared = self._before_first(factored, norms) if self.growth.last else set()
+        if self.growth.base == "keep":
+            # What lies before the factored layers stays as it was given, norms included.
+            norms = [name for name in norms if name not in shared]
+            shared = set()
+        shapes = {name: _matrix(self.modules[name]) for name in factored}
+        asked = resolve(self.growth.rank, shapes)
+        ranks = {name: capped(asked[name], shapes[name]) for name in factored}
+        specs: list[LayerSpec] = []
+        for name, part in self.modules.items():
+            if name == self.head and isinstance(part, nn.Linear):
+                specs.append(HeadSpec(name, part.in_features, part.bias is not None))
+            elif name in shapes:
+                specs.append(
+                    FactoredSpec(
+                        name,
+                        shapes[name].outputs,
+                        shapes[name].inputs,
+                        part.bias is not None,
+                        ranks[name],
+                        self._feeds_batch_norm(name),
+                        _geometry(part),
+                    )
+                )
+            elif name in norms:
+                specs.append(_norm_spec(name, part, shared=name in shared))
+        left = self._dense({spec.name for spec in specs})
+        short = tuple(name for name in factored if ranks[name] != asked[name])
+        return Plan(tuple(specs), left, tuple(self._folds(norms)), short, dtype, device)
+
+    def _find_head(self) -> str:
+        linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
+        if self.growth.head is not None:
+            if self.growth.head not in linears:
+                raise RankupError(
+                    f"head={self.growth.head!r} is no Linear of the module, which has "
+                    + (", ".join(linears) or "none")
+                )
+            return self.growth.head
+        if not linears:
+            raise RankupError("the module has no Linear that could be the head")
+        if self.calls is None:
+            raise RankupError(
+                "torch.fx cannot trace the module, so which Linear runs last is not known: "
+                "say it with head='name'"
+            )
+        for node in reversed(self.calls):
+            name = str(node.target)
+            if name in linears:
+                return name
+            if any(True for _ in self.modules[name].parameters()):
+                raise RankupError(
+                    f"the module has no Linear that could be the head: {name!r} runs after the "
+                    "last of them; say which it is with head='name'"
+                )
+        raise RankupError("the module runs no Linear that could be the head")
+
+    def _check_patterns(self, module: nn.Module) -> None:
+        names = [*self.modules, *(name for name, _ in _tensors(module.named_modules()))]
+        given = {"include": self.growth.include or (), "exclude": self.growth.exclude}
+        for option, patterns in given.items():
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise RankupError(f"{option}={pattern!r} matches nothing in the module")
+        if self._excluded(self.head):
+            raise RankupError(f"the head {self.head!r} cannot be excluded")
+
+    def _excluded(self, name: str) -> bool:
+        return any(_matches(name, pattern) for pattern in self.growth.exclude)
+
+    def _included(self, name: str) -> bool:
+        include = self.growth.include
+        return include is None or any(_matches(name, pattern) for pattern in include)
+
+    def _choose_factored(self) -> list[str]:
+        """The layers to factor, in the order in which they run."""
+        chosen = [
+            name
+            for name, part in self.modules.items()
+            if isinstance(part, _WEIGHTED)
+            and name != self.head
+            and not self._excluded(name)
+            and self._included(name)
+        ]
+        if not chosen:
+            raise RankupError(
+                "the module has nothing to factor: besides its head it needs a Linear or Conv2d "
+                "that include and exclude leave"
+            )
+        if self.calls is not None:
+            chosen.sort(key=self._position)
+        last = self.growth.last
+        if last is None:
+            return chosen
+        if self.calls is None:
+            raise RankupError(
+                f"last={last} needs the order in which layers run, and torch.fx cannot trace the "
+                "module: name the layers with include instead"
+            )
+        if not 1 <= last <= len(chosen):
+            raise RankupError(f"last={last} must be from 1 to {len(chosen)}, the layers there are")
+        return chosen[-last:]
+
+    def _choose_norms(self) -> list[str]:
+        return [
+            name
+            for name, part in self.modules.items()
+            if any(isinstance(part, kind) for kind in _NORMS)
+            and not self._excluded(name)
+            and any(True for _ in _tensors([("", part)]))
+        ]
+
+    def _before_first(self, factored: list[str], norms: list[str]) -> set[str]:
+        first = min(self._position(name) for name in factored)
+        return {name for name in norms if self._position(name) < first}
+
+    def _position(self, name: str) -> int:
+        calls = self.calls or []
+        return next((i for i, node in enumerate(calls) if node.target == name), len(calls))
+
+    def _refuse_what_cannot_be(self, replaced: set[str]) -> None:
+        replaced = replaced | {self.head}
+        problems: dict[str, str] = {}
+        for name, part in self.modules.items():
+            if any(_matches(name, problem) for problem in problems) or self._excluded(name):
+                continue
+            if name in replaced:
+                if reason := self._obstacle(name, part):
+                    problems[name] = reason
+            elif _has_inner_layers(part):
+                problems[name] = type(part).__name__
+            elif type(part).__module__.startswith("torch.nn."):
+                if any(True for _ in _tensors([("", part)])) and not isinstance(part, _WEIGHTED):
+                    problems[name] = type(part).__name__
+            else:
+                for key in part._parameters:
+                    own = f"{name}.{key}".lstrip(".")
+                    if not self._excluded(own):
+                        problems[own] = "a parameter of its own"
+        if problems:
+            listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
+            raise RankupError(
+                f"cannot factor {listed}; pass exclude={list(problems)} to train them with the "
+                "first task and leave them constant after it"
+            )
+
+    def _obstacle(self, name: str, part: nn.Module) -> str | None:
+        """Why a layer of a known kind cannot be replaced."""
+        kinds: tuple[type[nn.Module], ...] = (*_WEIGHTED, *_NORMS)
+        kind = next(kind for kind in kinds if isinstance(part, kind))
+        if type(part).forward is not kind.forward or set(part._parameters) != {"weight", "bias"}:
+            return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
+        if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
+            return "not initialised yet: run the module once"
+        if isinstance(part, nn.Conv2d) and part.groups != 1:
+            return f"a grouped convolution, groups={part.groups}"
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+            return "it has hooks"
+        if self._reads_weights_directly(name):
+            return "the module's forward reads its weights directly"
+        owned = {id(p) for p in part.parameters()}
+        for other, other_part in self.modules.items():
+            if other != name and any(id(p) in owned for p in other_part._parameters.values()):
+                return f"it shares a weight with {other!r}"
+        return None
+
+    def _reads_weights_directly(self, name: str) -> bool:
+        if not self.calls:
+            return False
+        nodes = self.calls[0].graph.nodes
+        return any(n.op == "get_attr" and str(n.target).startswith(f"{name}.") for n in nodes)
+
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        weights = list(self.modules[""].parameters())
+        dtypes = {p.dtype for p in weights}
+        devices = {p.device for p in weights}
+        if len(dtypes) > 1 or len(devices) > 1:
+            raise RankupError(
+                "the module's weights must have one dtype and be on one device, got "
+                + ", ".join(sorted(map(str, dtypes | devices)))
+            )
+        return dtypes.pop(), devices.pop()
+
+    def _dense(self, replaced: set[str]) -> DenseSpec:
+        left = ((name, part) for name, part in self.modules.items() if name not in replaced)
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in _tensors(left):
+            if not any(tensor is other for other in tensors.values()):
+                tensors[name] = tensor
+        return DenseSpec(
+            tensors=tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()),
+            trained=tuple(n for n, tensor in tensors.items() if isinstance(tensor, nn.Parameter)),
+            kept=self.growth.base == "keep",
+        )
+
+    def _feeds_batch_norm(self, name: str) -> bool:
+        readers = [user for node in self.calls or [] if node.target == name for user in node.users]
+        return bool(readers) and all(self._is_batch_norm(user) for user in readers)
+
+    def _is_batch_norm(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and isinstance(
+            self.modules[str(node.target)], nn.BatchNorm1d | nn.BatchNorm2d
+        )
+
+    def _folds(self, norms: list[str]) -> Iterator[tuple[str, str]]:
+        """A convolution and a batch norm can become one where each runs once and nothing else
+        reads the convolution. After a Linear the norm's channels may be another dimension than
+        the layer's outputs, so those stay two."""
+        calls = self.calls or []
+        targets = [node.target for node in calls]
+        for node in calls:
+            readers = list(node.users)
+            if (
+                type(self.modules[str(node.target)]) is nn.Conv2d
+                and len(readers) == 1
+                and self._is_batch_norm(readers[0])
+                and readers[0].target in norms
+                and targets.count(node.target) == targets.count(readers[0].target) == 1
+            ):
+                yield str(node.target), str(readers[0].target)
+
+
+def _calls(module: nn.Module) -> list[fx.Node] | None:
+    """The calls of modules in the order in which they run, None where torch.fx cannot trace."""
+    try:
+        # A copy, because a forward may write to its module; the tensors stay shared.
+        shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+        graph = fx.Tracer().trace(copy.deepcopy(module, shared))
+    except Exception:  # Tracing runs the module's own code: anything may be raised.
+        return None
+    return [node for node in graph.nodes if node.op == "call_module"]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether the pattern matches the name or something that contains it."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
+
+
+def _has_inner_layers(part: nn.Module) -> bool:
+    """torch's own composite layers read their inner layers' weights: none can be replaced."""
+    return (
+        type(part).__module__.startswith("torch.nn.")
+        and not isinstance(part, _CONTAINERS)
+        and any(True for _ in part.children())
+        and any(True for _ in part.parameters())
+    )
+
+
+def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each module's own parameters and the buffers that belong to its state."""
+    for name, part in modules:
+        for key, tensor in chain(part._parameters.items(), part._buffers.items()):
+            if tensor is not None and key not in part._non_persistent_buffers_set:
+                yield f"{name}.{key}".lstrip("."), tensor
+
+
+def _matrix(part: Any) -> Shape:
+    outputs, *inputs = part.weight.shape
+    return Shape(outputs, torch.Size(inputs).numel())
+
+
+def _geometry(part: Any) -> ConvGeometry | None:
+    if not isinstance(part, nn.Conv2d):
+        return None
+    return ConvGeometry(
+        part.in_channels,
+        _pair(part.kernel_size),
+        _pair(part.stride),
+        part.padding if isinstance(part.padding, str) else _pair(part.padding),
+        _pair(part.dilation),
+        part.padding_mode,
+    )
+
+
+def _pair(values: tuple[int, ...]) -> Pair:
+    height, width = values
+    return height, width
+
+
+def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
+    over = next(over for kind, over in _NORMS.items() if isinstance(part, kind))
+    shapes = {"layer": "normalized_shape", "group": "num_channels"}
+    shape = getattr(part, shapes.get(over, "num_features"))
+    return NormSpec(
+        name,
+        over,
+        tuple(shape) if over == "layer" else (shape,),
+        part.eps,
+        getattr(part, "num_groups", 1),
+        part.weight is not None,
+        part.bias is not None,
+        shared,
+    )

@@ -1,0 +1,201 @@
+"""How much rank a layer gets for a task: fixed, in proportion to its outputs, by layer name; and
+how many seeded factors it selects from."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rankup.errors import RankupError
+
+Seeded = int | str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How many factors each layer gets.
+
+    `first` and `step` are what the first and every later task add. `seeded` is how many seeded
+    factors a layer selects from besides: a number, a multiple of the layer's outputs (`"4x"`), or
+    a sequence with one of these per layer in the order in which the layers run.
+
+    >>> Rank(first=11, step=1)
+    Rank(first=11, step=1, seeded=0, of_outputs=False)
+    >>> Rank(first=0, step=0, seeded=[1536, 768]).seeded
+    (1536, 768)
+    """
+
+    first: int | float = 11
+    step: int | float = 1
+    seeded: Seeded | Sequence[Seeded] = 0
+    of_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("first", "step"):
+            _check_amount(name, getattr(self, name), self.of_outputs)
+        if isinstance(self.seeded, Sequence) and not isinstance(self.seeded, str):
+            object.__setattr__(self, "seeded", tuple(self.seeded))
+        per_layer = self.seeded if isinstance(self.seeded, tuple) else (self.seeded,)
+        multiples = [_seeded_multiple(entry) for entry in per_layer]
+        if not self.first and not all(multiples):
+            raise RankupError(
+                f"first=0 needs seeded factors in every layer, got seeded={self.seeded!r}: "
+                "without any a layer has nothing to select from"
+            )
+
+    @classmethod
+    def proportional(
+        cls, first: float = 0.1, step: float = 0.02, *, seeded: Seeded | Sequence[Seeded] = 0
+    ) -> "Rank":
+        """Shares of a layer's outputs, rounded half up, at least 1 where the share is not 0.
+
+        >>> Rank.proportional(0.1, 0.02)._amounts(outputs=160), Rank.proportional()._amounts(20)
+        ((16, 3), (2, 1))
+        """
+        return cls(first, step, seeded, of_outputs=True)
+
+    def _amounts(self, outputs: int) -> tuple[int, int]:
+        if not self.of_outputs:
+            return int(self.first), int(self.step)
+        return _share(self.first, outputs), _share(self.step, outputs)
+
+
+@dataclass(frozen=True)
+class LayerRank:
+    """A rank rule worked out for one layer."""
+
+    first: int
+    step: int
+    seeded: int
+
+    def added(self, task: int) -> int:
+        """How many learned factors task number `task`, counted from 0, adds."""
+        return self.first if task == 0 else self.step
+
+    def used(self, task: int) -> int:
+        """How many factors that task selects from: its own, all earlier ones, the seeded ones."""
+        return self.seeded + self.first + self.step * task
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer's weight as a matrix: `outputs` × `inputs`, a kernel's taps among the inputs."""
+
+    outputs: int
+    inputs: int
+
+    @property
+    def rank(self) -> int:
+        return min(self.outputs, self.inputs)
+
+
+RankRule = Rank | Mapping[str, Rank]
+
+
+def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]:
+    """The rank of every layer, named in the order in which the layers run.
+
+    A mapping gives rules by name pattern; the first pattern that matches a layer counts.
+
+    >>> shapes = {"conv": Shape(8, 27), "deep.fc": Shape(16, 8)}
+    >>> ranks = resolve({"deep.*": Rank(2, 1), "*": Rank(4, 0, seeded="4x")}, shapes)
+    >>> ranks["conv"], ranks["deep.fc"]
+    (LayerRank(first=4, step=0, seeded=32), LayerRank(first=2, step=1, seeded=0))
+    """
+    resolved = {}
+    for rank, names in _layers_by_rule(rule, list(shapes)):
+        seeded = rank.seeded if isinstance(rank.seeded, tuple) else (rank.seeded,) * len(names)
+        if len(seeded) != len(names):
+            raise RankupError(
+                f"seeded={list(seeded)} gives {len(seeded)} numbers for {len(names)} layers "
+                f"({', '.join(names)}): one per layer is expected"
+            )
+        for name, entry in zip(names, seeded, strict=True):
+            outputs = shapes[name].outputs
+            first, step = rank._amounts(outputs)
+            resolved[name] = LayerRank(first, step, _seeded_count(entry, outputs))
+    return {name: resolved[name] for name in shapes}
+
+
+def capped(rank: LayerRank, shape: Shape) -> LayerRank:
+    """One task cannot add more learned rank than the layer's weight has. Seeded factors and the
+    sum over tasks are not capped.
+
+    >>> capped(LayerRank(first=22, step=1, seeded=500), Shape(outputs=20, inputs=784))
+    LayerRank(first=20, step=1, seeded=500)
+    """
+    return replace(rank, first=min(rank.first, shape.rank), step=min(rank.step, shape.rank))
+
+
+def rule_to_json(rule: RankRule) -> Any:
+    """A rule as plain data; of a mapping the order counts, so it becomes a list of pairs."""
+    if isinstance(rule, Mapping):
+        return [[pattern, rule_to_json(rank)] for pattern, rank in rule.items()]
+    seeded = list(rule.seeded) if isinstance(rule.seeded, tuple) else rule.seeded
+    return {
+        "first": rule.first,
+        "step": rule.step,
+        "seeded": seeded,
+        "of_outputs": rule.of_outputs,
+    }
+
+
+def rule_from_json(data: Any) -> RankRule:
+    if isinstance(data, list):
+        return {pattern: Rank(**rank) for pattern, rank in data}
+    return Rank(**data)
+
+
+def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[str]]]:
+    if isinstance(rule, Rank):
+        return [(rule, names)]
+    if not isinstance(rule, Mapping) or not all(isinstance(r, Rank) for r in rule.values()):
+        raise RankupError(f"rank must be a Rank or a mapping of patterns to Ranks, got {rule!r}")
+    layers: dict[str, list[str]] = {pattern: [] for pattern in rule}
+    for name in names:
+        pattern = next((pattern for pattern in rule if fnmatchcase(name, pattern)), None)
+        if pattern is None:
+            raise RankupError(f"no rank rule matches layer {name!r}, only {list(rule)}")
+        layers[pattern].append(name)
+    for pattern, matched in layers.items():
+        if not matched:
+            raise RankupError(
+                f"the rank rule {pattern!r} applies to no layer of {', '.join(names)}"
+            )
+    return [(rule[pattern], matched) for pattern, matched in layers.items()]
+
+
+def _check_amount(name: str, amount: object, of_outputs: bool) -> None:
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount):
+        raise RankupError(f"{name} must be a number, got {amount!r}")
+    if amount < 0:
+        raise RankupError(f"{name} must not be negative, got {amount}")
+    if not of_outputs and not isinstance(amount, int):
+        raise RankupError(
+            f"{name} must be a whole number, got {amount}; for shares use Rank.proportional"
+        )
+
+
+def _share(share: float, outputs: int) -> int:
+    # Decimal, because 0.29 · 50 is 14.499999999999998 in binary and would round the wrong way.
+    exact = Decimal(str(share)) * outputs
+    return max(1, int(exact.quantize(Decimal(1), ROUND_HALF_UP))) if share else 0
+
+
+def _seeded_multiple(entry: object) -> float:
+    """What an entry of `seeded` asks for: a count, or its multiple of the layer's outputs."""
+    if isinstance(entry, str) and re.fullmatch(r"\d+(\.\d+)?x", entry):
+        return float(entry[:-1])
+    if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:
+        return entry
+    raise RankupError(
+        f"seeded must be a number of factors (256) or a multiple of the outputs ('4x'), "
+        f"got {entry!r}"
+    )
+
+
+def _seeded_count(entry: Seeded, outputs: int) -> int:
+    return entry if isinstance(entry, int) else _share(float(entry[:-1]), outputs)

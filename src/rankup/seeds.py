@@ -1,0 +1,55 @@
+"""Everything random comes from one seed through names: generators for what is learned, signs for
+the factors that never are."""
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Written into every network folder. A change to `sign_bits` or `signs` is a new version.
+SIGNS_GENERATOR = "shake256-signs"
+SIGNS_VERSION = 1
+
+
+def generator(seed: int, *names: object) -> torch.Generator:
+    """A generator of its own for every purpose: no draw depends on how many came before it.
+
+    >>> a, b = generator(0, "factors", "hidden.0", 3), generator(0, "factors", "hidden.0", 3)
+    >>> torch.equal(torch.rand(2, generator=a), torch.rand(2, generator=b))
+    True
+    """
+    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:
+    """`count` random bits of a layer's `U` or `V`, packed: integer arithmetic alone, so they are
+    the same on every machine and for every version of every library. More bits go on where fewer
+    ended.
+
+    >>> sign_bits(0, "hidden.0", "U", 32).hex()
+    '87095d36'
+    """
+    message = f"{SIGNS_GENERATOR}/{SIGNS_VERSION}/{seed}/{part}/{layer}".encode()
+    return hashlib.shake_256(message).digest(math.ceil(count / 8))
+
+
+def sign_scale(length: int) -> np.float32:
+    """The size of every entry of a seeded vector, which gives the vector length 1."""
+    return np.float32(1.0 / math.sqrt(length))
+
+
+def signs(seed: int, layer: str, part: str, rows: int, length: int, dtype: torch.dtype) -> Tensor:
+    """Seeded vectors as a `[rows, length]` tensor of ±1/√length; bit 1 is plus.
+
+    >>> signs(0, "hidden.0", "U", 2, 4, torch.float32)
+    tensor([[ 0.5000, -0.5000, -0.5000, -0.5000],
+            [-0.5000,  0.5000,  0.5000,  0.5000]])
+    """
+    count = rows * length
+    packed = np.frombuffer(sign_bits(seed, layer, part, count), dtype=np.uint8)
+    plus = torch.from_numpy(np.unpackbits(packed, count=count)).bool().view(rows, length)
+    scale = torch.tensor(sign_scale(length)).to(dtype)
+    return torch.where(plus, scale, -scale)

@@ -1,0 +1,86 @@
+"""How large a network is: what is stored, what a task added, what is held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors
+
+if TYPE_CHECKING:
+    from rankup.network import IncrementalNet
+
+
+@dataclass(frozen=True)
+class Size:
+    """Exact counts of numbers. All but `working` are as stored: seeded factors count nothing, a
+    task's selectors are as many as the factors it uses. `dense` is what is neither factored nor
+    per task, `working` what is held in memory, seeded factors and the padding of tables included.
+    """
+
+    factors: int
+    selectors: int
+    biases: int
+    norms: int
+    heads: int
+    dense: int
+    working: int
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        stored = self.factors + self.selectors + self.biases + self.norms + self.heads + self.dense
+        object.__setattr__(self, "total", stored)
+
+
+def of_network(net: IncrementalNet) -> Size:
+    counts = dict.fromkeys(("factors", "selectors", "biases", "norms", "heads", "dense"), 0)
+    for task in range(len(net.tasks)):
+        _add_task(counts, net, task)
+    counts["dense"] += sum(_numel(part.base().values()) for part in net.parts)
+    return Size(**counts, working=_numel(net.buffers()) + _numel(net.parameters()))
+
+
+def of_task(net: IncrementalNet, task: int) -> Size:
+    """What one task added; `working` is what it takes to run that task alone."""
+    counts = dict.fromkeys(("factors", "selectors", "biases", "norms", "heads", "dense"), 0)
+    _add_task(counts, net, task)
+    working = 0
+    for part in net.parts:
+        working += _numel(part.base().values())
+        if isinstance(part, FactoredLayer):
+            used = part.spec.rank.used(task)
+            working += used * (part.spec.inputs + part.spec.outputs + 1)
+            working += part.spec.outputs * part.spec.bias
+        elif isinstance(part, TaskNorm):
+            working += _numel(part.added(0 if part.spec.shared else task).values())
+        elif isinstance(part, TaskHead):
+            working += _numel(part.added(task).values())
+        else:
+            working += _numel(part.added(0).values())
+    return Size(**counts, working=working)
+
+
+def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
+    for part in net.parts:
+        added = part.added(task)
+        if isinstance(part, FactoredLayer):
+            counts["factors"] += _numel(_pick(added, "U", "V"))
+            counts["selectors"] += _numel(_pick(added, "selector"))
+            counts["biases"] += _numel(_pick(added, "bias"))
+        elif isinstance(part, TaskNorm):
+            counts["norms"] += _numel(added.values())
+        elif isinstance(part, TaskHead):
+            counts["heads"] += _numel(added.values())
+        else:
+            counts["dense"] += _numel(added.values())
+
+
+def _pick(tensors: Tensors, *keys: str) -> list[Tensor]:
+    return [tensors[key] for key in keys if key in tensors]
+
+
+def _numel(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

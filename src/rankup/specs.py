@@ -1,0 +1,145 @@
+"""What a network is made of, as plain data: enough to say which tensors a task adds and of what
+shape. The network builds its layers from it, a network folder carries it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+from rankup.rank import LayerRank
+
+Shapes = dict[str, tuple[int, ...]]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """How a convolution reads its input."""
+
+    channels: int
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair | str
+    dilation: Pair
+    padding_mode: str
+
+
+@dataclass(frozen=True)
+class FactoredSpec:
+    """A Linear or Conv2d layer as a sum of factors."""
+
+    kind: ClassVar[str] = "factored"
+    name: str
+    outputs: int
+    inputs: int  # of the weight as a matrix: a kernel's taps are inputs
+    bias: bool
+    rank: LayerRank
+    before_batch_norm: bool
+    conv: ConvGeometry | None
+
+    def shapes(self, task: int, classes: int) -> Shapes:
+        added = self.rank.added(task)
+        shapes: Shapes = {"selector": (self.rank.used(task),)}
+        if added:
+            shapes |= {"U": (added, self.outputs), "V": (added, self.inputs)}
+        if self.bias:
+            shapes["bias"] = (self.outputs,)
+        return shapes
+
+    def base_shapes(self) -> Shapes:
+        shapes: Shapes = {"weight": (self.outputs, self.inputs)}
+        return shapes | {"bias": (self.outputs,)} if self.bias else shapes
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A normalisation layer. A shared one is trained with the first task and serves all."""
+
+    kind: ClassVar[str] = "norm"
+    name: str
+    over: Literal["batch1d", "batch2d", "layer", "group"]
+    shape: tuple[int, ...]
+    eps: float
+    groups: int
+    weight: bool
+    bias: bool
+    shared: bool
+
+    @property
+    def is_batch(self) -> bool:
+        return self.over in ("batch1d", "batch2d")
+
+    def shapes(self, task: int, classes: int) -> Shapes:
+        if self.shared and task > 0:
+            return {}
+        statistics = dict.fromkeys(("mean", "var"), self.shape) if self.is_batch else {}
+        return self.base_shapes() | statistics
+
+    def base_shapes(self) -> Shapes:
+        present = {"weight": self.weight, "bias": self.bias}
+        return {key: self.shape for key, is_there in present.items() if is_there}
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """The output layer: every task has its own."""
+
+    kind: ClassVar[str] = "head"
+    name: str
+    inputs: int
+    bias: bool
+
+    def shapes(self, task: int, classes: int) -> Shapes:
+        shapes: Shapes = {"weight": (classes, self.inputs)}
+        return shapes | {"bias": (classes,)} if self.bias else shapes
+
+    def base_shapes(self) -> Shapes:
+        return {}
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """What is neither factored nor per task: trained with the first task or kept from the module
+    that was given, then constant. `tensors` maps names to shapes, `trained` names those that learn,
+    the others are buffers of the module's own."""
+
+    kind: ClassVar[str] = "dense"
+    name: ClassVar[str] = "dense"
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    trained: tuple[str, ...]
+    kept: bool
+
+    def shapes(self, task: int, classes: int) -> Shapes:
+        return dict(self.tensors) if task == 0 and not self.kept else {}
+
+    def base_shapes(self) -> Shapes:
+        return dict(self.tensors) if self.kept else {}
+
+
+LayerSpec = FactoredSpec | NormSpec | HeadSpec
+Spec = LayerSpec | DenseSpec
+
+
+def tensor_name(spec: Spec, key: str) -> str:
+    """A tensor's name in a file. No module is called `dense/…`: names of modules have no slash."""
+    return f"dense/{key}" if isinstance(spec, DenseSpec) else f"{spec.name}.{key}"
+
+
+def to_json(spec: Spec) -> dict[str, Any]:
+    return {"kind": spec.kind, **asdict(spec)}
+
+
+def from_json(data: dict[str, Any]) -> Spec:
+    """The inverse of `to_json`; JSON has no tuples."""
+    fields = {key: _tupled(value) for key, value in data.items()}
+    kind = fields.pop("kind")
+    if kind == FactoredSpec.kind:
+        fields["rank"] = LayerRank(**fields["rank"])
+        if fields["conv"] is not None:
+            geometry = {key: _tupled(value) for key, value in fields["conv"].items()}
+            fields["conv"] = ConvGeometry(**geometry)
+        return FactoredSpec(**fields)
+    kinds: dict[str, type[Spec]] = {spec.kind: spec for spec in (NormSpec, HeadSpec, DenseSpec)}
+    return kinds[kind](**fields)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(entry) for entry in value) if isinstance(value, list) else value

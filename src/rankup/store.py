@@ -1,0 +1,306 @@
+"""A network on disk: one immutable file per task and a manifest.
+
+    manifest.json                what the network is, its tasks in order, every file's SHA-256
+    tasks/0001-name.safetensors  what the first task added, and so on
+    base.safetensors             the weights of a module that was kept, if one was
+
+A task's file never changes. Learning one more task writes one file, then replaces the manifest
+atomically, so that a crash at any moment leaves a whole network. Nothing is ever unpickled.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import filelock
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from rankup import models
+from rankup.errors import RankupError, StoreError
+from rankup.layers import Tensors
+from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
+from rankup.network import IncrementalNet, Task
+from rankup.specs import Shapes, Spec, tensor_name
+
+StrPath = str | os.PathLike[str]
+
+_LOCK = ".lock"
+
+# What a committed task is on disk never changes, so it is worked out once for each network.
+_known_files: "WeakKeyDictionary[IncrementalNet, dict[str, File]]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found; true where nothing is wrong."""
+
+    path: Path
+    tasks: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "\n".join(self.problems)
+        return f"{self.path} is whole: {len(self.tasks)} tasks, every file as it was written"
+
+
+def save(net: IncrementalNet, path: StrPath) -> None:
+    """Save a network to a folder, or the tasks it has learned since it was saved there."""
+    folder = Path(path)
+    if net.learning is not None:
+        raise StoreError(
+            f"task {net.learning!r} is still being learned: commit or abandon it before you save"
+        )
+    there = 0
+    try:
+        with _locked(folder):
+            old = Manifest.read(folder) if (folder / MANIFEST).exists() else None
+            there = len(old.tasks) if old else 0
+            _save(net, folder, old)
+    except OSError as error:
+        raise StoreError(
+            f"cannot save to {folder}: {error.strerror or error}; "
+            + (f"the {there} tasks saved there before are whole" if there else "nothing was saved")
+        ) from error
+
+
+def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
+    """Load a network, checking every file's hash.
+
+    A network that was grown from a module of your own needs one of the same architecture, whose
+    weights do not matter: nothing in the folder is executed.
+    """
+    folder = Path(path)
+    manifest = Manifest.read(folder)
+    net = _network_without_tasks(folder, manifest, module)
+    for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
+        part.load_base(tensors)
+    for index, (task, _) in enumerate(manifest.tasks):
+        net.append_task(task, _read_task(folder, manifest, index))
+    _known_files[net] = {file.file: file for _, file in manifest.tasks}
+    return net
+
+
+def verify(path: StrPath) -> Verification:
+    """Check that a network folder is whole: hashes, shapes and order of everything in it.
+
+    It needs no module, and reads every file even when one is broken.
+    """
+    folder = Path(path)
+    try:
+        manifest = Manifest.read(folder)
+    except StoreError as error:
+        return Verification(folder, (), (str(error),))
+    problems = []
+    for index in range(-1, len(manifest.tasks)):
+        try:
+            if index < 0:
+                _read_base(folder, manifest)
+            else:
+                _read_task(folder, manifest, index)
+        except StoreError as error:
+            problems.append(str(error))
+    return Verification(folder, tuple(task.name for task, _ in manifest.tasks), tuple(problems))
+
+
+def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
+    known = _known_files.setdefault(net, {})
+    contents = _contents(net)
+    written: dict[str, bytes] = {}
+    for name, content in contents.items():
+        if name not in known:
+            written[name] = content()
+            known[name] = File.of(name, written[name])
+    new = Manifest(
+        models.describe(net.body),
+        net.dtype,
+        net.growth,
+        net.plan.specs,
+        known.get(BASE),
+        tuple(
+            (Task(name, classes), known[task_file(index, name)])
+            for index, (name, classes) in enumerate(net.classes.items())
+        ),
+    )
+    if old is not None:
+        _refuse_other_network(folder, old, new)
+    (folder / "tasks").mkdir(exist_ok=True)
+    there = set(_file_names(old)) if old else set()
+    for name, content in contents.items():
+        if name not in there:
+            _write(folder / name, written.get(name) or content())
+    if new != old:
+        _write(folder / MANIFEST, new.to_bytes())
+
+
+def _contents(net: IncrementalNet) -> dict[str, Callable[[], bytes]]:
+    """How to make each file of a network, in the order in which they are written."""
+    contents: dict[str, Callable[[], bytes]] = {}
+    if net.growth.base == "keep":
+        contents[BASE] = lambda: _to_bytes(net, [part.base() for part in net.parts])
+    for index, name in enumerate(net.tasks):
+        contents[task_file(index, name)] = lambda index=index: _to_bytes(  # type: ignore[misc]
+            net, [part.added(index) for part in net.parts], task=index
+        )
+    return contents
+
+
+def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], task: int | None = None) -> bytes:
+    tensors = {
+        # Copies, because safetensors refuses views of one table.
+        tensor_name(part.spec, key): tensor.detach().to("cpu", copy=True).contiguous()
+        for part, own in zip(net.parts, parts, strict=True)
+        for key, tensor in own.items()
+    }
+    if task is None:
+        return safetensors.torch.save(tensors)
+    name = net.tasks[task]
+    about = {"index": task, "name": name, "classes": net.classes[name]}
+    # In one entry: the order of several is not defined, and equal tasks must have equal hashes.
+    return safetensors.torch.save(tensors, {"task": json.dumps(about)})
+
+
+def _file_names(manifest: Manifest) -> Iterator[str]:
+    if manifest.base is not None:
+        yield BASE
+    yield from (file.file for _, file in manifest.tasks)
+
+
+def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
+    if replace(old, tasks=()) != replace(new, tasks=()):
+        raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
+    if new.tasks[: len(old.tasks)] != old.tasks:
+        raise StoreError(
+            f"{folder} holds tasks that this network has not learned: save this one to a folder of "
+            "its own"
+        )
+    for name in _file_names(old):
+        if not (folder / name).exists():
+            raise StoreError(f"{folder / name} is missing: save the network to a new folder")
+
+
+def _network_without_tasks(
+    folder: Path, manifest: Manifest, module: nn.Module | None
+) -> IncrementalNet:
+    if module is None and manifest.model["model"] is None:
+        raise StoreError(
+            f"{folder} was grown from a module of your own, a {manifest.model['class']}: pass one "
+            "like it with load(path, module=…)"
+        )
+    if module is None:
+        with torch.random.fork_rng(devices=[]):
+            module = models.build(manifest.model).to(manifest.dtype)
+    misfit = f"the module does not fit the network in {folder}"
+    try:
+        net = IncrementalNet(module, manifest.growth)
+    except RankupError as error:
+        raise StoreError(f"{misfit}: {error}") from error
+    if net.dtype != manifest.dtype:
+        raise StoreError(f"{misfit}: it is in {net.dtype}, the network in {manifest.dtype}")
+    if net.plan.specs != manifest.specs:
+        differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
+        where = ", ".join(sorted({name for name, _ in differing}))
+        raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
+    return net
+
+
+def _read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
+    shapes = [(spec, spec.base_shapes()) for spec in manifest.specs]
+    if manifest.base is None:
+        return [{} for _ in shapes]
+    return _read_tensors(folder, manifest, manifest.base, shapes)
+
+
+def _read_task(folder: Path, manifest: Manifest, index: int) -> list[Tensors]:
+    task, file = manifest.tasks[index]
+    shapes = [(spec, spec.shapes(index, task.classes)) for spec in manifest.specs]
+    return _read_tensors(folder, manifest, file, shapes)
+
+
+def _read_tensors(
+    folder: Path, manifest: Manifest, file: File, expected: Sequence[tuple[Spec, Shapes]]
+) -> list[Tensors]:
+    """A file's tensors for each part of the network, every one checked against its spec."""
+    path = folder / file.file
+    tensors = _read_checked(path, file)
+    parts: list[Tensors] = []
+    for spec, shapes in expected:
+        part: Tensors = {}
+        for key, shape in shapes.items():
+            name = tensor_name(spec, key)
+            if name not in tensors:
+                raise StoreError(f"{path} has no tensor {name!r}")
+            tensor = part[key] = tensors.pop(name)
+            if tensor.shape != shape:
+                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(shape)}")
+            if tensor.is_floating_point() and tensor.dtype != manifest.dtype:
+                raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {manifest.dtype}")
+        parts.append(part)
+    if tensors:
+        raise StoreError(f"{path} holds what the network has no place for: {', '.join(tensors)}")
+    return parts
+
+
+def _read_checked(path: Path, file: File) -> Tensors:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) < file.size:
+        raise StoreError(f"{path} is truncated: {len(content)} of {file.size} bytes are left")
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise StoreError(f"{path} is not the file that was saved: its SHA-256 has changed")
+    try:
+        return safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path} is not a safetensors file: {error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; what another left half-done when it died is cleared away."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / MANIFEST).exists():
+        ours = {BASE, _LOCK, "tasks"}
+        strangers = [e for e in folder.iterdir() if e.name not in ours and e.suffix != ".tmp"]
+        if strangers:
+            raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
+    try:
+        with filelock.FileLock(folder / _LOCK, timeout=10):
+            for temporary in folder.rglob(".*.tmp"):
+                temporary.unlink()
+            yield
+    except filelock.Timeout:
+        raise StoreError(f"another process is saving to {folder}: try again later") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and have it on the disk when this returns."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,108 @@
+"""How much rank a layer gets."""
+
+import pytest
+
+import rankup
+from rankup.rank import LayerRank, Rank, Shape, capped, resolve, rule_from_json, rule_to_json
+
+SHAPES = {"a": Shape(25, 100), "b.c": Shape(20, 30), "b.d": Shape(8, 6)}
+
+
+def test_fixed() -> None:
+    ranks = resolve(Rank(first=5, step=1), SHAPES)
+    assert set(ranks.values()) == {LayerRank(5, 1, 0)}
+    assert [ranks["a"].added(t) for t in range(3)] == [5, 1, 1]
+    assert [ranks["a"].used(t) for t in range(3)] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("share", "outputs", "expected"),
+    [
+        (0.1, 25, 3),  # 2.5, half up
+        (0.02, 20, 1),  # 0.4, but at least 1
+        (0.02, 160, 3),  # 3.2
+        (0.29, 50, 15),  # 14.5, which binary arithmetic takes for less
+        (0.5, 3, 2),
+        (0, 50, 0),
+    ],
+)
+def test_shares_round_half_up(share: float, outputs: int, expected: int) -> None:
+    ranks = resolve(Rank.proportional(first=0.5, step=share), {"a": Shape(outputs, 1000)})
+    assert ranks["a"].step == expected
+
+
+def test_seeded_as_number_multiple_and_per_layer() -> None:
+    def seeded(entry: object) -> list[int]:
+        return [r.seeded for r in resolve(Rank(1, 1, seeded=entry), SHAPES).values()]
+
+    assert seeded(256) == [256, 256, 256]
+    assert seeded("4x") == [100, 80, 32]
+    assert seeded("0.5x") == [13, 10, 4]
+    assert seeded([7, "2x", 0]) == [7, 40, 0]
+
+
+def test_seeded_factors_come_before_learned_ones_and_are_not_capped() -> None:
+    rank = resolve(Rank(1, 1, seeded=1000), SHAPES)["b.d"]
+    assert [rank.used(t) for t in range(3)] == [1001, 1002, 1003]
+
+
+def test_rules_by_name_pattern_first_match_counts() -> None:
+    rule = {"b.c": Rank(3, 2), "b.*": Rank.proportional(0.25, 0.125), "*": Rank(4, 1, seeded=9)}
+    ranks = resolve(rule, SHAPES)
+    assert ranks == {
+        "a": LayerRank(4, 1, 9),
+        "b.c": LayerRank(3, 2, 0),
+        "b.d": LayerRank(2, 1, 0),
+    }
+    assert list(ranks) == list(SHAPES)
+
+
+def test_what_one_task_adds_is_capped_at_the_layers_rank() -> None:
+    assert capped(LayerRank(22, 7, 100), SHAPES["a"]) == LayerRank(22, 7, 100)
+    assert capped(LayerRank(22, 7, 100), SHAPES["b.c"]) == LayerRank(20, 7, 100)
+    assert capped(LayerRank(22, 7, 100), SHAPES["b.d"]) == LayerRank(6, 6, 100)
+
+
+def test_growing_warns_once_of_all_caps_at_the_callers_line() -> None:
+    with pytest.warns(UserWarning, match="capped in hidden.0, hidden.2$") as caught:
+        net = rankup.grow(rankup.models.mlp(2, hidden=[8, 7, 3]), Rank(first=5, step=1))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert [layer.spec.rank.first for layer in net.body.hidden] == [2, 5, 3]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rank(11, 2, seeded=("4x", 12)),
+        Rank.proportional(0.1, 0.02, seeded="4x"),
+        {"b*": Rank(1, 0), "*": Rank(0, 0, seeded=5)},
+    ],
+)
+def test_a_rule_survives_json(rule: object) -> None:
+    assert rule_from_json(rule_to_json(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rank(first=-1), "first must not be negative, got -1"),
+        (lambda: Rank(step=-2), "step must not be negative, got -2"),
+        (lambda: Rank(first=0), "first=0 needs seeded factors"),
+        (lambda: Rank(first=0, seeded=[4, 0]), "first=0 needs seeded factors in every layer"),
+        (lambda: Rank(first=0.1), "whole number, got 0.1; for shares use Rank.proportional"),
+        (lambda: Rank(first=True), "first must be a number, got True"),
+        (lambda: Rank(first=float("nan")), "first must be a number, got nan"),
+        (lambda: Rank.proportional(first=-0.1), "first must not be negative"),
+        (lambda: Rank(seeded=-4), "seeded must be a number of factors"),
+        (lambda: Rank(seeded="4"), "seeded must be .* got '4'"),
+        (lambda: Rank(seeded=2.5), "seeded must be"),
+        (lambda: resolve(Rank(seeded=[4, 5]), SHAPES), "2 numbers for 3 layers"),
+        (lambda: resolve({"b.*": Rank()}, SHAPES), "no rank rule matches layer 'a'"),
+        (lambda: resolve({"z": Rank(), "*": Rank()}, SHAPES), "'z' applies to no layer"),
+        (lambda: resolve(11, SHAPES), "rank must be a Rank .* got 11"),
+    ],
+)
+def test_bad_rules_are_refused(make: object, message: str) -> None:
+    with pytest.raises(rankup.RankupError, match=message):
+        make()
