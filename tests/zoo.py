@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rankup
+from rankup.rank import Rank
 
 
 class Attention(nn.Module):
@@ -100,6 +101,12 @@ def module(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     made.eval()(inputs(kind, dtype=dtype))  # lets lazy layers see their shape
     return made
 
+
+RANKS = {
+    "learned": Rank(first=2, step=1),
+    "with seeded": Rank(first=1, step=1, seeded=12),
+    "seeded only": Rank(first=0, step=0, seeded="4x"),
+}
 
 KINDS = ["mlp", "resnet18", "transformer", "convolutions", "head_first"]
 

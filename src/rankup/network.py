@@ -205,7 +205,7 @@ class IncrementalNet(nn.Module):
         self._index[task.name] = len(self._tasks)
         self._tasks.append(task)
         self._learning = None
-        self.train(self.training)
+        self._hold_statistics()
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
@@ -241,11 +241,7 @@ class IncrementalNet(nn.Module):
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
-        if self._tasks or self.growth.base == "keep":
-            # What is constant must not update statistics of its own.
-            for part in self.body.modules():
-                if isinstance(part, nn.modules.batchnorm._NormBase):
-                    part.eval()
+        self._hold_statistics()
         return self
 
     def extra_repr(self) -> str:
@@ -264,6 +260,13 @@ class IncrementalNet(nn.Module):
             shapes = spec.base_shapes()
             made.load_base({key: getattr(original, key).view(s) for key, s in shapes.items()})
         return made
+
+    def _hold_statistics(self) -> None:
+        """Norms that were left as they are must not go on averaging once they are constant."""
+        if self._tasks or self.growth.base == "keep":
+            for part in self.body.modules():
+                if isinstance(part, nn.modules.batchnorm._NormBase):
+                    part.eval()
 
     def _layers(self) -> Iterator[TaskLayer]:
         return (part for part in self.parts if isinstance(part, TaskLayer))

@@ -274,7 +274,7 @@ class _Planner:
         if len(dtypes) > 1 or len(devices) > 1:
             raise RankupError(
                 "the module's weights must have one dtype and be on one device, got "
-                + ", ".join(sorted(map(str, dtypes | devices)))
+                + ", ".join(sorted(map(str, dtypes if len(dtypes) > 1 else devices)))
             )
         return dtypes.pop(), devices.pop()
 

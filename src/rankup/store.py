@@ -33,6 +33,7 @@ from rankup.specs import Shapes, Spec, tensor_name
 StrPath = str | os.PathLike[str]
 
 _LOCK = ".lock"
+_PATIENCE = 10.0  # seconds to wait for another process to finish its save
 
 # What a committed task is on disk never changes, so it is worked out once for each network.
 _known_files: "WeakKeyDictionary[IncrementalNet, dict[str, File]]" = WeakKeyDictionary()
@@ -279,7 +280,7 @@ def _locked(folder: Path) -> Iterator[None]:
         if strangers:
             raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
     try:
-        with filelock.FileLock(folder / _LOCK, timeout=10):
+        with filelock.FileLock(folder / _LOCK, timeout=_PATIENCE):
             for temporary in folder.rglob(".*.tmp"):
                 temporary.unlink()
             yield

@@ -1,0 +1,378 @@
+"""Bad input gets one clear sentence, and nothing is lost."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankup
+from rankup.rank import Rank
+from zoo import Transformer, assert_same_bits, inputs, logits, module, taught, teach
+
+Net = rankup.IncrementalNet
+X = inputs("mlp")
+
+
+def learning() -> Net:
+    net = taught("mlp")
+    teach(net, "open", X, commit=False)
+    return net
+
+
+def with_nan() -> Net:
+    net = learning()
+    with torch.no_grad():
+        net.body.hidden[1].new_selector[0] = torch.nan
+    return net
+
+
+def ids(*values: float) -> Tensor:
+    return torch.tensor(values)
+
+
+def six(value: int) -> Tensor:
+    return torch.full((6,), value)
+
+
+REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
+    "begin twice": (
+        learning,
+        lambda net: net.begin_task("b", 2),
+        "cannot begin task 'b' while 'open' is being learned",
+    ),
+    "commit without begin": (
+        lambda: taught("mlp"),
+        lambda net: net.commit_task(),
+        "no task is being learned: begin_task comes before commit_task",
+    ),
+    "abandon without begin": (
+        lambda: taught("mlp"),
+        lambda net: net.abandon_task(),
+        "no task is being learned: begin_task comes before abandon_task",
+    ),
+    "commit of a NaN": (
+        with_nan,
+        lambda net: net.commit_task(),
+        "task 'open' cannot be committed: hidden.1.selector holds values that are not finite",
+    ),
+    "unknown task": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task="tsak 1"),
+        "there is no task 'tsak 1', only 'task 0', 'task 1', 'task 2'",
+    ),
+    "index too high": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=3),
+        "task index 3 is out of range: the network has 3 tasks",
+    ),
+    "negative index": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=-1),
+        "task index -1 is out of range",
+    ),
+    "no index at all": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=None),
+        "task must be a name, an index or a tensor of indices, got None",
+    ),
+    "a mixed batch with an index too high": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=ids(0, 1, 2, 3, 0, 0)),
+        "task index 3 is out of range",
+    ),
+    "a mixed batch with a negative index": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=ids(0, 1, 2, -1, 0, 0)),
+        "task index -1 is out of range",
+    ),
+    "a mixed batch with the task being learned": (
+        learning,
+        lambda net: net(X, task=six(3)),
+        "task 'open' is still being learned: commit it first",
+    ),
+    "a mixed batch of fractions": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=six(1).float()),
+        r"must be a tensor of one index per sample, got shape \[6\] of torch.float32",
+    ),
+    "a mixed batch of another length": (
+        lambda: taught("mlp"),
+        lambda net: net(X, task=ids(0, 1)),
+        "got 2 task indices for 6 samples",
+    ),
+    "merging what is being learned": (
+        learning,
+        lambda net: net.merged("open"),
+        "task 'open' is still being learned",
+    ),
+    "wrong number of features": (
+        lambda: taught("mlp"),
+        lambda net: net(torch.zeros(2, 8), task=0),
+        r"layer 'hidden.0' expects 9 features in the last dimension, got .* shape \[2, 8\]",
+    ),
+    "wrong number of channels": (
+        lambda: taught("resnet18"),
+        lambda net: net(torch.zeros(2, 1, 16, 16), task=0),
+        r"layer 'stem' expects \[batch, 3 channels, height, width\], got .* \[2, 1, 16, 16\]",
+    ),
+    "one class": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 1),
+        "classes must be a whole number of at least 2, got 1",
+    ),
+    "a fraction of classes": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 2.5),
+        "classes must be a whole number of at least 2, got 2.5",
+    ),
+    "a name with a slash": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("a/b", 2),
+        "a task's name must have no slash, .* got 'a/b'",
+    ),
+    "an empty name": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task(" ", 2),
+        "a task needs a name, got ' '",
+    ),
+    "a repeated name": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("task 1", 2),
+        "there is a task 'task 1' already",
+    ),
+    "a name with a line break": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("a\nb", 2),
+        "no control character",
+    ),
+    "a very long name": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("ä" * 101, 2),
+        "at most 200 bytes, got 202",
+    ),
+    "a start for selectors that is none": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 2, selectors="last"),
+        "selectors must start at a number or 'previous', got 'last'",
+    ),
+    "a start for norms that is none": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 2, norms="last"),
+        "norms must start 'fresh' or 'previous', got 'last'",
+    ),
+    "another dtype": (
+        lambda: taught("mlp"),
+        lambda net: net.half(),
+        r"stays in torch.float32, torch.float16 would change the bits .* merged\(task\)",
+    ),
+    "another dtype for one layer": (
+        lambda: taught("mlp"),
+        lambda net: net.body.hidden[0].double(),
+        "stays in torch.float32",
+    ),
+    "a layer by itself": (
+        lambda: taught("mlp"),
+        lambda net: net.body.hidden[0](X),
+        "layer 'hidden.0' was called by itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_network_refuses_and_keeps_all_it_has(case: str) -> None:
+    make, call, message = REFUSED[case]
+    net = make()
+    x = X if isinstance(net.body, rankup.models.MLP) else inputs("resnet18")
+    answers, state = logits(net, x), copy.deepcopy(net.state_dict())
+    with pytest.raises(rankup.RankupError, match=message):
+        call(net)
+    assert_same_bits(answers, logits(net, x))
+    assert net.state_dict().keys() == state.keys()
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, state[key]) or case == "commit of a NaN"
+    # Still good for the next task.
+    if net.learning:
+        net.abandon_task()
+    teach(net, "next", x)
+
+
+@pytest.mark.parametrize(
+    ("calibrate", "message"),
+    [
+        (None, r"has batch norms \(norm, …\) .* commit_task\(calibrate=batches\)"),
+        (inputs("resnet18"), "an iterable of input tensors"),
+        ([], "calibrate gave no batch"),
+        ([(inputs("resnet18"), 0)], "must give batches of input tensors, got a tuple"),
+        ([torch.full((4, 3, 16, 16), torch.inf)], "cannot be committed: .* not finite"),
+        ([inputs("resnet18"), torch.zeros(4, 2, 16, 16)], "layer 'stem' expects"),
+    ],
+)
+def test_batch_norms_refuse_to_commit_without_usable_data(calibrate: object, message: str) -> None:
+    net = taught("resnet18", tasks=[3])
+    x = inputs("resnet18")
+    before = logits(net, x)
+    net.begin_task("b", 2)
+    with pytest.raises(rankup.RankupError, match=message):
+        net.commit_task(calibrate=calibrate)
+    assert net.learning == "b"
+    assert net.tasks == ["task 0"]
+    assert_same_bits(before, logits(net, x))
+    # What was tried leaves no trace in the statistics of the next try.
+    net.commit_task(calibrate=[x])
+    fresh = taught("resnet18", tasks=[3])
+    fresh.begin_task("b", 2)
+    fresh.commit_task(calibrate=[x])
+    assert torch.equal(fresh(x, task="b"), net(x, task="b"))
+
+
+class Folded(nn.Module):
+    """Puts the positions of a sequence into the batch, or in front of it."""
+
+    def __init__(self, fold: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fold = fold
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.hidden(self.fold(x))
+        return self.head(y.view(len(x), -1, 6).mean(1))
+
+
+def into_the_batch(x: Tensor) -> Tensor:
+    return x.flatten(0, 1)
+
+
+def in_front(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous()
+
+
+@pytest.mark.parametrize("fold", [into_the_batch, in_front])
+@pytest.mark.parametrize("batch", [3, 4])  # 4 is also the length of the sequences
+def test_a_mixed_batch_needs_samples_in_the_first_dimension(
+    fold: Callable[[Tensor], Tensor], batch: int
+) -> None:
+    net = rankup.grow(Folded(fold), Rank(2, 1), head="head")
+    for task in ("a", "b"):
+        net.begin_task(task, 2)
+        net.commit_task()
+    x = torch.randn(batch, 4, 5)
+    net(x, task="a")
+    with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dimensions"):
+        net(x, task=torch.arange(batch) % 2)
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x).relu() if x.sum() > 0 else self.hidden(x))
+
+
+class ReadsWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x) + self.hidden.weight.sum())
+
+
+def mlp() -> nn.Module:
+    return rankup.models.mlp(9, hidden=[8, 7])
+
+
+def hooked() -> nn.Module:
+    made = mlp()
+    made.hidden[0].register_forward_hook(lambda *_: None)
+    return made
+
+
+def weight_normed() -> nn.Module:
+    made = mlp()
+    nn.utils.parametrizations.weight_norm(made.hidden[0])
+    return made
+
+
+def mixed_dtypes() -> nn.Module:
+    made = mlp()
+    made.hidden[0].double()
+    return made
+
+
+CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
+    "no module": (lambda: 5, {}, "grow takes an nn.Module, got int"),
+    "a grown network": (lambda: taught("mlp"), {}, "is a grown network already"),
+    "nothing but a head": (lambda: nn.Sequential(nn.Linear(5, 2)), {}, "nothing to factor"),
+    "everything excluded": (mlp, {"exclude": "hidden"}, "nothing to factor"),
+    "no Linear": (lambda: nn.Conv2d(3, 2, 1), {}, "no Linear that could be the head"),
+    "a Linear in front of a convolution": (
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.Conv2d(3, 2, 1)),
+        {},
+        "no Linear that could be the head: '1' runs after",
+    ),
+    "an untraceable module": (Untraceable, {}, "torch.fx cannot trace .* head='name'"),
+    "last of an untraceable module": (
+        Untraceable,
+        {"head": "head", "last": 1},
+        "last=1 needs the order in which layers run",
+    ),
+    "a head that is none": (mlp, {"head": "tail"}, "head='tail' is no Linear .* hidden.0, hidden"),
+    "an excluded head": (mlp, {"exclude": "head"}, "the head 'head' cannot be excluded"),
+    "a pattern for nothing": (mlp, {"exclude": "hiden*"}, "exclude='hiden.' matches nothing"),
+    "an include for nothing": (mlp, {"include": ["conv*"]}, "include='conv.' matches nothing"),
+    "more last layers than there are": (mlp, {"last": 3}, "last=3 must be from 1 to 2"),
+    "no last layers": (mlp, {"last": 0}, "last=0 must be from 1 to 2"),
+    "half a last layer": (mlp, {"last": 1.5}, "last must be a whole number, got 1.5"),
+    "a base that is none": (mlp, {"base": "old"}, "base must be 'new' or 'keep', got 'old'"),
+    "a seed that is none": (mlp, {"seed": "one"}, "seed must be a whole number, got 'one'"),
+    "a rank that is none": (mlp, {"rank": 11}, "rank must be a Rank .* got 11"),
+    "hooks": (hooked, {}, "'hidden.0' .it has hooks."),
+    "weight norm": (weight_normed, {}, "cannot factor 'hidden.0'"),
+    "weights read directly": (ReadsWeights, {}, "'hidden' .the module's forward reads its weights"),
+    "a lazy layer": (
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)),
+        {},
+        "cannot factor '0' .not initialised yet: run the module once",
+    ),
+    "two dtypes": (mixed_dtypes, {}, "one dtype .* got torch.float32, torch.float64"),
+    "torch's own encoder": (
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, batch_first=True), nn.Flatten(), nn.Linear(16, 2)
+        ),
+        {"include": "0"},
+        "cannot factor '0' .TransformerEncoderLayer.; pass exclude=..0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT_GROW)
+def test_what_cannot_be_grown_is_refused_before_anything_is_changed(case: str) -> None:
+    make, options, message = CANNOT_GROW[case]
+    given = make()
+    options = {"rank": Rank(2, 1), **options}
+    with pytest.raises(rankup.RankupError, match=message) as caught:
+        rankup.grow(given, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_untraceable_module_can_be_grown_with_its_head_named() -> None:
+    net = rankup.grow(Untraceable(), Rank(2, 1), head="head")
+    x = torch.randn(6, 5)
+    teach(net, "a", x)
+    torch.testing.assert_close(net.merged("a")(x), net(x, task="a"))
+
+
+def test_errors_are_of_one_family() -> None:
+    assert issubclass(rankup.TaskStateError, rankup.RankupError)
+    assert issubclass(rankup.StoreError, rankup.RankupError)
+    assert issubclass(rankup.RankupError, ValueError)
+    assert issubclass(rankup.TaskStateError, RuntimeError)
+
+
+def test_modules_written_elsewhere_keep_their_class() -> None:
+    assert isinstance(rankup.grow(Transformer(), Rank(2, 1)).body, Transformer)
+    assert type(module("mlp")) is rankup.models.MLP
