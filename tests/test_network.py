@@ -311,8 +311,9 @@ def test_bits_survive_the_way_to_the_gpu_and_back(kind: str) -> None:
     before = logits(net, x)
     net.to("cuda")
     on_gpu = logits(net, x.cuda())
-    teach(net.train(), "on the gpu", x.cuda(), classes=5)
-    assert_same_bits(on_gpu, logits(net.eval(), x.cuda()))
+    for index in range(10):
+        teach(net.train(), f"on the gpu {index}", x.cuda(), classes=2 + index)
+        assert_same_bits(on_gpu, logits(net.eval(), x.cuda()))
     mixed = net(x.cuda(), task=torch.zeros(9, dtype=torch.long))
     torch.testing.assert_close(mixed[:, :3], on_gpu[0], rtol=1e-3, atol=1e-3)
     assert_same_bits(before, logits(net.to("cpu"), x))
