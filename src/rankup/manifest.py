@@ -13,7 +13,7 @@ import torch
 
 from rankup import rank, seeds, specs
 from rankup.errors import StoreError
-from rankup.network import Task
+from rankup.network import KnownTask
 from rankup.plan import Growth
 from rankup.specs import FactoredSpec, Spec
 
@@ -43,7 +43,7 @@ class Manifest:
     growth: Growth
     specs: tuple[Spec, ...]
     base: File | None
-    tasks: tuple[tuple[Task, File], ...]
+    tasks: tuple[tuple[KnownTask, File], ...]
 
     def to_bytes(self) -> bytes:
         growth = {**vars(self.growth), "rank": rank.rule_to_json(self.growth.rank)}
@@ -106,7 +106,7 @@ class Manifest:
         _check_seeded(data["seeded"], growth.seed, parts)
         tasks = []
         for index, entry in enumerate(data["tasks"]):
-            task = Task(entry["name"], entry["classes"])
+            task = KnownTask(entry["name"], entry["classes"])
             # The file's name follows from the task: no manifest can point outside its folder.
             if entry["file"] != task_file(index, task.name):
                 raise ValueError(

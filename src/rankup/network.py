@@ -86,7 +86,7 @@ def grow(
 
 
 @dataclass(frozen=True)
-class Task:
+class KnownTask:
     name: str
     classes: int
 
@@ -114,9 +114,9 @@ class IncrementalNet(nn.Module):
             *layers,
             dense.DenseParts(self.plan.dense, self.body),
         ]
-        self._tasks: list[Task] = []
+        self._tasks: list[KnownTask] = []
         self._index: dict[str, int] = {}
-        self._learning: Task | None = None
+        self._learning: KnownTask | None = None
         self._audited: set[torch.Size] = set()
         self.train(module.training)
 
@@ -168,7 +168,7 @@ class IncrementalNet(nn.Module):
                 f"cannot begin task {name!r} while {self._learning.name!r} is being learned: "
                 "commit_task or abandon_task it first"
             )
-        task = Task(self._checked_name(name), _checked_classes(classes))
+        task = KnownTask(self._checked_name(name), _checked_classes(classes))
         start = _checked_start(selectors, norms)
         started = [part.start(task.classes, start) for part in self.parts]
         for part, values in zip(self.parts, started, strict=True):
@@ -195,7 +195,7 @@ class IncrementalNet(nn.Module):
             part.close()
         self._learning = None
 
-    def append_task(self, task: Task, added: Sequence[Tensors]) -> None:
+    def append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
         """Commit a task that is known already, as when loading: a dict of tensors per part."""
         # First everything that needs memory and may fail, then everything that cannot.
         extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
@@ -277,7 +277,7 @@ class IncrementalNet(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _open_task(self, wanted: str) -> Task:
+    def _open_task(self, wanted: str) -> KnownTask:
         if self._learning is None:
             raise TaskStateError(f"no task is being learned: begin_task comes before {wanted}")
         return self._learning

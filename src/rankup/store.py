@@ -27,7 +27,7 @@ from rankup import models
 from rankup.errors import RankupError, StoreError
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
-from rankup.network import IncrementalNet, Task
+from rankup.network import IncrementalNet, KnownTask
 from rankup.specs import Shapes, Spec, tensor_name
 
 StrPath = str | os.PathLike[str]
@@ -130,7 +130,7 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         net.plan.specs,
         known.get(BASE),
         tuple(
-            (Task(name, classes), known[task_file(index, name)])
+            (KnownTask(name, classes), known[task_file(index, name)])
             for index, (name, classes) in enumerate(net.classes.items())
         ),
     )
