@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup test lint format clean
+.PHONY: setup demo test lint bench format clean
 
 setup: $(VENV)/installed
 
@@ -12,6 +12,15 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
+
+demo: setup
+	rm -rf runs/demo
+	$(BIN)/rankup run --method rank --out runs/demo/rank > /dev/null
+	$(BIN)/rankup run --method finetune --out runs/demo/finetune > /dev/null
+	$(BIN)/rankup report runs/demo/rank runs/demo/finetune --out runs/demo/report.html
+
+bench: setup
+	$(BIN)/python benchmarks/cpu.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,5 +1,7 @@
 """A factored layer computes what an explicit `U diag(s) Vᵀ` does, for one task and for many."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rankup
-from rankup.layers import FactoredLayer, TaskNorm, active, dense_is_cheaper
+from rankup.layers import FactoredLayer, FactoredLinear, TaskNorm, active, dense_is_cheaper
+from rankup.layers.factored import projected
 from rankup.rank import Rank
 from zoo import relative_error
 
@@ -288,3 +291,33 @@ def test_where_norms_start(start: str) -> None:
     net.begin_task("b", 2, norms=start)
     expected = (3, 4) if start == "previous" else (1, 0)
     assert (norm.new_weight.tolist(), norm.new_bias.tolist()) == tuple([v] * 4 for v in expected)
+
+
+@pytest.mark.parametrize("seeded", [0, 6])
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("between", [(), (3,)])
+def test_the_fast_form_of_learning_equals_the_plain_one(
+    seeded: int, step: int, bias: bool, cached: bool, between: tuple[int, ...]
+) -> None:
+    module = nn.Linear(40, 30, bias=bias, dtype=F64)
+    layer = layer_of(module, Rank(first=2, step=step, seeded=seeded))
+    assert isinstance(layer, FactoredLinear)
+    learn(layer, 0)
+    draw = torch.Generator().manual_seed(5)
+    shapes = layer.spec.shapes(1, 2)
+    layer.open({k: torch.randn(s, generator=draw, dtype=F64) for k, s in shapes.items()})
+    x = torch.randn(7, *between, 40, generator=draw, dtype=F64, requires_grad=not cached)
+    seen = layer.project(x.detach().reshape(-1, 40))
+    with active(1), projected(layer, seen) if cached else nullcontext():
+        assert cached or layer._takes_node(x, layer.spec.rank.used(1))
+        fast = layer(x)
+    plain = layer._plain(x, 1)
+    upstream = torch.randn(fast.shape, generator=draw, dtype=F64)
+    wanted = [*layer.parameters()] if cached else [x, *layer.parameters()]
+    found = torch.autograd.grad(fast, wanted, upstream)
+    expected = torch.autograd.grad(plain, wanted, upstream)
+    assert relative_error(fast, plain) < 1e-12
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < 1e-12

@@ -157,11 +157,12 @@ def test_trainable_is_exactly_parameters() -> None:
     assert list(net.parameters()) == []
 
 
-def test_the_same_seed_gives_the_same_network_and_another_another() -> None:
+@pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
+def test_the_same_seed_gives_the_same_network_and_another_another(rank: Rank) -> None:
     x = inputs("convolutions")
-    one, same = (taught("convolutions", seed=3, rank=RANKS["with seeded"]) for _ in range(2))
+    one, same = (taught("convolutions", seed=3, rank=rank) for _ in range(2))
     assert_same_bits(logits(one, x), logits(same, x))
-    other = taught("convolutions", seed=4, rank=RANKS["with seeded"])
+    other = taught("convolutions", seed=4, rank=rank)
     assert not torch.equal(logits(one, x)[0], logits(other, x)[0])
 
 
@@ -317,3 +318,53 @@ def test_bits_survive_the_way_to_the_gpu_and_back(kind: str) -> None:
     mixed = net(x.cuda(), task=torch.zeros(9, dtype=torch.long))
     torch.testing.assert_close(mixed[:, :3], on_gpu[0], rtol=1e-3, atol=1e-3)
     assert_same_bits(before, logits(net.to("cpu"), x))
+
+
+def test_every_task_and_layer_starts_with_draws_of_its_own() -> None:
+    net = rankup.grow(rankup.models.mlp(8, hidden=[8, 8]), Rank(first=1, step=1, seeded=4))
+    starts: list[Tensor] = []
+    for task in range(3):
+        net.begin_task(f"{task}", 3)
+        for layer in net.body.hidden:
+            starts += [layer.new_U.detach().clone(), layer.new_V.detach().clone()]
+            starts.append(layer.new_selector.detach()[:4].clone())
+        starts.append(net.body.head.new_weight.detach().clone())
+        net.commit_task()
+    alike = [
+        (i, j)
+        for i in range(len(starts))
+        for j in range(i)
+        if starts[i].shape == starts[j].shape and torch.equal(starts[i], starts[j])
+    ]
+    assert not alike
+
+
+def test_what_is_not_factored_starts_from_the_networks_seed_and_not_from_the_module() -> None:
+    def start(seed: int, network_seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        given = rankup.models.mlp(8, hidden=[8, 8])
+        return rankup.grow(given, Rank(2, 1), last=1, seed=network_seed).body.hidden[0].weight
+
+    assert torch.equal(start(1, 0), start(2, 0))
+    assert not torch.equal(start(1, 0), start(1, 1))
+
+
+def test_a_commit_that_runs_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = taught("mlp")
+    x = inputs("mlp")
+    before = logits(net, x)
+    teach(net, "open", x, commit=False)
+    learning = net(x, task="open")
+
+    def fails(added: dict[str, Tensor]) -> dict[str, Tensor]:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(net.body.head, "extended", fails)
+        with pytest.raises(MemoryError):
+            net.commit_task()
+    assert net.tasks == ["task 0", "task 1", "task 2"]
+    assert_same_bits(before, logits(net, x))
+    assert torch.equal(net(x, task="open"), learning)
+    net.commit_task()
+    assert net.tasks[-1] == "open"

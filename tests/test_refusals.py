@@ -218,6 +218,7 @@ def test_batch_norms_refuse_to_commit_without_usable_data(calibrate: object, mes
         net.commit_task(calibrate=calibrate)
     assert net.learning == "b"
     assert net.tasks == ["task 0"]
+    assert net.body.norm.pool is None
     assert_same_bits(before, logits(net, x))
     # What was tried leaves no trace in the statistics of the next try.
     net.commit_task(calibrate=[x])

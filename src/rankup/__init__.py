@@ -8,12 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankup import layers, models
+    from rankup import data, layers, models
+    from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
     from rankup.network import IncrementalNet, grow
     from rankup.rank import Rank
+    from rankup.recipe import Recipe
     from rankup.size import Size
     from rankup.store import Verification, load, save, verify
+    from rankup.train import TaskFailed, fit
 
 __version__ = "0.1.0"
 
@@ -21,10 +24,14 @@ _HOME = {
     "IncrementalNet": "rankup.network",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
+    "Recipe": "rankup.recipe",
     "Size": "rankup.size",
     "StoreError": "rankup.errors",
+    "Task": "rankup.data.tasks",
+    "TaskFailed": "rankup.train",
     "TaskStateError": "rankup.errors",
     "Verification": "rankup.store",
+    "fit": "rankup.train",
     "grow": "rankup.network",
     "load": "rankup.store",
     "save": "rankup.store",
@@ -35,10 +42,15 @@ __all__ = [
     "IncrementalNet",
     "Rank",
     "RankupError",
+    "Recipe",
     "Size",
     "StoreError",
+    "Task",
+    "TaskFailed",
     "TaskStateError",
     "Verification",
+    "data",
+    "fit",
     "grow",
     "layers",
     "load",
@@ -49,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("layers", "models"):
+    if name in ("data", "layers", "models"):
         return import_module(f"rankup.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'rankup' has no attribute {name!r}")

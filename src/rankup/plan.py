@@ -60,12 +60,14 @@ class Growth:
 class Plan:
     """`layers` say what each layer becomes, `dense` what is left; `folds` are pairs of a
     convolution and the batch norm that alone reads it; `capped` names the layers that a task gives
-    less rank than was asked for."""
+    less rank than was asked for; `first` is the Linear that reads the inputs as they are, if one
+    is factored and does."""
 
     layers: tuple[LayerSpec, ...]
     dense: DenseSpec
     folds: tuple[tuple[str, str], ...]
     capped: tuple[str, ...]
+    first: str | None
     dtype: torch.dtype
     device: torch.device
 
@@ -123,7 +125,8 @@ class _Planner:
                 specs.append(_norm_spec(name, part, shared=name in shared))
         left = self._dense({spec.name for spec in specs})
         short = tuple(name for name in factored if ranks[name] != asked[name])
-        return Plan(tuple(specs), left, tuple(self._folds(norms)), short, dtype, device)
+        folds, first = tuple(self._folds(norms)), self._reads_inputs(factored)
+        return Plan(tuple(specs), left, folds, short, first, dtype, device)
 
     def _find_head(self) -> str:
         linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
@@ -289,6 +292,25 @@ class _Planner:
             trained=tuple(n for n, tensor in tensors.items() if isinstance(tensor, nn.Parameter)),
             kept=self.growth.base == "keep",
         )
+
+    def _reads_inputs(self, factored: list[str]) -> str | None:
+        """The factored Linear that alone reads the module's input, flattened or as it is."""
+        if not self.calls:
+            return None
+        inputs = [node for node in self.calls[0].graph.nodes if node.op == "placeholder"]
+        node = inputs[0]
+        while len(inputs) == 1 and len(node.users) == 1:
+            node = next(iter(node.users))
+            name = str(node.target)
+            if node.op == "call_module" and name in factored:
+                once = [call.target for call in self.calls].count(name) == 1
+                return name if once and isinstance(self.modules[name], nn.Linear) else None
+            flattens = (node.op == "call_method" and name == "flatten") or (
+                node.op == "call_module" and isinstance(self.modules[name], nn.Flatten)
+            )
+            if not flattens:
+                return None
+        return None
 
     def _feeds_batch_norm(self, name: str) -> bool:
         readers = [user for node in self.calls or [] if node.target == name for user in node.users]

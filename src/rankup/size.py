@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors
+from rankup.specs import Spec
 
 if TYPE_CHECKING:
     from rankup.network import IncrementalNet
@@ -84,3 +86,11 @@ def _pick(tensors: Tensors, *keys: str) -> list[Tensor]:
 
 def _numel(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
+
+
+def stored_by_task(specs: Sequence[Spec], classes: Sequence[int]) -> list[int]:
+    """How many numbers each task of a network stores, from its description alone."""
+    return [
+        sum(math.prod(shape) for spec in specs for shape in spec.shapes(task, count).values())
+        for task, count in enumerate(classes)
+    ]

@@ -140,9 +140,9 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     there = set(_file_names(old)) if old else set()
     for name, content in contents.items():
         if name not in there:
-            _write(folder / name, written.get(name) or content())
+            write_file(folder / name, written.get(name) or content())
     if new != old:
-        _write(folder / MANIFEST, new.to_bytes())
+        write_file(folder / MANIFEST, new.to_bytes())
 
 
 def _contents(net: IncrementalNet) -> dict[str, Callable[[], bytes]]:
@@ -288,7 +288,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise StoreError(f"another process is saving to {folder}: try again later") from None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, and have it on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:

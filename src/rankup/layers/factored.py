@@ -1,6 +1,9 @@
 """Linear and convolutional layers whose weights are a sum of factors."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.layers.base import Start, TaskLayer, Tensors, over_last
+from rankup.layers.node import FactoredMap
 from rankup.specs import ConvGeometry, FactoredSpec
 
 
@@ -22,6 +26,20 @@ def dense_is_cheaper(positions: int, rank: int, inputs: int, outputs: int) -> bo
     dense = rank * inputs * outputs + positions * inputs * outputs
     factored = positions * rank * (inputs + outputs)
     return dense < factored
+
+
+_projected: ContextVar[tuple[str, Tensor] | None] = ContextVar("rankup_projected", default=None)
+
+
+@contextmanager
+def projected(layer: "FactoredLinear", rows: Tensor) -> Iterator[None]:
+    """Inside, the layer's frozen factors have seen its inputs already: `rows` are what
+    `layer.project` gave for them."""
+    token = _projected.set((layer.spec.name, rows))
+    try:
+        yield
+    finally:
+        _projected.reset(token)
 
 
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
@@ -65,6 +83,12 @@ class FactoredLayer(TaskLayer):
             hidden = self._map(x, self.V) * self._per_sample(self.S[task], x)
             y = self._add_base(x, self._up(hidden, self.U))
             return y + self._per_sample(self.B[task], x) if self.spec.bias else y
+        return self._learning(x) if task == self.count else self._plain(x, task)
+
+    def _learning(self, x: Tensor) -> Tensor:
+        return self._plain(x, self.count)
+
+    def _plain(self, x: Tensor, task: int) -> Tensor:
         y = self._combine(x, self._blocks(task))
         return y + self._per_channel(self._bias(task)) if self.spec.bias else y
 
@@ -192,6 +216,37 @@ class FactoredLinear(FactoredLayer):
     @property
     def out_features(self) -> int:
         return self.spec.outputs
+
+    def project(self, x: Tensor) -> Tensor:
+        """What the frozen factors see of inputs `[N, in]`: constant while a task is learned."""
+        return x @ self.V.t()
+
+    def _learning(self, x: Tensor) -> Tensor:
+        rank, given = self.spec.rank, _projected.get()
+        seen = given[1] if given is not None and given[0] == self.spec.name else None
+        if seen is None and not self._takes_node(x, rank.used(self.count)):
+            return self._plain(x, self.count)
+        new = rank.added(self.count) > 0
+        y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
+            x.reshape(-1, self.in_features),
+            self.new_selector,
+            self.new_U if new else None,
+            self.new_V if new else None,
+            self.new_bias if self.spec.bias else None,
+            self.U,
+            self.V,
+            seen,
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def _takes_node(self, x: Tensor, rank: int) -> bool:
+        """Whether the fast form of learning fits: not for a kept weight or a rank so high that W
+        is cheaper, and not under the transforms of torch.func, which do not know it."""
+        return (
+            self.base_weight is None
+            and not torch._C._are_functorch_transforms_active()
+            and not dense_is_cheaper(self._positions(x), rank, self.in_features, self.out_features)
+        )
 
     def plain(self, task: int) -> nn.Module:
         linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")

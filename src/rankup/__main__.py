@@ -1,0 +1,3 @@
+from rankup.cli import main
+
+main()

@@ -1,0 +1,215 @@
+"""Decoded data sets in a cache folder, keyed by the content of the files they came from.
+
+    decoded/KEY/         train_x.npy, train_y.npy, test_x.npy, test_y.npy, about.json
+    sources/FOLDER.json  the key of a folder's files, while their sizes and times stay the same
+
+A folder under `decoded` is written elsewhere and renamed when it is whole, so that a process that
+is killed leaves nothing that looks finished. Where the cache cannot be written, data sets are
+decoded in memory.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import filelock
+import numpy as np
+
+from rankup.data.decode import Advance, Decoder, progress_bar
+from rankup.data.encoded import Labels, Layout, Pixels
+from rankup.data.errors import DataError
+
+# Part of every key: a change in how images are decoded or stored is a new version.
+_VERSION = 1
+
+# A file that changed this short a time ago could change again without its time telling.
+_UNSETTLED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class Decoded:
+    classes: tuple[str, ...]
+    train_x: Pixels
+    train_y: Labels
+    test_x: Pixels
+    test_y: Labels
+
+
+def cache_folder() -> Path:
+    """`RANKUP_CACHE`, or `rankup` in the platform's folder for caches."""
+    if own := os.environ.get("RANKUP_CACHE"):
+        return Path(own).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rankup"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "rankup"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankup"
+
+
+def load_decoded(layout: Layout, *, side: int | None = None, progress: bool = True) -> Decoded:
+    """A data set's arrays: from the cache, or decoded and put there. `side`: see `Decoder`."""
+    title = f"Decoding {layout.root.name}"
+    cache = cache_folder()
+    state = _state(layout, side)
+    folder = cache / "decoded" / _key(layout, side, state, cache)
+    decoded = _load(folder)
+    if decoded is not None:
+        return decoded
+    decoder = Decoder(layout.read(), side)
+    total = sum(len(split.labels) for split in decoder.encoded.splits.values())
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
+            decoded = _load(folder)  # another process may have written it while this one waited
+            if decoded is None:
+                with progress_bar(title, total, progress) as advance:
+                    _write(folder, decoder, advance)
+                    if _state(layout, side) != state:
+                        _remove(folder)
+                        raise DataError(f"{layout.root} changed while it was read: try again")
+                decoded = _load(folder)
+    except OSError as error:
+        warnings.warn(
+            f"the cache folder {cache} cannot be written ({error.strerror or error}): "
+            f"{layout.root.name} is decoded in memory, now and every time; RANKUP_CACHE names "
+            "another folder",
+            stacklevel=3,
+        )
+    if decoded is not None:
+        return decoded
+    train, test = decoder.encoded.train, decoder.encoded.test
+    with progress_bar(title, total, progress) as advance:
+        return Decoded(
+            decoder.encoded.classes,
+            decoder.array(train, advance),
+            train.labels,
+            decoder.array(test, advance),
+            test.labels,
+        )
+
+
+def _load(folder: Path) -> Decoded | None:
+    """What the cache holds; None where it holds nothing, or something broken."""
+    try:
+        about = json.loads((folder / "about.json").read_bytes())
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("train_x", "train_y", "test_x", "test_y")
+        }
+        if about["arrays"] != {name: _describe(array) for name, array in arrays.items()}:
+            return None
+        return Decoded(tuple(about["classes"]), **arrays)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
+    """Write a data set whole or not at all. The caller holds the lock."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    _remove(temporary)  # what a process left that was killed
+    temporary.mkdir()
+    try:
+        for name, split in decoder.encoded.splits.items():
+            shape = (len(split.labels), *decoder.shape)
+            # As a stream: a full disk is an error here, but kills a process that maps the file.
+            with open(temporary / f"{name}_x.npy", "wb") as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for group in decoder.groups(split, advance):
+                    file.write(np.ascontiguousarray(group).data)
+                _to_disk(file)
+            with open(temporary / f"{name}_y.npy", "wb") as file:
+                np.save(file, split.labels)
+                _to_disk(file)
+        arrays = {f.stem: _describe(np.load(f, mmap_mode="r")) for f in temporary.glob("*.npy")}
+        about = {"classes": decoder.encoded.classes, "arrays": arrays}
+        with open(temporary / "about.json", "wb") as file:
+            file.write(json.dumps(about).encode())
+            _to_disk(file)
+        _remove(folder)  # where it is there, it is broken
+        os.replace(temporary, folder)
+    finally:
+        _remove(temporary)
+
+
+def _describe(array: "np.ndarray[Any, Any]") -> list[Any]:
+    return [str(array.dtype), list(array.shape)]
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _state(layout: Layout, side: int | None) -> str:
+    """Of the data set's files without reading them: it changes when one of them does."""
+    described = []
+    for file in layout.files:
+        stat = file.stat()
+        times = stat.st_mtime_ns, stat.st_ctime_ns
+        described.append((_name(layout, file), stat.st_size, *times))
+    return _hash([repr((_VERSION, side, described)).encode()])
+
+
+def _key(layout: Layout, side: int | None, state: str, cache: Path) -> str:
+    """Of the data set's content: names and bytes of its files, and how they are decoded."""
+    root = os.fsencode(layout.root.resolve())
+    memory = cache / "sources" / f"{hashlib.sha256(root).hexdigest()[:32]}.json"
+    try:
+        remembered = json.loads(memory.read_bytes())
+        if remembered["state"] == state:
+            return str(remembered["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    settled = time.time_ns() - _UNSETTLED_NS
+    key = _hash(_content(layout, side))[:32]
+    if all(file.stat().st_mtime_ns < settled for file in layout.files):
+        _remember(memory, {"folder": str(layout.root), "state": state, "key": key})
+    return key
+
+
+def _content(layout: Layout, side: int | None) -> Iterator[bytes]:
+    yield f"{_VERSION} {side}\n".encode()
+    for file in layout.files:
+        try:
+            with open(file, "rb") as opened:
+                yield f"{_name(layout, file)} {os.fstat(opened.fileno()).st_size}\n".encode()
+                while block := opened.read(1 << 20):
+                    yield block
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _name(layout: Layout, file: Path) -> str:
+    return file.relative_to(layout.root).as_posix()
+
+
+def _hash(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _remember(memory: Path, content: dict[str, str]) -> None:
+    """Only saves time, so a cache that cannot be written is no reason to complain."""
+    temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, memory)
+    except OSError:
+        pass

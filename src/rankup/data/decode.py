@@ -1,0 +1,140 @@
+"""From encoded images to uint8 arrays of one shape, by several threads."""
+
+import io
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+
+import numpy as np
+
+from rankup.data.encoded import Encoded, EncodedSplit, Pixels
+from rankup.data.errors import DataError
+
+Shape = tuple[int, ...]  # channels, height, width
+Advance = Callable[[int], None]
+
+_GROUP = 128  # images that a thread decodes at a time
+_PATIENCE = 1.0  # seconds that may pass without a sign of progress
+
+
+class Decoder:
+    """Decodes a data set's images to the shape of its first one.
+
+    With `side` every image is brought to RGB and that many pixels each way; without it an image
+    of another shape is an error.
+    """
+
+    def __init__(self, encoded: Encoded, side: int | None = None) -> None:
+        self.encoded = encoded
+        self.side = side
+        first = next(encoded.train.images())
+        self.shape: Shape = _pixels(first, encoded.train.where(0), side).shape
+
+    def groups(self, split: EncodedSplit, advance: Advance) -> Iterator[Pixels]:
+        """The images of a split in their order, some at a time."""
+        threads = min(8, os.cpu_count() or 1)
+        images = enumerate(split.images())
+        pending: deque[Future[Pixels]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                while group := list(islice(images, _GROUP)):
+                    pending.append(pool.submit(self._group, split, group))
+                    # Not more than the threads need: decoded images are large.
+                    if len(pending) > 2 * threads:
+                        yield _finished(pending, advance)
+                while pending:
+                    yield _finished(pending, advance)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def array(self, split: EncodedSplit, advance: Advance) -> Pixels:
+        """All images of a split: `[N, C, H, W]`."""
+        array = np.empty((len(split.labels), *self.shape), dtype=np.uint8)
+        done = 0
+        for group in self.groups(split, advance):
+            array[done : done + len(group)] = group
+            done += len(group)
+        return array
+
+    def _group(self, split: EncodedSplit, group: list[tuple[int, bytes | None]]) -> Pixels:
+        decoded = np.empty((len(group), *self.shape), dtype=np.uint8)
+        for place, (index, image) in enumerate(group):
+            pixels = _pixels(image, split.where(index), self.side)
+            if pixels.shape != self.shape:
+                raise DataError(
+                    f"{split.where(index)}: the image is {_words(pixels.shape)}, but the first one "
+                    f"({self.encoded.train.where(0)}) is {_words(self.shape)}, and all must be "
+                    "alike"
+                )
+            decoded[place] = pixels
+        return decoded
+
+
+@contextmanager
+def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
+    """Gives a function to call with how many more are done; a bar appears if it takes long."""
+    began = time.monotonic()
+    done = 0
+    bar = None
+
+    def advance(count: int) -> None:
+        nonlocal bar, done
+        done += count
+        if bar is None and show and done < total and time.monotonic() - began > _PATIENCE:
+            # Both names are needed only by who waits: importing them takes as long as a bar.
+            from rich.console import Console
+            from rich.progress import Progress
+
+            console = Console(stderr=True)
+            bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+            bar.add_task(title, total=total)
+            bar.start()
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _finished(pending: "deque[Future[Pixels]]", advance: Advance) -> Pixels:
+    group = pending.popleft().result()
+    advance(len(group))
+    return group
+
+
+def _pixels(image: bytes | None, where: str, side: int | None) -> Pixels:
+    from PIL import Image
+
+    if image is None:
+        raise DataError(f"{where}: there is no image")
+    try:
+        opened: Image.Image = Image.open(io.BytesIO(image))
+        opened.load()
+    # Broken bytes make decoders raise errors of many kinds, from SyntaxError to struct.error.
+    except Exception as error:
+        raise DataError(f"{where}: the image is broken or of an unknown kind") from error
+    if side is not None:
+        opened = opened.convert("RGB")
+        if opened.size != (side, side):
+            opened = opened.resize((side, side), Image.Resampling.LANCZOS)
+    elif opened.mode in ("1", "P"):
+        opened = opened.convert("L" if opened.mode == "1" else "RGB")
+    if opened.mode not in ("L", "RGB"):
+        raise DataError(
+            f"{where}: the image is of the kind {opened.mode}, expected grey (L) or RGB with 8 "
+            "bits per channel"
+        )
+    array: Pixels = np.asarray(opened)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # [C, H, W]
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    channels, height, width = shape
+    return f"{width}×{height} {'grey' if channels == 1 else 'RGB'}"

@@ -1,0 +1,68 @@
+"""What a data set on disk is before it is decoded: images as bytes, labels as numbers.
+
+A layout finds the files of a data set; reading it gives its classes and two encoded splits.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rankup.data.errors import DataError
+
+Labels = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+
+class EncodedSplit(Protocol):
+    """The images of one split in their order."""
+
+    @property
+    def labels(self) -> Labels: ...
+
+    def images(self) -> Iterator[bytes | None]:
+        """Every image as it lies in its file; None where there is none."""
+
+    def where(self, index: int) -> str:
+        """The file, and where it holds several images the row counted from 0, of an image."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    classes: tuple[str, ...]
+    train: EncodedSplit
+    test: EncodedSplit
+
+    def __post_init__(self) -> None:
+        for split in (self.train, self.test):
+            _check_labels(split, self.classes)
+
+    @property
+    def splits(self) -> dict[str, EncodedSplit]:
+        return {"train": self.train, "test": self.test}
+
+
+class Layout(Protocol):
+    """Where the files of a data set lie. Finding them is cheap, reading is not."""
+
+    @property
+    def root(self) -> Path: ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Every file that the decoded arrays depend on."""
+
+    def read(self) -> Encoded: ...
+
+
+def _check_labels(split: EncodedSplit, classes: Sequence[str]) -> None:
+    outside = np.flatnonzero((split.labels < 0) | (split.labels >= len(classes)))
+    if outside.size:
+        first = int(outside[0])
+        raise DataError(
+            f"{split.where(first)}: label {split.labels[first]} is outside the {len(classes)} "
+            f"classes, 0 to {len(classes) - 1}"
+        )

@@ -1,0 +1,131 @@
+"""A folder of images per class: `train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`
+without splits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from rankup.data.encoded import Encoded, Labels
+from rankup.data.errors import DataError
+
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+TEST_FOLDERS = ("test", "validation")
+
+# Where there are no splits, every so many images of a class one is for testing.
+TEST_EVERY = 5
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    root: Path
+    classes: tuple[str, ...]
+    train: tuple[tuple[Path, int], ...]
+    test: tuple[tuple[Path, int], ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for file, _ in self.train + self.test)
+
+    def read(self) -> Encoded:
+        return Encoded(self.classes, FolderSplit(self.train), FolderSplit(self.test))
+
+
+def find(root: Path) -> ImageFolder | None:
+    """The images in a folder, in the order of their names; None where there are none."""
+    train = root / "train"
+    # A class may be called "train" too: a split holds folders, a class holds images.
+    if train.is_dir() and _classes(train):
+        test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+        if test is None:
+            raise DataError(f"{root} has a folder train but no folder test beside it")
+        classes = _classes(train)
+        strangers = [name for name in _classes(test) if name not in classes]
+        if strangers:
+            raise DataError(f"{test / strangers[0]}: {train} has no class of that name")
+        return ImageFolder(root, classes, _labelled(train, classes), _labelled(test, classes))
+    classes = _classes(root)
+    if not classes:
+        return None
+    pictures = _labelled(root, classes)
+    labels = np.array([label for _, label in pictures], dtype=np.int64)
+    for name, count in zip(classes, np.bincount(labels), strict=True):
+        if count < TEST_EVERY:
+            raise DataError(
+                f"{root / name} has {count} images, expected at least {TEST_EVERY}: without "
+                "folders train and test every fifth image of a class is for testing"
+            )
+    pairs = list(zip(pictures, every_fifth(labels), strict=True))
+    return ImageFolder(
+        root,
+        classes,
+        tuple(picture for picture, tested in pairs if not tested),
+        tuple(picture for picture, tested in pairs if tested),
+    )
+
+
+def every_fifth(labels: Labels) -> list[bool]:
+    """Which images are for testing: every fifth of each class, in their order.
+
+    >>> every_fifth(np.array([0, 0, 0, 1, 0, 0]))
+    [False, False, False, False, False, True]
+    """
+    seen: dict[int, int] = {}
+    tested = []
+    for label in labels.tolist():
+        seen[label] = seen.get(label, 0) + 1
+        tested.append(seen[label] % TEST_EVERY == 0)
+    return tested
+
+
+@dataclass(frozen=True)
+class FolderSplit:
+    pictures: tuple[tuple[Path, int], ...]
+
+    @cached_property
+    def labels(self) -> Labels:
+        return np.array([label for _, label in self.pictures], dtype=np.int64)
+
+    def images(self) -> Iterator[bytes]:
+        for file, _ in self.pictures:
+            try:
+                yield file.read_bytes()
+            except OSError as error:
+                raise DataError(f"{file} cannot be read: {error.strerror}") from error
+
+    def where(self, index: int) -> str:
+        return str(self.pictures[index][0])
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    """The names of the folders of images in a folder; none where no folder in it holds any."""
+    inner = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
+    empty = [f for f in inner if not _images(f)]
+    if len(empty) == len(inner):
+        return ()
+    if empty:
+        kinds = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
+        raise DataError(f"{empty[0]} holds no images, expected files of the kinds {kinds}")
+    return tuple(sorted(f.name for f in inner))
+
+
+def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int], ...]:
+    pictures = tuple(
+        (file, label)
+        for label, name in enumerate(classes)
+        if (folder / name).is_dir()
+        for file in _images(folder / name)
+    )
+    if not pictures:
+        raise DataError(f"{folder} holds no images in folders of classes: the split is empty")
+    return pictures
+
+
+def _images(folder: Path) -> list[Path]:
+    images = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES)
+    # By name: paths themselves sort differently on another system. Hidden files are no images.
+    return sorted((f for f in images if not f.name.startswith(".")), key=lambda f: f.name)

@@ -1,0 +1,204 @@
+"""Hub-layout parquet: `SPLIT-00000-of-0000N.parquet`, an image column of encoded bytes and a label
+column of whole numbers, the classes' names in the schema's `huggingface` metadata."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankup.data.encoded import Encoded, Labels
+from rankup.data.errors import DataError
+
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label")
+TESTS = ("test", "validation")
+
+# Few enough that a batch of encoded images is small, enough that a batch costs little.
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class ParquetFolder:
+    root: Path
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.train + self.test
+
+    def read(self) -> Encoded:
+        train = ParquetSplit(tuple(map(_Shard.open, self.train)))
+        test = ParquetSplit(tuple(map(_Shard.open, self.test)))
+        return Encoded(_class_names(train.shards + test.shards), train, test)
+
+
+def find(root: Path, tests: Sequence[str] = TESTS) -> ParquetFolder | None:
+    """The parquet files of a folder or of one folder in it; None where there are none.
+
+    The test split is the first of `tests` that is there.
+    """
+    folder = _folder_with_parquet(root)
+    if folder is None:
+        return None
+    splits = defaultdict(list)
+    for file in sorted(folder.glob("*-*.parquet")):
+        splits[file.name.partition("-")[0]].append(file)
+    train = _first_split(folder, splits, ("train",))
+    return ParquetFolder(root, train, _first_split(folder, splits, tests))
+
+
+@dataclass(frozen=True)
+class ParquetSplit:
+    shards: "tuple[_Shard, ...]"
+
+    def __post_init__(self) -> None:
+        if not len(self.labels):
+            raise DataError(f"{self.shards[0].file} holds no images: the split is empty")
+
+    @cached_property
+    def labels(self) -> Labels:
+        return np.concatenate([shard.labels for shard in self.shards])
+
+    def images(self) -> Iterator[bytes | None]:
+        for shard in self.shards:
+            yield from shard.images()
+
+    def where(self, index: int) -> str:
+        for shard in self.shards:
+            if index < len(shard.labels):
+                return f"{shard.file}, row {index}"
+            index -= len(shard.labels)
+        raise IndexError(index)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One parquet file, with all of it at hand but its images."""
+
+    file: Path
+    image_column: str
+    names: tuple[str, ...] | None
+    labels: Labels
+
+    @classmethod
+    def open(cls, file: Path) -> "_Shard":
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        with _opened(file) as parquet:
+            schema = parquet.schema_arrow
+            image = _column(file, schema, IMAGE_COLUMNS)
+            kind = schema.field(image).type
+            if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+                raise DataError(
+                    f"{file}: column {image!r} is {kind}, expected a struct with the field 'bytes'"
+                )
+            label = _column(file, schema, LABEL_COLUMNS)
+            if not pa.types.is_integer(schema.field(label).type):
+                raise DataError(
+                    f"{file}: column {label!r} is {schema.field(label).type}, expected whole "
+                    "numbers"
+                )
+            column = parquet.read(columns=[label]).column(0).combine_chunks()
+            if column.null_count:
+                row = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]
+                raise DataError(f"{file}, row {row}: there is no label")
+            labels = column.to_numpy().astype(np.int64)
+            return cls(file, image, _names(schema, label), labels)
+
+    def images(self) -> Iterator[bytes | None]:
+        with _opened(self.file) as parquet:
+            for batch in parquet.iter_batches(_ROWS, columns=[self.image_column]):
+                yield from batch.column(0).field("bytes").to_pylist()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        with pq.ParquetFile(file) as parquet:
+            yield parquet
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file} cannot be read as a parquet file: {reason}") from error
+
+
+def _folder_with_parquet(root: Path) -> Path | None:
+    inner = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
+    holding = [folder for folder in (root, *inner) if any(folder.glob("*.parquet"))]
+    for preferred in (root, root / "data"):
+        if preferred in holding:
+            return preferred
+    if len(holding) > 1:
+        raise DataError(
+            f"{root} holds several data sets, {', '.join(f.name for f in holding)}: give the path "
+            "of one of them"
+        )
+    return holding[0] if holding else None
+
+
+def _first_split(
+    folder: Path, splits: Mapping[str, list[Path]], expected: Sequence[str]
+) -> tuple[Path, ...]:
+    for name in expected:
+        if name in splits:
+            _check_complete(splits[name])
+            return tuple(splits[name])
+    raise DataError(
+        f"{folder} holds parquet files but no {' or '.join(expected)} split: expected files named "
+        f"{expected[0]}-00000-of-00001.parquet and so on"
+    )
+
+
+def _check_complete(files: Sequence[Path]) -> None:
+    """An interrupted copy must not pass for a smaller data set."""
+    shards = [match for f in files if (match := re.search(r"-(\d+)-of-(\d+)", f.name))]
+    there = {int(shard[1]) for shard in shards}
+    for number, total in (shard.groups() for shard in shards):
+        missing = sorted(set(range(int(total))) - there)
+        if missing:
+            raise DataError(
+                f"{files[0].parent} is not complete: of the files {files[0].name.split('-')[0]}-…-"
+                f"of-{total}.parquet number {missing[0]:0{len(number)}} is missing"
+            )
+
+
+def _column(file: Path, schema: Any, expected: tuple[str, ...]) -> str:
+    for name in expected:
+        if name in schema.names:
+            return name
+    raise DataError(
+        f"{file} has no column {' or '.join(map(repr, expected))}, only {', '.join(schema.names)}"
+    )
+
+
+def _names(schema: Any, label: str) -> tuple[str, ...] | None:
+    """The classes' names, where the metadata has them in the form in which the Hub writes them."""
+    try:
+        metadata = json.loads((schema.metadata or {})[b"huggingface"])
+        return tuple(map(str, metadata["info"]["features"][label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _class_names(shards: Sequence[_Shard]) -> tuple[str, ...]:
+    named = [shard for shard in shards if shard.names is not None]
+    for shard in named:
+        if shard.names != named[0].names:
+            raise DataError(
+                f"{shard.file} names other classes than {named[0].file}: the labels of one data "
+                "set must mean the same in all its files"
+            )
+    if named and named[0].names is not None:
+        return named[0].names
+    highest = max(int(shard.labels.max(initial=0)) for shard in shards)
+    return tuple(map(str, range(highest + 1)))

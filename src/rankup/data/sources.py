@@ -1,0 +1,98 @@
+"""Sources: data sets as arrays, before they become streams of tasks."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rankup.data import cache, folders, hub, parquet
+from rankup.data.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and their classes. The arrays may be maps of files that cannot be written."""
+
+    x: npt.NDArray[np.uint8]  # [N, C, H, W]
+    y: npt.NDArray[np.int64]  # [N]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    name: str
+    train: Split
+    test: Split
+    class_names: tuple[str, ...]
+
+
+def digits() -> Source:
+    """scikit-learn's 8×8 digits: 1,797 images, of each class every fifth for testing.
+
+    >>> digits().train.x.shape, digits().test.x.shape
+    ((1442, 1, 8, 8), (355, 1, 8, 8))
+    """
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    data, target = load_digits(return_X_y=True)
+    x = np.round(data * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    y = target.astype(np.int64)
+    tested = np.array(folders.every_fifth(y))
+    names = tuple(map(str, range(10)))
+    return Source("digits", Split(x[~tested], y[~tested]), Split(x[tested], y[tested]), names)
+
+
+def load_source(
+    name: str, *, data: Path | None = None, download: bool = False, progress: bool = True
+) -> Source:
+    """A data set: `digits`, `mnist`, `cifar100`, `mini-imagenet`, or the path of a folder.
+
+    A named one lies in the folder of its name in `data`, else in `RANKUP_DATA`; `download` fetches
+    one that is missing from the Hugging Face Hub. A folder holds Hub-layout parquet files or a
+    folder of images per class. Images are decoded once and kept in the cache.
+    """
+    if name == "digits":
+        return digits()
+    named = hub.NAMED.get(name)
+    folder = _named_folder(name, data, download) if named else Path(name).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"there is no data set {name!r}: expected digits, {', '.join(hub.NAMED)} or the path "
+            "of a folder"
+        )
+    tests = named.tests if named else parquet.TESTS
+    try:
+        layout = parquet.find(folder, tests) or folders.find(folder)
+        if layout is None:
+            raise DataError(
+                f"{folder} holds no data: expected parquet files named train-*.parquet and "
+                "test-*.parquet, or a folder of images per class"
+            )
+        arrays = cache.load_decoded(layout, side=named.side if named else None, progress=progress)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror or error}") from error
+    return Source(
+        name if named else folder.resolve().name,
+        Split(arrays.train_x, arrays.train_y),
+        Split(arrays.test_x, arrays.test_y),
+        arrays.classes,
+    )
+
+
+def _named_folder(name: str, data: Path | None, download: bool) -> Path:
+    downloaded = cache.cache_folder() / "hub" / name
+    given = data or os.environ.get("RANKUP_DATA")
+    places = [Path(given).expanduser() / name] if given else []
+    # Who says where the data is does not want to get another copy.
+    if not data or download:
+        places.append(downloaded)
+    for place in places:
+        if place.is_dir():
+            return place
+    if download:
+        return hub.download(name, downloaded)
+    raise DataError(
+        f"{name} is not in {' or '.join(map(str, places))}: say which folder it lies in with "
+        "--data PATH or RANKUP_DATA, or fetch it from the Hugging Face Hub with --download"
+    )

@@ -1,0 +1,208 @@
+"""Streams: sequences of tasks made from a source and a seed.
+
+Permuted and rotated streams have a task per permutation or angle, all on the same images; split
+streams divide a source's classes among their tasks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankup.data.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankup.data.sources import Source
+    from rankup.data.tasks import Task
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    description: str
+    source: str
+    kind: str  # permuted, rotated or split
+    tasks: int | None  # how many there are unless told otherwise; None: it must be told
+
+
+STREAMS = {
+    "p-digits": StreamInfo(
+        "scikit-learn's 8×8 digits, the pixels permuted by task", "digits", "permuted", 10
+    ),
+    "r-digits": StreamInfo(
+        "scikit-learn's 8×8 digits, turned by an angle per task", "digits", "rotated", 10
+    ),
+    "s-digits": StreamInfo("scikit-learn's 8×8 digits, 2 classes per task", "digits", "split", 5),
+    "p-mnist": StreamInfo("MNIST, the pixels permuted by task", "mnist", "permuted", 20),
+    "r-mnist": StreamInfo("MNIST, turned by an angle per task", "mnist", "rotated", 20),
+    "s-mnist": StreamInfo("MNIST, 2 classes per task", "mnist", "split", 5),
+    "s-cifar100": StreamInfo("CIFAR-100, 5 classes per task", "cifar100", "split", 20),
+    "s-miniimagenet": StreamInfo("miniImageNet, 5 classes per task", "mini-imagenet", "split", 20),
+}
+
+# `split:PATH` is a stream of a data set of one's own.
+OWN = "split:"
+OWN_DESCRIPTION = "a data set of your own, its classes divided among --tasks tasks"
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """An ordered sequence of tasks."""
+
+    name: str
+    tasks: "tuple[Task, ...]"
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> "Iterator[Task]":
+        return iter(self.tasks)
+
+    def __getitem__(self, index: int) -> "Task":
+        return self.tasks[index]
+
+    def to(self, device: "torch.device | str") -> "Stream":
+        """The stream on a device; what its tasks share, they share there."""
+        there: dict[torch.Tensor, torch.Tensor] = {}
+        return Stream(self.name, tuple(task.moved(device, there) for task in self.tasks))
+
+
+def make_stream(
+    name: str,
+    *,
+    tasks: int | None = None,
+    seed: int = 0,
+    data: Path | None = None,
+    download: bool = False,
+    progress: bool = True,
+) -> Stream:
+    """A stream by its name, as `STREAMS` lists them, or `split:PATH` for a folder of your own.
+
+    `tasks` is how many tasks there are: of permutations and angles the first so many, of classes
+    all, in as many equal parts. `data`, `download` and `progress` are those of `load_source`.
+
+    >>> stream = make_stream("p-digits", tasks=3)
+    >>> [task.name for task in stream]
+    ['permutation 01', 'permutation 02', 'permutation 03']
+    """
+    info = _info(name)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise DataError(f"seed must be a whole number, got {seed!r}")
+    count = info.tasks if tasks is None else tasks
+    if count is None:
+        raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise DataError(f"tasks must be a whole number of at least 1, got {count!r}")
+
+    from rankup.data.sources import load_source
+
+    source = load_source(info.source, data=data, download=download, progress=progress)
+    make = {"permuted": _permuted, "rotated": _rotated, "split": _split}[info.kind]
+    # Where a folder lies must not change what is drawn, so all paths share a name.
+    drawn_as = name if name in STREAMS else "split"
+    return Stream(name, tuple(make(source, drawn_as, count, seed)))
+
+
+def _info(name: str) -> StreamInfo:
+    if name in STREAMS:
+        return STREAMS[name]
+    path = name.removeprefix(OWN)
+    if path != name and path:
+        return StreamInfo(OWN_DESCRIPTION, path, "split", None)
+    close = get_close_matches(name, STREAMS, n=1)
+    raise DataError(
+        f"there is no stream {name!r}{f' (did you mean {close[0]}?)' if close else ''}: expected "
+        f"one of {', '.join(STREAMS)}, or {OWN}PATH for a data set of your own"
+    )
+
+
+def _permuted(source: "Source", stream: str, count: int, seed: int) -> "list[Task]":
+    """Every task permutes the pixels in its own way, but the first, which leaves them."""
+    import torch
+
+    from rankup.data.transforms import Permutation
+    from rankup.seeds import generator
+
+    def permutation(number: int) -> Permutation:
+        pixels = source.train.x[0].size
+        if number == 1:  # as a permutation too, so that all tasks cost the same
+            return Permutation(torch.arange(pixels))
+        own = generator(seed, "stream", stream, "permutation", number)
+        return Permutation(torch.randperm(pixels, generator=own))
+
+    whole = _whole(source)
+    return [
+        replace(whole, name=f"permutation {number:02}", transform=permutation(number))
+        for number in range(1, count + 1)
+    ]
+
+
+def _rotated(source: "Source", stream: str, count: int, seed: int) -> "list[Task]":
+    """Every task turns the images by an angle of its own, anywhere from 0 to 180 degrees."""
+    import torch
+
+    from rankup.data.transforms import Rotation
+    from rankup.seeds import generator
+
+    whole = _whole(source)
+    tasks = []
+    for number in range(1, count + 1):
+        own = generator(seed, "stream", stream, "angle", number)
+        angle = 180 * float(torch.rand((), generator=own, dtype=torch.float64))
+        name = f"rotation {number:02}: {angle:.1f}°"
+        tasks.append(replace(whole, name=name, transform=Rotation(angle)))
+    return tasks
+
+
+def _split(source: "Source", stream: str, count: int, seed: int) -> "list[Task]":
+    """Every task has its own share of the classes, drawn without replacement."""
+    import torch
+
+    from rankup.seeds import generator
+
+    total = len(source.class_names)
+    possible = [number for number in range(1, total // 2 + 1) if total % number == 0]
+    if count not in possible:
+        raise DataError(
+            f"the {total} classes of {source.name} cannot be divided evenly among {count} tasks of "
+            f"at least 2 classes each: possible are {', '.join(map(str, possible)) or 'none'}"
+        )
+    own = generator(seed, "stream", stream, "classes")
+    order = torch.randperm(total, generator=own).reshape(count, -1)
+    return [
+        _of_classes(source, f"split {number:02}", classes)
+        for number, classes in enumerate(order.tolist(), 1)
+    ]
+
+
+def _whole(source: "Source") -> "Task":
+    """All of a source as one task, whose tensors all tasks made from it share."""
+    return _of_classes(source, source.name, list(range(len(source.class_names))))
+
+
+def _of_classes(source: "Source", name: str, classes: list[int]) -> "Task":
+    """The images of some classes, which become 0, 1, … in the order given."""
+    import numpy as np
+    import torch
+
+    from rankup.data.tasks import Task
+
+    renumbered = np.full(len(source.class_names), -1, dtype=np.int64)
+    renumbered[classes] = np.arange(len(classes))
+    train_y, test_y = renumbered[source.train.y], renumbered[source.test.y]  # -1: another class
+    missing = set(range(len(classes))) - set(np.unique(train_y).tolist())
+    if missing:
+        absent = source.class_names[classes[min(missing)]]
+        raise DataError(f"{source.name} has no training images of its class {absent!r}")
+    train, test = np.flatnonzero(train_y >= 0), np.flatnonzero(test_y >= 0)
+    # Indexing copies, and so it must: a source's arrays may be maps of files.
+    return Task(
+        name,
+        len(classes),
+        torch.from_numpy(np.asarray(source.train.x[train])),
+        torch.from_numpy(train_y[train]),
+        torch.from_numpy(np.asarray(source.test.x[test])),
+        torch.from_numpy(test_y[test]),
+    )

@@ -1,0 +1,94 @@
+"""A task: a name, its classes, its data."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rankup.data.errors import DataError
+from rankup.data.transforms import Transform
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned at once. Tensors of several tasks may share memory.
+
+    >>> x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> Task("mine", 3, x, y, x, y).classes
+    3
+    >>> Task("mine", 2, x, y, x, y)
+    Traceback (most recent call last):
+    rankup.data.errors.DataError: task 'mine': training label 2 is outside its 2 classes, 0 to 1
+    """
+
+    name: str
+    classes: int
+    train_x: Tensor  # uint8 or floating point: [N, C, H, W] or [N, D]
+    train_y: Tensor  # int64 [N]
+    test_x: Tensor
+    test_y: Tensor
+    transform: Transform | None = None  # of all its inputs: a permutation, a rotation
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise DataError(f"a task needs a name, got {self.name!r}")
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 2:
+            raise DataError(f"task {self.name!r} has {self.classes!r} classes, expected at least 2")
+        self._check_part("training", self.train_x, self.train_y)
+        self._check_part("test", self.test_x, self.test_y)
+        for what, train, test in (
+            ("inputs of shape", list(self.train_x.shape[1:]), list(self.test_x.shape[1:])),
+            ("inputs of type", self.train_x.dtype, self.test_x.dtype),
+            ("inputs on", self.train_x.device, self.test_x.device),
+        ):
+            if train != test:
+                raise DataError(
+                    f"task {self.name!r} has training {what} {train} but test {what} {test}"
+                )
+
+    def to(self, device: torch.device | str) -> "Task":
+        return self.moved(device, {})
+
+    def moved(self, device: torch.device | str, there: dict[Tensor, Tensor]) -> "Task":
+        """The task on a device. What is in `there`, moved before, is not copied again."""
+        for tensor in (self.train_x, self.train_y, self.test_x, self.test_y):
+            if tensor not in there:
+                there[tensor] = tensor.to(device)
+        return replace(
+            self,
+            train_x=there[self.train_x],
+            train_y=there[self.train_y],
+            test_x=there[self.test_x],
+            test_y=there[self.test_y],
+            transform=self.transform and self.transform.to(device),
+        )
+
+    def _check_part(self, part: str, x: Tensor, y: Tensor) -> None:
+        task = f"task {self.name!r}"
+        if x.dim() < 2 or (x.dtype != torch.uint8 and not x.is_floating_point()):
+            raise DataError(
+                f"{task}: {part} inputs are {x.dtype} {list(x.shape)}, expected uint8 or floating "
+                "point of shape [N, C, H, W] or [N, D]"
+            )
+        if y.dtype != torch.int64 or y.dim() != 1:
+            raise DataError(
+                f"{task}: {part} labels are {y.dtype} {list(y.shape)}, expected int64 of shape [N]"
+            )
+        if len(x) != len(y):
+            raise DataError(f"{task} has {len(x)} {part} inputs but {len(y)} labels")
+        if not x.numel():
+            raise DataError(f"{task} is empty: its {part} inputs are of shape {list(x.shape)}")
+        lowest, highest = (int(label) for label in y.aminmax())
+        for label in (lowest, highest):
+            if not 0 <= label < self.classes:
+                raise DataError(
+                    f"{task}: {part} label {label} is outside its {self.classes} classes, 0 to "
+                    f"{self.classes - 1}"
+                )
+        if part == "training" and lowest == highest:
+            raise DataError(
+                f"{task}: every training label is {lowest}, expected at least 2 different ones"
+            )
+        if x.is_floating_point() and not x.isfinite().all():
+            first = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise DataError(f"{task}: {part} input {first} holds NaN or infinity")

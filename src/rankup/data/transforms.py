@@ -1,0 +1,169 @@
+"""What happens to a batch of images on its way into a network.
+
+Pure functions of `[B, C, H, W]` tensors that run in batches on any device. What is random comes in
+as tensors, and nothing waits for the device, so all of it may be captured in a CUDA graph.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from rankup.data.errors import DataError
+
+
+class Transform(Protocol):
+    """What a task does to all its inputs, in training and testing alike."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def to(self, device: torch.device | str) -> "Transform": ...
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """Pixel i of the result, counted over channels, rows and columns, is pixel `index[i]`.
+
+    >>> Permutation(torch.tensor([2, 0, 3, 1]))(torch.tensor([[[[5.0, 6.0], [7.0, 8.0]]]]))
+    tensor([[[[7., 5.],
+              [8., 6.]]]])
+    """
+
+    index: Tensor
+
+    def __post_init__(self) -> None:
+        index = self.index
+        if index.dtype != torch.int64 or index.dim() != 1:
+            raise DataError(
+                f"a permutation is a row of int64 numbers, got {index.dtype} {list(index.shape)}"
+            )
+        if not torch.equal(index.sort().values, torch.arange(len(index), device=index.device)):
+            raise DataError(
+                f"a permutation of {len(index)} pixels holds every number from 0 to "
+                f"{len(index) - 1} once, and this one does not"
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        pixels = x.flatten(1)  # [B, C·H·W]
+        if pixels.shape[1] != len(self.index):
+            raise DataError(
+                f"a permutation of {len(self.index)} pixels cannot be applied to inputs of "
+                f"{pixels.shape[1]} ({'×'.join(map(str, x.shape[1:]))})"
+            )
+        if x.is_floating_point():
+            return pixels.index_select(1, self.index).view_as(x)
+        # On the CPU index_select is six times slower for bytes than for floats, gather is not.
+        return pixels.gather(1, self.index.expand_as(pixels)).view_as(x)
+
+    def to(self, device: torch.device | str) -> "Permutation":
+        return Permutation(self.index.to(device))
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Turns images counter-clockwise about their centre, by an angle in degrees.
+
+    Bilinear, with zeros around the image: `scipy.ndimage.rotate(…, order=1, reshape=False,
+    mode="grid-constant")`. SciPy's default mode differs only where a pixel falls between the
+    image's border and the zeros around it: there it puts zero instead of interpolating.
+    """
+
+    angle: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.angle):
+            raise DataError(f"an angle must be a number of degrees, got {self.angle}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or not x.is_floating_point():
+            raise DataError(
+                f"a rotation takes images in floating point, [B, C, H, W], got {x.dtype} "
+                f"{list(x.shape)}"
+            )
+        height, width = x.shape[2:]
+        # From numbers, not from a tensor of them: a copy to the device would wait for it.
+        cos, sin = math.cos(math.radians(self.angle)), math.sin(math.radians(self.angle))
+        rows = torch.arange(height, device=x.device, dtype=x.dtype)[:, None] - (height - 1) / 2
+        columns = torch.arange(width, device=x.device, dtype=x.dtype)[None] - (width - 1) / 2
+        # Where each pixel of the result comes from, in pixels from the centre.
+        from_rows = cos * rows + sin * columns  # [H, W]
+        from_columns = cos * columns - sin * rows
+        # grid_sample counts (column, row) in half images, here from border to border.
+        grid = torch.stack((from_columns * (2 / width), from_rows * (2 / height)), -1)
+        return grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False)
+
+    def to(self, device: torch.device | str) -> "Rotation":
+        return self
+
+
+class Augmentation(NamedTuple):
+    """What is random about one batch's augmentation."""
+
+    coins: Tensor  # bool [B]
+    offsets: Tensor  # int64 [B, 2], each 0 … 2·pad
+
+
+def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augmentation:
+    """The coins and offsets of a batch of that many images, on the generator's device."""
+    device = generator.device
+    coins = torch.randint(2, (batch,), generator=generator, device=device) == 1
+    offsets = torch.randint(2 * pad + 1, (batch, 2), generator=generator, device=device)
+    return Augmentation(coins, offsets)
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Bytes 0 … 255 to float32 0 … 1; floats as they are, in float32."""
+    # One operation, since bytes times a fraction are floats; dividing takes twice as long.
+    return x.mul(1 / 255) if x.dtype == torch.uint8 else x.to(torch.float32)
+
+
+def flip(x: Tensor, coins: Tensor) -> Tensor:
+    """Mirrors left and right where the coin is true."""
+    return torch.where(coins[:, None, None, None], x.flip(-1), x)
+
+
+def crop(x: Tensor, pad: int, offsets: Tensor) -> Tensor:
+    """Windows of the images' own size, from images padded by reflection on all sides.
+
+    `offsets` are the windows' top left corners in the padded images; `pad` leaves the image as it
+    is.
+    """
+    return _gather(x, *_window(x, pad, offsets))
+
+
+def augment(x: Tensor, pad: int, augmentation: Augmentation) -> Tensor:
+    """`crop(flip(x, coins), pad, offsets)`, in one pass over the images."""
+    coins, offsets = augmentation
+    rows, columns = _window(x, pad, offsets)
+    columns = torch.where(coins[:, None], x.shape[3] - 1 - columns, columns)
+    return _gather(x, rows, columns)
+
+
+def _window(x: Tensor, pad: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows `[B, H]` and columns `[B, W]` of the images that the windows show."""
+    if not 0 <= pad < min(x.shape[2:]):
+        raise DataError(
+            f"images of {x.shape[3]}×{x.shape[2]} pixels can be padded by reflection by 0 to "
+            f"{min(x.shape[2:]) - 1} pixels, got {pad}"
+        )
+    return (
+        _reflected(offsets[:, :1] - pad, x.shape[2]),
+        _reflected(offsets[:, 1:] - pad, x.shape[3]),
+    )
+
+
+def _reflected(start: Tensor, size: int) -> Tensor:
+    """`size` places from each start on, those outside of 0 … size - 1 mirrored back into it."""
+    places = (start + torch.arange(size, device=start.device)).abs()
+    return (size - 1) - ((size - 1) - places).abs()
+
+
+def _gather(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    # One flat gather: seven times as fast on the CPU as indexing by rows and columns, and padding
+    # never has to be made.
+    places = rows[:, :, None] * x.shape[3] + columns[:, None, :]  # [B, H, W]
+    pixels = x.flatten(2)  # [B, C, H·W]
+    return pixels.gather(2, places.flatten(1)[:, None].expand_as(pixels)).view_as(x)

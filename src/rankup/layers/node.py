@@ -1,0 +1,62 @@
+"""The factored map of a task being learned as one node of autograd's graph.
+
+Most of a small network's step is the cost of starting operations, not arithmetic. Written out, the
+node starts half as many as autograd would, and none for what is frozen.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class FactoredMap(torch.autograd.Function):
+    """`((x Vᵀ) · selector) U + bias` over old factors, which are frozen, and new ones.
+
+    `projected` is `x V_oldᵀ` where that was computed before. New factors, the bias or the old
+    factors may be missing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,  # [N, in]
+        selector: Tensor,  # [R]
+        new_U: Tensor | None,
+        new_V: Tensor | None,
+        bias: Tensor | None,
+        old_U: Tensor,
+        old_V: Tensor,
+        projected: Tensor | None,
+    ) -> Tensor:
+        U = old_U if new_U is None else torch.cat([old_U, new_U])
+        V = old_V if new_V is None else torch.cat([old_V, new_V])
+        if projected is None:
+            hidden = x @ V.t()  # [N, R]
+        elif new_V is None:
+            hidden = projected
+        else:
+            hidden = torch.cat([projected, x @ new_V.t()], 1)
+        scaled = hidden * selector
+        ctx.new = 0 if new_U is None else len(new_U)
+        ctx.save_for_backward(x, selector, hidden, scaled, U, V)
+        return scaled @ U if bias is None else torch.addmm(bias, scaled, U)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, selector, hidden, scaled, U, V = ctx.saved_tensors
+        wants_x, _, wants_factors, _, wants_bias, *_ = ctx.needs_input_grad
+        to_scaled = grad @ U.t()  # [N, R]
+        to_hidden = to_scaled * selector
+        return (
+            to_hidden @ V if wants_x else None,
+            (to_scaled * hidden).sum(0),
+            scaled[:, -ctx.new :].t() @ grad if wants_factors else None,
+            to_hidden[:, -ctx.new :].t() @ x if wants_factors else None,
+            grad.sum(0) if wants_bias else None,
+            None,
+            None,
+            None,
+        )

@@ -1,0 +1,62 @@
+"""What a method is: something that learns one task after another and answers for all of them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor, nn
+
+from rankup.data.tasks import Task
+from rankup.metrics import Footprint
+from rankup.plan import Growth
+from rankup.recipe import Recipe
+from rankup.train import Checkpoint, OnEpoch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is made from: a module for the architecture, how the rank update would grow
+    it, the recipe and the seed of all that is random."""
+
+    module: nn.Module
+    growth: Growth
+    recipe: Recipe
+    seed: int
+
+
+class Method(ABC):
+    """One way to learn a stream.
+
+    A method keeps what it knows on disk between tasks: `load(folder, setting)` after
+    `save(folder)` gives a method that goes on as this one would.
+    """
+
+    setting: Setting
+
+    @abstractmethod
+    def __init__(self, setting: Setting) -> None: ...
+
+    @property
+    @abstractmethod
+    def learned(self) -> int:
+        """How many tasks it has learned."""
+
+    @abstractmethod
+    def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
+        """Learn the next task, or raise `TaskFailed` and be as before."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of the task with that index."""
+
+    @abstractmethod
+    def footprint(self) -> Footprint:
+        """Everything it must store to answer for all tasks and to learn the next."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, setting: Setting) -> Self: ...

@@ -1,0 +1,126 @@
+"""Plain sequential fine-tuning: one dense network, a head per task, nothing against forgetting."""
+
+import copy
+from pathlib import Path
+from typing import Self
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.data.tasks import Task
+from rankup.layers import Start, TaskHead, active
+from rankup.methods.base import Method, Setting
+from rankup.metrics import Footprint
+from rankup.plan import make_plan
+from rankup.specs import HeadSpec
+from rankup.store import write_file
+from rankup.train import Checkpoint, Feed, OnEpoch, check_learned, learn
+
+_FILE = "weights.safetensors"
+
+
+class FineTune(Method):
+    """All weights but the heads are shared and go on learning. Norms are shared too, with running
+    averages as torch keeps them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        plan = make_plan(setting.module, setting.growth)
+        spec = next(layer for layer in plan.layers if isinstance(layer, HeadSpec))
+        self.head = TaskHead(spec, setting.seed, plan.dtype, plan.device)
+        original = setting.module.get_submodule(spec.name)
+        self.body = copy.deepcopy(setting.module, {id(original): self.head})
+        with torch.random.fork_rng([plan.device] if plan.device.type == "cuda" else []):
+            torch.manual_seed(seeds.generator(setting.seed, "finetune").initial_seed())
+            for part in self.body.modules():
+                if callable(redraw := getattr(part, "reset_parameters", None)):
+                    redraw()
+
+    @property
+    def learned(self) -> int:
+        return self.head.count
+
+    def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
+        index, recipe = self.learned, self.setting.recipe
+        before = copy.deepcopy(self.body.state_dict())
+        self.head.open(self.head.start(task.classes, Start()))
+        feed = Feed(task, recipe, self.head.weights.device)
+
+        def train_logits(rows: Tensor, draw: torch.Generator) -> Tensor:
+            self.body.train()
+            with active(index):
+                logits: Tensor = self.body(feed.batch(rows, draw))
+            return logits
+
+        def predict(x: Tensor) -> Tensor:
+            return self.predict(x, index)
+
+        try:
+            learn(
+                train_logits,
+                predict,
+                list(self.body.parameters()),
+                feed,
+                recipe,
+                index=index,
+                seed=self.setting.seed,
+                buffers=dict(self.body.named_buffers()),
+                resume=resume,
+                on_epoch=on_epoch,
+            )
+            check_learned(predict, feed)
+        except BaseException:
+            self.head.close()
+            self.body.load_state_dict(before)
+            raise
+        added = self.head.learned()
+        self.head.close()
+        self.head.install(self.head.extended(added))
+        # Only the weights that stay parameters were views of the optimiser's flat tensor.
+        for parameter in self.body.parameters():
+            parameter.data = parameter.data.clone()
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        with active(task):
+            logits: Tensor = self.body.eval()(x)
+        return logits
+
+    def footprint(self) -> Footprint:
+        heads = sum(t.numel() for i in range(self.learned) for t in self.head.added(i).values())
+        return Footprint(
+            parameters=heads + sum(t.numel() for t in self._shared().values()), buffer=0
+        )
+
+    def save(self, folder: Path) -> None:
+        tensors = {f"shared/{name}": tensor for name, tensor in self._shared().items()}
+        for index in range(self.learned):
+            tensors |= {f"{index}/{key}": t for key, t in self.head.added(index).items()}
+        copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / _FILE, safetensors.torch.save(copies))
+
+    @classmethod
+    def load(cls, folder: Path, setting: Setting) -> Self:
+        method = cls(setting)
+        tensors = safetensors.torch.load((folder / _FILE).read_bytes())
+        shared = {
+            n.removeprefix("shared/"): t for n, t in tensors.items() if n.startswith("shared")
+        }
+        with torch.no_grad():
+            for name, tensor in method._shared().items():
+                tensor.copy_(shared[name])
+        device = method.head.weights.device
+        index = 0
+        while f"{index}/weight" in tensors:
+            keys = [key for key in ("weight", "bias") if f"{index}/{key}" in tensors]
+            added = {key: tensors[f"{index}/{key}"].to(device) for key in keys}
+            method.head.install(method.head.extended(added))
+            index += 1
+        return method
+
+    def _shared(self) -> dict[str, Tensor]:
+        own = {id(t) for t in nn.Module.state_dict(self.head, keep_vars=True).values()}
+        state = self.body.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in state.items() if id(tensor) not in own}

@@ -1,0 +1,133 @@
+"""Recipes: the numbers of a training run, each with its help text. No torch here: the command line
+shows them before anything heavy is loaded."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_origin
+
+from rankup.errors import RankupError
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task is learned.
+
+    >>> Recipe(epochs=5).lr
+    0.01
+    >>> Recipe(epochs=0)
+    Traceback (most recent call last):
+    rankup.errors.RankupError: epochs must be at least 1, got 0
+    """
+
+    epochs: int = _option(10, "Passes over a task's training data.")
+    batch: int = _option(128, "Samples in a step.")
+    lr: float = _option(1e-2, "Learning rate of Adam; with a one-cycle schedule its peak.")
+    first_lr: float = _option(0.0, "Learning rate of the first task, where it differs; 0: lr.")
+    schedule: Literal["one-cycle", "constant"] = _option(
+        "one-cycle", "The rate over a task: up and down along a cosine, or constant."
+    )
+    warmup: float = _option(0.1, "Share of a one-cycle schedule in which the rate rises.")
+    weight_decay: float = _option(0.0, "Decoupled weight decay on all that a task learns.")
+    loss: Literal["cross-entropy", "mse"] = _option(
+        "cross-entropy", "Cross-entropy, or the squared error of the softmax as in the paper."
+    )
+    pixels: Literal["unit", "centred", "raw"] = _option(
+        "unit", "Pixel values from 0 to 1, from -1 to 1, or from 0 to 255."
+    )
+    selectors: str = _option(
+        "previous", "Where selectors over old factors start: 'previous' task's values or a number."
+    )
+    norms: Literal["fresh", "previous"] = _option(
+        "previous", "Where norms' weights start: fresh or at the previous task's."
+    )
+    flip: bool = _option(False, "Mirror half of the training images.")
+    crop: int = _option(0, "Shift training images by up to so many pixels (reflected borders).")
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch", 1), ("crop", 0)):
+            if getattr(self, name) < least:
+                raise RankupError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.lr <= 0:
+            raise RankupError(f"lr must be positive, got {self.lr}")
+        for name in ("first_lr", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise RankupError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise RankupError(f"warmup must be from 0 to below 1, got {self.warmup}")
+        for item in fields(self):
+            if get_origin(item.type) is Literal:
+                known = get_args(item.type)
+                if getattr(self, item.name) not in known:
+                    raise RankupError(
+                        f"{item.name} must be one of {', '.join(known)}, got "
+                        f"{getattr(self, item.name)!r}"
+                    )
+        self.selector_start()
+
+    def selector_start(self) -> float | Literal["previous"]:
+        if self.selectors == "previous":
+            return "previous"
+        try:
+            return float(self.selectors)
+        except ValueError:
+            raise RankupError(
+                f"selectors must be 'previous' or a number, got {self.selectors!r}"
+            ) from None
+
+    @property
+    def augments(self) -> bool:
+        return self.flip or self.crop > 0
+
+
+PAPER = Recipe(
+    epochs=500,
+    lr=1e-4,
+    first_lr=1e-5,
+    schedule="constant",
+    loss="mse",
+    pixels="raw",
+    selectors="0",
+    norms="fresh",
+)
+
+RECIPES = {
+    "default": "ours: the paper's accuracy in a hundredth of its epochs; fits the stream",
+    "paper": "what the paper and its notebook do: 500 epochs, squared error, constant rate",
+}
+
+
+def recipe_for(
+    name: str,
+    *,
+    colour: bool = False,
+    size: int = 28,
+    samples: int = 60_000,
+    net: str = "mlp",
+    learned: bool = True,
+) -> Recipe:
+    """The recipe of that name for a stream and a network.
+
+    Args:
+        colour: whether the stream is of natural images, which want augmentation.
+        size: the images' height, to which crops are in proportion.
+        samples: how many training samples a task has; few of them want more epochs.
+        net: the network's name.
+        learned: whether tasks learn factors or only select from seeded ones, which takes a
+            higher rate and some decay.
+    """
+    if name == "paper":
+        return PAPER
+    if name != "default":
+        raise RankupError(f"there is no recipe {name!r}, only {', '.join(RECIPES)}")
+    recipe = Recipe()
+    if not learned:
+        recipe = replace(recipe, lr=2e-2, weight_decay=0.02)
+    if samples < 10_000:
+        recipe = replace(recipe, epochs=30 if colour else 60, batch=64)
+    if colour:
+        decay = 0.1 if not learned else 0.02 if net == "resnet18" else 0.05
+        recipe = replace(recipe, weight_decay=decay, flip=True, crop=max(1, round(size / 10.5)))
+    return recipe

@@ -1,0 +1,93 @@
+"""Runs as one HTML page that holds all it shows: no network, no script, light and dark."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.report import text, theme
+from rankup.report.plots import MOST_STACKED, write_plots
+from rankup.report.runs import Run
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+
+def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
+    """Write the page to `path` and its plots beside it, and return the page's path."""
+    if not runs:
+        raise RankupError("a report needs at least one run")
+    page = Path(path)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        plots = write_plots(runs, page.parent)
+        page.write_text(_page(runs, plots, page.parent), encoding="utf-8")
+    except OSError as error:
+        raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
+    return page
+
+
+def _page(runs: Sequence[Run], plots: list[str], folder: Path) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(_TEMPLATE.read_text("utf-8"))
+    return template.render(
+        streams=", ".join(dict.fromkeys(run.stream for run in runs)),
+        summary=text.summary(runs),
+        runs=[_results(runs, index) for index in range(len(runs))],
+        tasks=_tasks(runs),
+        settings=_settings(runs),
+        plots={name: [_embedded(folder, name, each) for each in theme.THEMES] for name in plots},
+        themes=theme.THEMES,
+        colour=theme.colour,
+    )
+
+
+def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
+    run = runs[index]
+    return {
+        "number": index + 1,
+        "name": text.labels(runs)[index],
+        "accuracy": text.percent(run.matrix.average_accuracy()),
+        "forgetting": text.percent(run.matrix.forgetting()),
+        "backward": text.percent(run.matrix.backward_transfer()),
+        "parameters": text.count(run.parameters),
+        "buffer": text.count(run.buffer),
+        "time": text.duration(run.seconds),
+        "has_many_layers": len(run.selectors) > MOST_STACKED,
+    }
+
+
+def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row for each task: accuracy now and what was forgotten of it, for each run."""
+    rows = []
+    for task in range(max(len(run.tasks) for run in runs)):
+        names = dict.fromkeys(run.tasks[task] for run in runs if task < len(run.tasks))
+        cells = []
+        for run in runs:
+            if task < len(run.tasks):
+                now, learned = run.matrix.rows[-1][task], run.matrix.rows[task][task]
+                cells.append((text.percent(now), text.percent(learned - now)))
+            else:
+                cells.append((text.NOTHING, text.NOTHING))
+        rows.append({"name": " / ".join(names), "cells": cells})
+    return rows
+
+
+def _settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row for each setting with the value of each run."""
+    given = [text.settings(run) for run in runs]
+    keys = dict.fromkeys(key for config in given for key in config)
+    rows = [(key, [config.get(key, text.NOTHING) for config in given]) for key in keys]
+    return [{"key": key, "values": values, "differs": len(set(values)) > 1} for key, values in rows]
+
+
+def _embedded(folder: Path, name: str, each: theme.Theme) -> str:
+    content = (folder / f"{name}{each.suffix}.png").read_bytes()
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

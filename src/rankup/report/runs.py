@@ -1,0 +1,185 @@
+"""A run folder, read back: its settings, a line for each task learned, and the selectors.
+
+config.json     what was asked for
+metrics.jsonl   a line per task learned: accuracies, parameters, replay buffer, seconds
+net/            the network, if the method keeps one of factors
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankup.errors import RankupError
+from rankup.metrics import AccuracyMatrix
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+NET = "net"
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass
+class Run:
+    """One run of a method on a stream, as far as it has come.
+
+    `selectors` maps a layer to `[T, R]`: how task t uses factor i, nan where a task came before
+    the factor. `factors` maps a layer to how many factors came from where: the seeded ones first,
+    then those that each task added. Both are empty for a method that has no factors.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    lines: list[dict[str, Any]]
+    matrix: AccuracyMatrix
+    selectors: dict[str, Array]
+    factors: dict[str, list[int]]
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def stream(self) -> str:
+        return str(self.config["stream"])
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the tasks learned."""
+        return [str(line["task"]) for line in self.lines]
+
+    @property
+    def parameters(self) -> float:
+        return float(self.lines[-1]["parameters"])
+
+    @property
+    def buffer(self) -> float:
+        return float(self.lines[-1]["buffer"])
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(line["seconds"]) for line in self.lines)
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RankupError(f"there is no run folder {folder}")
+    config = _read_config(folder / CONFIG)
+    lines, matrix = _read_metrics(folder / METRICS)
+    if not lines:
+        raise RankupError(f"nothing has been learned yet in {folder}: {METRICS} has no whole line")
+    selectors, factors = _read_selectors(folder / NET, len(lines))
+    return Run(folder, config, lines, matrix, selectors, factors)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RankupError(f"{path.parent} is not a run folder: it has no {CONFIG}") from None
+    except OSError as error:
+        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError:
+        raise RankupError(f"{path} is truncated or edited: it is no JSON") from None
+    for key in ("stream", "method"):
+        if not isinstance(config, dict) or key not in config:
+            raise RankupError(f"{path} does not hold the settings of a run: it has no {key!r}")
+    return dict(config)
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
+    *whole, rest = content.split(b"\n")
+    if _parsed(rest) is not None:  # else it is empty, or was cut off by a crash
+        whole.append(rest)
+    lines: list[dict[str, Any]] = []
+    matrix = AccuracyMatrix()
+    for number, text in enumerate(whole, start=1):
+        line = _parsed(text)
+        try:
+            lines.append(_checked(line))
+            matrix.add(lines[-1]["accuracy"])
+        except RankupError as error:
+            raise RankupError(f"line {number} of {path} is broken: {error}") from None
+    return lines, matrix
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _checked(line: Any) -> dict[str, Any]:
+    if not isinstance(line, dict):
+        raise RankupError("it is no JSON object")
+    for key in ("task", "accuracy", "parameters", "buffer", "seconds"):
+        if key not in line:
+            raise RankupError(f"it has no {key!r}")
+    for key in ("parameters", "buffer", "seconds"):
+        value = line[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise RankupError(f"{key!r} is {value!r}, not a number")
+    return line
+
+
+def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:
+    """Of the first `tasks` tasks of the network, without loading the rest of it."""
+    import safetensors
+
+    layers, files = _read_manifest(folder / "manifest.json")
+    rows: dict[str, list[Array]] = {layer: [] for layer in layers}
+    factors: dict[str, list[int]] = {layer: [] for layer in layers}
+    for file in files[:tasks]:
+        try:
+            with safetensors.safe_open(file, framework="numpy") as tensors:
+                names = set(tensors.keys())
+                for layer in layers:
+                    row = np.asarray(tensors.get_tensor(f"{layer}.selector"), dtype=np.float64)
+                    # A task that adds no factors has no U.
+                    U = f"{layer}.U"
+                    added = tensors.get_slice(U).get_shape()[0] if U in names else 0
+                    if not factors[layer]:
+                        factors[layer].append(
+                            len(row) - added
+                        )  # the first task's others are seeded
+                    factors[layer].append(added)
+                    rows[layer].append(row)
+        except (OSError, TypeError, safetensors.SafetensorError) as error:
+            raise RankupError(f"the selectors in {file} cannot be read: {error}") from error
+    return {layer: _padded(rows[layer]) for layer in layers}, factors
+
+
+def _read_manifest(path: Path) -> tuple[list[str], list[Path]]:
+    """The names of the factored layers in the order in which they run, and the tasks' files; none
+    where there is no network of factors."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        layers = [str(part["name"]) for part in manifest["parts"] if part["kind"] == "factored"]
+        files = [path.parent / "tasks" / Path(task["file"]).name for task in manifest["tasks"]]
+    except (FileNotFoundError, NotADirectoryError):
+        return [], []
+    except OSError as error:
+        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError):
+        raise RankupError(f"{path} is not the manifest of a rankup network") from None
+    return (layers, files) if files else ([], [])
+
+
+def _padded(rows: list[Array]) -> Array:
+    table = np.full((len(rows), max(len(row) for row in rows)), np.nan)  # [T, R]
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
+    return table

@@ -1,0 +1,119 @@
+"""Numbers and names as people read them, the same in the terminal and on the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankup.report.runs import Run
+
+NOTHING = "–"  # stands where a setting or a result is not there
+
+
+def percent(fraction: float) -> str:
+    """
+    >>> percent(0.93414), percent(-0.25), percent(-0.00001)
+    ('93.41', '−25.00', '0.00')
+    """
+    text = f"{100 * fraction:.2f}"
+    return "0.00" if text == "-0.00" else text.replace("-", "−")
+
+
+def count(numbers: float) -> str:
+    """
+    >>> count(109020.0)
+    '109,020'
+    """
+    return f"{numbers:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.14159), duration(64.6), duration(7325)
+    ('3.1 s', '1 min 05 s', '2 h 02 min')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """One sentence on how the runs went."""
+    names = labels(runs)
+    if len(runs) > 3 and not one_stream(runs):
+        return f"{len(runs)} runs on {len({run.stream for run in runs})} streams"
+    if len(runs) > 3:
+        best = max(range(len(runs)), key=lambda index: runs[index].matrix.average_accuracy())
+        return f"Of {len(runs)} runs the best on average is {names[best]}: {_result(runs[best])}"
+    of_stream = f" of {runs[0].stream}" if one_stream(runs) else ""
+    return "; ".join(
+        f"{name} learned {_tasks(run)}{of_stream}: {_result(run)}"
+        for name, run in zip(names, runs, strict=True)
+    )
+
+
+def one_stream(runs: Sequence[Run]) -> bool:
+    return len({run.stream for run in runs}) == 1
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A short name for each run: its method, and as many settings as it takes to tell runs of the
+    same method apart."""
+    names = [run.method if one_stream(runs) else f"{run.method} on {run.stream}" for run in runs]
+    given = [settings(run) for run in runs]
+    added: list[tuple[str, ...]] = [()] * len(runs)
+    for key in dict.fromkeys(key for config in given for key in config):
+        known = list(zip(names, added, strict=True))
+        longer = [
+            (*parts, f"{key} {config[key]}")
+            if known.count((name, parts)) > 1 and config.get(key, NOTHING) != NOTHING
+            else parts
+            for name, parts, config in zip(names, added, given, strict=True)
+        ]
+        if len(set(zip(names, longer, strict=True))) > len(set(known)):
+            added = longer
+    full = [
+        f"{name} ({', '.join(parts)})" if parts else name
+        for name, parts in zip(names, added, strict=True)
+    ]
+    return [
+        f"{name} #{full[: index + 1].count(name)}" if full.count(name) > 1 else name
+        for index, name in enumerate(full)
+    ]
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Every setting of a run as text; those of the recipe stand beside the others."""
+    flat: dict[str, str] = {}
+    for key, value in run.config.items():
+        if key == "versions" and isinstance(value, dict):
+            flat |= {f"{name} version": _plain(version) for name, version in value.items()}
+        elif isinstance(value, dict):
+            inner = {key if name == "name" else name: entry for name, entry in value.items()}
+            flat |= {name: _plain(entry) for name, entry in inner.items()}
+        elif key != "task_names":
+            flat[key] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_plain(entry) for entry in value)
+    return str(value)
+
+
+def _tasks(run: Run) -> str:
+    asked, done = run.config.get("tasks"), len(run.tasks)
+    if isinstance(asked, int) and asked > done:
+        return f"{done} of {asked} tasks"
+    return "1 task" if done == 1 else f"{done} tasks"
+
+
+def _result(run: Run) -> str:
+    average = percent(run.matrix.average_accuracy())
+    return f"{average} % on average, forgetting {percent(run.matrix.forgetting())}"

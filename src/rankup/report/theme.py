@@ -1,0 +1,47 @@
+"""The colours of plots and page, light and dark, in one place: a plot has the page's background and
+so has no visible edge. Runs are told apart by eye also where colours are not: each has a marker."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Theme:
+    name: str
+    page: str
+    surface: str  # of boxes and plots
+    text: str
+    muted: str
+    line: str
+    runs: tuple[str, ...]
+
+    @property
+    def suffix(self) -> str:
+        """Of a plot's file name."""
+        return "" if self is LIGHT else f"-{self.name}"
+
+
+# The runs' colours are Okabe and Ito's, safe for colour-blind eyes, brightened for the dark.
+LIGHT = Theme(
+    name="light",
+    page="#f4f5f7",
+    surface="#ffffff",
+    text="#1c2128",
+    muted="#5b6573",
+    line="#dfe3e8",
+    runs=("#0072b2", "#d55e00", "#009e73", "#b8508f", "#c98a00", "#3f9fd8"),
+)
+DARK = Theme(
+    name="dark",
+    page="#0e1116",
+    surface="#171b22",
+    text="#e4e8ee",
+    muted="#98a2b0",
+    line="#2c333d",
+    runs=("#4fa9e3", "#f08046", "#2fbf95", "#e08fc0", "#edb232", "#8fd0f7"),
+)
+THEMES = (LIGHT, DARK)
+MARKERS = "os^DvP"
+
+
+def colour(theme: Theme, index: int) -> str:
+    return theme.runs[index % len(theme.runs)]

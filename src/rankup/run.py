@@ -1,0 +1,226 @@
+"""Learning a stream with a method, in a run folder from which it can go on at any time.
+
+config.json    what was asked for, enough to repeat it
+metrics.jsonl  a line per task learned
+net/           what the method knows
+checkpoint.safetensors   the task being learned, after its last finished epoch
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+import rankup
+from rankup import models
+from rankup.data.streams import Stream
+from rankup.data.tasks import Task
+from rankup.errors import RankupError
+from rankup.methods import method_class
+from rankup.methods.base import Method, Setting
+from rankup.metrics import AccuracyMatrix
+from rankup.plan import Growth
+from rankup.rank import Rank
+from rankup.recipe import Recipe
+from rankup.store import write_file
+from rankup.train import Checkpoint, Epoch, Feed, accuracy
+
+CONFIG, METRICS, NET, CHECKPOINT = "config.json", "metrics.jsonl", "net", "checkpoint.safetensors"
+
+
+class RunError(RankupError):
+    """A run folder cannot be used."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What was asked for, as written to `config.json`."""
+
+    stream: str
+    method: str
+    net: str
+    width: int
+    rank: str
+    seeded: str | None
+    tasks: int
+    seed: int
+    device: str
+    threads: int
+    recipe: dict[str, Any]
+    task_names: list[str]
+    versions: dict[str, str]
+
+
+OnProgress = Callable[[int, Task, Epoch], None]
+
+
+def run(
+    config: RunConfig,
+    stream: Stream,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    on_task: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Learn all tasks of a stream that are not learned yet."""
+    _open_folder(config, out, resume)
+    torch.set_num_threads(config.threads)
+    device = torch.device(config.device)
+    recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
+    setting = Setting(
+        make_module(config, stream[0]).to(device), growth_of(config), recipe, config.seed
+    )
+    kind = method_class(config.method)
+    known = (out / NET).exists() and any((out / NET).iterdir())
+    method = kind.load(out / NET, setting) if known else kind(setting)
+    lines = read_lines(out)
+    matrix = AccuracyMatrix()
+    for line in lines:
+        matrix.add(line["accuracy"])
+    for index in range(len(lines), len(stream)):
+        started = time.perf_counter()
+        if method.learned == index:
+            _learn(method, stream[index], index, out, on_progress)
+        # The time that learning took is lost where a run was stopped just after it.
+        seconds = time.perf_counter() - started
+        matrix.add([_test(method, stream[j], j, recipe, device) for j in range(index + 1)])
+        line = _line(stream[index], matrix, method, seconds)
+        lines.append(line)
+        _write_lines(out, lines)
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        if on_task is not None:
+            on_task(line)
+
+
+def make_module(config: RunConfig, task: Task) -> nn.Module:
+    """The network that the tasks' inputs fit into."""
+    shape = task.train_x.shape[1:]
+    if config.net == "mlp":
+        return models.mlp(shape.numel(), hidden=[config.width, config.width])
+    if len(shape) != 3:
+        raise RunError(f"resnet18 takes images, got inputs of shape {list(shape)}")
+    return models.resnet18(config.width, image_size=shape[-1], channels=shape[0])
+
+
+def growth_of(config: RunConfig) -> Growth:
+    return Growth(parse_rank(config.rank, config.seeded), "new", None, (), None, None, config.seed)
+
+
+def parse_rank(rank: str, seeded: str | None) -> Rank:
+    """A rank rule as the command line writes it.
+
+    >>> parse_rank("11,1", None)
+    Rank(first=11, step=1, seeded=0, of_outputs=False)
+    >>> parse_rank("0.1,0.02", "4x")
+    Rank(first=0.1, step=0.02, seeded='4x', of_outputs=True)
+    """
+    try:
+        first, step = rank.split(",")
+        amounts = (float(first), float(step)) if "." in rank else (int(first), int(step))
+        entries = [e if e.endswith("x") else int(e) for e in seeded.split(",")] if seeded else [0]
+    except ValueError:
+        raise RankupError(
+            f"rank is written as 11,1 or 0.1,0.02 and seeded as 256, 4x or 1536,768; got "
+            f"rank {rank!r} and seeded {seeded!r}"
+        ) from None
+    spec = entries[0] if len(entries) == 1 else entries
+    return Rank(amounts[0], amounts[1], spec, of_outputs="." in rank)
+
+
+def read_lines(out: Path) -> list[dict[str, Any]]:
+    path = out / METRICS
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def versions() -> dict[str, str]:
+    return {"rankup": rankup.__version__, "torch": torch.__version__}
+
+
+def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    path = out / CONFIG
+    if path.exists() and not resume:
+        raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
+    if not path.exists() and out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} holds other files: name a new folder with --out")
+    if path.exists():
+        stored = json.loads(path.read_text())
+        wanted = json.loads(json.dumps(asdict(config)))
+        differing = [k for k in wanted if k != "versions" and stored.get(k) != wanted[k]]
+        if differing:
+            name = differing[0]
+            raise RunError(
+                f"{out} was begun with {name} {stored.get(name)}, not {wanted[name]}: go on with "
+                "the same options, or begin a new run with --out"
+            )
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps(asdict(config), indent=1, ensure_ascii=False).encode() + b"\n")
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def _learn(
+    method: Method, task: Task, index: int, out: Path, on_progress: OnProgress | None
+) -> None:
+    def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
+        _save_checkpoint(out, index, checkpoint)
+        if on_progress is not None:
+            on_progress(index, task, epoch)
+
+    method.learn(task, _load_checkpoint(out, index), on_epoch)
+    method.save(out / NET)
+
+
+def _test(method: Method, task: Task, index: int, recipe: Recipe, device: torch.device) -> float:
+    return accuracy(lambda x: method.predict(x, index), Feed(task, recipe, device).test())
+
+
+def _line(task: Task, matrix: AccuracyMatrix, method: Method, seconds: float) -> dict[str, Any]:
+    footprint = method.footprint()
+    return {
+        "task": task.name,
+        "accuracy": matrix.rows[-1],
+        "average_accuracy": matrix.average_accuracy(),
+        "forgetting": matrix.forgetting(),
+        "parameters": footprint.parameters,
+        "buffer": footprint.buffer,
+        "seconds": seconds,
+    }
+
+
+def _write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_file(out / METRICS, text.encode())
+
+
+def _save_checkpoint(out: Path, index: int, checkpoint: Checkpoint) -> None:
+    # Renamed into place, so that a killed process leaves the old one; not forced to the disk,
+    # because it is only worth an epoch.
+    about = {"at": json.dumps({"task": index, "epoch": checkpoint.epoch})}
+    state = {name: t.detach().to("cpu", copy=True) for name, t in checkpoint.state.items()}
+    temporary = out / f".{CHECKPOINT}.tmp"
+    temporary.write_bytes(safetensors.torch.save(state, about))
+    os.replace(temporary, out / CHECKPOINT)
+
+
+def _load_checkpoint(out: Path, index: int) -> Checkpoint | None:
+    path = out / CHECKPOINT
+    if not path.exists():
+        return None
+    with safetensors.safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["at"])
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    # One that was left from an earlier task says nothing about this one.
+    return Checkpoint(about["epoch"], state) if about["task"] == index else None

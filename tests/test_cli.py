@@ -1,0 +1,156 @@
+"""The command line as a person uses it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankup.data import STREAMS
+from rankup.methods import METHODS
+
+ENV = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(sys.path),
+    "COLUMNS": "80",
+    "OMP_NUM_THREADS": "1",
+    "RANKUP_DATA": "",
+}
+
+
+def rankup(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankup", *map(str, arguments)]
+    return subprocess.run(command, env=ENV, cwd=cwd, capture_output=True, text=True)
+
+
+QUICK = ("--tasks", 2, "--epochs", 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of each method."""
+    folder = tmp_path_factory.mktemp("cli")
+    for method in ("rank", "finetune"):
+        done = rankup("run", "--method", method, *QUICK, "--width", 32, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_prints_its_table_and_writes_its_folder(folder: Path) -> None:
+    run = folder / "runs" / "p-digits-rank-0"
+    assert {p.name for p in run.iterdir()} >= {"config.json", "metrics.jsonl", "net", "report.html"}
+    again = rankup("run", *QUICK, "--width", 32, "--resume", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "permutation 02" in again.stdout
+    assert re.search(r"average +\d+\.\d\d +\d+\.\d\d +0\.00", again.stdout)
+    assert "report.html" in again.stdout
+    assert max(map(len, again.stdout.splitlines()[:-1])) <= 80
+
+
+def test_runs_side_by_side(folder: Path) -> None:
+    runs = ["runs/p-digits-rank-0", "runs/p-digits-finetune-0"]
+    done = rankup("report", *runs, "--out", "both.html", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"rank +\d+\.\d\d +0\.00", done.stdout)
+    assert re.search(r"finetune +\d+\.\d\d +[1-9]\d*\.\d\d", done.stdout)
+    assert (folder / "both.html").stat().st_size > 10_000
+
+
+def test_info_and_verify(folder: Path) -> None:
+    info = rankup("info", "runs/p-digits-rank-0", cwd=folder)
+    assert "permutation 01" in info.stdout
+    assert re.search(r"2 tasks, [\d,]+ numbers stored", info.stdout)
+    whole = rankup("verify", "runs/p-digits-rank-0", cwd=folder)
+    assert (whole.returncode, whole.stdout.split(" is ")[1]) == (
+        0,
+        "whole: 2 tasks, every file as it was written\n",
+    )
+
+
+def test_verify_fails_on_a_broken_network(folder: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-r", folder / "runs" / "p-digits-rank-0", tmp_path / "run"], check=True)
+    task = next((tmp_path / "run" / "net" / "tasks").iterdir())
+    os.truncate(task, 50)
+    broken = rankup("verify", tmp_path / "run", cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "is truncated: 50 of" in broken.stderr
+
+
+def test_lists(tmp_path: Path) -> None:
+    assert rankup("methods", "--plain", cwd=tmp_path).stdout.split() == list(METHODS)
+    assert rankup("streams", "--plain", cwd=tmp_path).stdout.split() == list(STREAMS)
+    assert "never forgets" in rankup("methods", cwd=tmp_path).stdout
+
+
+def test_help_is_instant_and_teaches(tmp_path: Path) -> None:
+    started = time.perf_counter()
+    helped = rankup("--help", cwd=tmp_path)
+    # Half a second on an idle machine, with room for a busy one; torch alone takes over a second.
+    assert time.perf_counter() - started < 1.5
+    for command in ("run", "report", "info", "verify", "streams", "methods"):
+        assert command in helped.stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import rankup.cli, sys; print('torch' in sys.modules)"],
+        env=ENV,
+        capture_output=True,
+        text=True,
+    )
+    assert loaded.stdout == "False\n"
+
+
+REFUSED = {
+    "stream": (
+        ["run", "--stream", "p-digit"],
+        "there is no stream 'p-digit' .did you mean p-digits",
+    ),
+    "method": (["run", "--method", "magic"], "there is no method 'magic', only rank, finetune"),
+    "recipe": (["run", "--recipe", "best"], "there is no recipe 'best', only default, paper"),
+    "schedule": (["run", "--schedule", "linear"], "schedule must be one of one-cycle, constant"),
+    "rank": (["run", "--rank", "11"], "rank is written as 11,1 or 0.1,0.02"),
+    "negative rank": (["run", "--rank", "-1,1"], "first must not be negative, got -1"),
+    "no factors": (["run", "--rank", "0,0"], "first=0 needs seeded factors"),
+    "tasks": (["run", "--tasks", "0"], "tasks must be a whole number of at least 1, got 0"),
+    "missing data": (["run", "--stream", "p-mnist"], "--data"),
+    "diverging": (
+        ["run", "--lr", "1e30", "--tasks", "1", "--out", "x"],
+        "'permutation 01' diverged",
+    ),
+    "no run": (["report", "nowhere"], "nowhere"),
+    "no network": (["info", "nowhere"], "there is no network in nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_gets_one_sentence_and_a_non_zero_exit(case: str, tmp_path: Path) -> None:
+    arguments, message = REFUSED[case]
+    done = rankup(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("rankup: ")
+    assert re.search(message, last), last
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_option_value_is_refused(tmp_path: Path) -> None:
+    done = rankup("run", "--net", "vgg", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "mlp" in done.stderr
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rankup", "run", "--tasks", "2", "--epochs", "200"]
+    process = subprocess.Popen(command, env=ENV, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    checkpoint = tmp_path / "runs" / "p-digits-rank-0" / "checkpoint.safetensors"
+    while not checkpoint.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "the same command with --resume goes on" in errors
+    assert "Traceback" not in errors
+    assert checkpoint.exists()

@@ -1,0 +1,396 @@
+"""What a run folder has to show."""
+
+import io
+import json
+import re
+import shutil
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import save_file
+
+from rankup.errors import RankupError
+from rankup.metrics import AccuracyMatrix
+from rankup.report import Run, comparison_table, read_run, run_table, write_report
+from rankup.report.plots import selectors_plot
+from rankup.report.text import labels, summary
+from rankup.report.theme import LIGHT
+
+FIRST = "net/tasks/0001-permutation_01.safetensors"
+RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": None}
+
+
+def write_run(folder: Path, rows: list[list[float]], **config: Any) -> Path:
+    """A run folder of which the accuracies are `rows`."""
+    tasks = len(rows)
+    settings = {
+        "stream": "p-digits",
+        "method": "rank",
+        "net": "mlp",
+        "width": 256,
+        "rank": "11,1",
+        "seeded": None,
+        "tasks": tasks,
+        "seed": 0,
+        "device": "cpu",
+        "threads": 2,
+        "recipe": RECIPE,
+        "task_names": [f"permutation {t + 1:02}" for t in range(tasks)],
+        "versions": {"rankup": "0.1.0", "torch": "2.13.0"},
+        **config,
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    with open(folder / "metrics.jsonl", "w") as file:
+        for t, row in enumerate(rows):
+            line = {
+                "task": settings["task_names"][t],
+                "accuracy": row,
+                "average_accuracy": sum(row) / len(row),
+                "forgetting": 0.0,
+                "parameters": 12_000 + 3_000 * t,
+                "buffer": 0,
+                "seconds": 2.5,
+            }
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def write_net(
+    folder: Path,
+    tasks: int,
+    first: int = 11,
+    step: int = 1,
+    seeded: int = 0,
+    layers: tuple[str, ...] = ("hidden.0", "hidden.1"),
+) -> None:
+    """What a network folder holds of selectors; later tasks lean on factors of the first."""
+    random = np.random.default_rng(0)
+    files = []
+    (folder / "tasks").mkdir(parents=True)
+    for t in range(tasks):
+        tensors = {}
+        for layer in layers:
+            added = first if t == 0 else step
+            used = seeded + first + step * t
+            selector = random.normal(0.3, 0.4, used)
+            if added:
+                selector[-added:] += 1
+                tensors[f"{layer}.U"] = random.normal(size=(added, 16)).astype(np.float32)
+                tensors[f"{layer}.V"] = random.normal(size=(added, 64)).astype(np.float32)
+            tensors[f"{layer}.selector"] = selector.astype(np.float32)
+        files.append(f"tasks/{t + 1:04}-permutation_{t + 1:02}.safetensors")
+        save_file(tensors, folder / files[-1])
+    parts = [{"kind": "factored", "name": layer} for layer in layers]
+    parts.append({"kind": "head", "name": "head"})
+    manifest = {"parts": parts, "tasks": [{"file": file} for file in files]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def constant(tasks: int) -> list[list[float]]:
+    """Accuracies that never change once a task is learned."""
+    learned = [round(0.97 - 0.004 * t + 0.003 * (t % 3), 4) for t in range(tasks)]
+    return [learned[: t + 1] for t in range(tasks)]
+
+
+def fading(tasks: int) -> list[list[float]]:
+    """Accuracies that fall with every task learned since."""
+    return [[round(0.18 + 0.79 * 0.8 ** (t - j), 4) for j in range(t + 1)] for t in range(tasks)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rank run that forgets nothing, a finetune run that forgets, and a page with both."""
+    root = tmp_path_factory.mktemp("runs")
+    write_net(write_run(root / "rank", constant(10)) / "net", tasks=10)
+    write_run(root / "finetune", fading(10), method="finetune", rank=None)
+    write_report([read_run(root / "rank"), read_run(root / "finetune")], root / "page/report.html")
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[Run]:
+    return [read_run(folder / "rank"), read_run(folder / "finetune")]
+
+
+class Page(HTMLParser):
+    """The tags of a page, checked for balance, what it refers to, and its words."""
+
+    VOID = frozenset({"meta", "link", "img", "source", "br"})
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.html = path.read_text("utf-8")
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.words = ""
+        self.feed(self.html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.references += [v or "" for k, v in attrs if k in ("src", "href", "srcset")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words = f"{self.words} {' '.join(data.split())}"
+
+
+# Run folders
+
+
+def test_a_run_is_read_back(runs: list[Run]) -> None:
+    rank, finetune = runs
+    assert (rank.method, rank.stream, len(rank.tasks)) == ("rank", "p-digits", 10)
+    assert rank.tasks[0] == "permutation 01"
+    assert rank.matrix.forgetting() == 0
+    assert finetune.matrix.forgetting() > 0.4
+    assert (rank.parameters, rank.buffer, rank.seconds) == (39_000, 0, 25)
+    assert finetune.selectors == {}
+
+
+def test_selectors_and_where_their_factors_came_from(runs: list[Run]) -> None:
+    selectors = runs[0].selectors
+    assert list(selectors) == ["hidden.0", "hidden.1"]
+    assert selectors["hidden.0"].shape == (10, 20)  # 11 factors of the first task, 1 of each other
+    np.testing.assert_array_equal(
+        np.isfinite(selectors["hidden.0"]).sum(axis=1), [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+    )
+    assert runs[0].factors["hidden.1"] == [0, 11, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_selectors_of_a_network_that_rankup_saved(tmp_path: Path) -> None:
+    import rankup
+
+    run = write_run(tmp_path / "run", constant(3))
+    net = rankup.grow(rankup.models.mlp(9, hidden=[8, 7]), rankup.Rank(3, 0, seeded=5))
+    for task in ("a", "b", "c", "d"):  # the last one's line is not written yet
+        net.begin_task(task, classes=2)
+        net.commit_task()
+    rankup.save(net, run / "net")
+    read = read_run(run)
+    assert read.factors == {"hidden.0": [5, 3, 0, 0], "hidden.1": [5, 3, 0, 0]}
+    for index, layer in enumerate(net.body.hidden):
+        stored = read.selectors[f"hidden.{index}"]
+        np.testing.assert_array_equal(stored, layer.S[:3].numpy().astype(np.float64))
+
+
+def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", constant(3))
+    metrics = run / "metrics.jsonl"
+    content = metrics.read_text()
+    metrics.write_text(content[:-40])
+    assert len(read_run(run).lines) == 2
+    metrics.write_text(content.rstrip("\n"))
+    assert len(read_run(run).lines) == 3
+
+
+def broken(run: Path, line: int, **changes: object) -> None:
+    """Change a line of a run's metrics."""
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **changes})
+    metrics.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: shutil.rmtree(run), "there is no run folder .*run$"),
+        (lambda run: (run / "config.json").unlink(), "run is not a run folder: it has no config"),
+        (lambda run: (run / "config.json").write_text("{"), "config.json is truncated or edited"),
+        (lambda run: (run / "config.json").write_text("[]"), "it has no 'stream'$"),
+        (lambda run: (run / "config.json").write_text('{"stream": ""}'), "it has no 'method'$"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "nothing has been learned yet in .*run"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"ta'), "nothing has been learned yet"),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "line 1 .* no JSON object$"),
+        (lambda run: (run / "metrics.jsonl").write_text("3\n"), "line 1 of .* no JSON object$"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"task": ""}\n'), "no 'accuracy'$"),
+        (lambda run: broken(run, 2, accuracy=[0.5]), "line 2 of .* is broken: .* 2 tasks"),
+        (lambda run: broken(run, 2, accuracy=[0.5, 97]), "line 2 of .* between 0 and 1, got 97$"),
+        (lambda run: broken(run, 3, seconds="1"), "line 3 of .*: 'seconds' is '1', not a number$"),
+        (lambda run: (run / "net/manifest.json").write_text("{}"), "is not the manifest of a"),
+        (lambda run: (run / FIRST).write_bytes(b"no"), "selectors in .* cannot be read"),
+        (lambda run: (run / FIRST).unlink(), "selectors in .* cannot be read"),
+    ],
+)
+def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: str) -> None:
+    run = write_run(tmp_path / "run", constant(3))
+    write_net(run / "net", tasks=3)
+    damage(run)
+    with pytest.raises(RankupError, match=message) as caught:
+        read_run(run)
+    assert "\n" not in str(caught.value)
+
+
+# Words
+
+
+def named(**config: Any) -> Run:
+    given = {"stream": "p-digits", "method": "rank", "seed": 0, "recipe": RECIPE, **config}
+    line = {"task": "a", "accuracy": [0.5], "parameters": 1, "buffer": 0, "seconds": 1}
+    return Run(Path("."), given, [line], AccuracyMatrix([[0.5]]), {}, {})
+
+
+def test_runs_are_told_apart_by_as_little_as_it_takes() -> None:
+    assert labels([named(), named(method="ewc", seed=1)]) == ["rank", "ewc"]
+    assert labels([named(), named(seed=1)]) == ["rank (seed 0)", "rank (seed 1)"]
+    longer = {**RECIPE, "epochs": 20}
+    assert labels([named(), named(recipe=longer)]) == ["rank (epochs 10)", "rank (epochs 20)"]
+    assert labels([named(), named(stream="r-digits")]) == ["rank on p-digits", "rank on r-digits"]
+    assert labels([named(), named(), named(method="ewc")]) == ["rank #1", "rank #2", "ewc"]
+    assert labels([named(seeded=None), named(seeded="256")]) == ["rank", "rank (seeded 256)"]
+
+
+def test_the_summary_is_a_sentence(runs: list[Run]) -> None:
+    rank = "rank learned 10 tasks of p-digits: 95.47 % on average, forgetting 0.00"
+    finetune = "finetune learned 10 tasks of p-digits: 53.26 % on average, forgetting 48.60"
+    assert summary(runs[:1]) == rank
+    assert summary(runs) == f"{rank}; {finetune}"
+    assert summary([named(tasks=5)]).startswith("rank learned 1 of 5 tasks of p-digits")
+    assert summary([*runs, named(), named()]).startswith("Of 4 runs the best on average is rank")
+    assert summary([*runs, named(), named(stream="r-digits")]) == "4 runs on 2 streams"
+
+
+# Tables
+
+
+def printed(table: Table) -> str:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(len(line) for line in text.splitlines()) <= 80
+    return text
+
+
+def cells(text: str, start: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.strip().startswith(start))
+    return line.split()
+
+
+def test_the_table_of_a_run(runs: list[Run]) -> None:
+    text = printed(run_table(runs[1]))
+    assert cells(text, "1 ") == ["1", "permutation", "01", "97.00", "28.60", "68.40"]
+    assert cells(text, "average") == ["average", "97.00", "53.26", "48.60"]
+    assert cells(printed(run_table(runs[0])), "average") == ["average", "95.47", "95.47", "0.00"]
+
+
+def test_the_table_that_compares_runs(runs: list[Run]) -> None:
+    text = printed(comparison_table(runs))
+    assert cells(text, "rank") == ["rank", "95.47", "0.00", "39,000", "0", "25.0", "s"]
+    assert cells(text, "finetune")[1:3] == ["53.26", "48.60"]
+
+
+def test_tables_keep_long_and_odd_names(tmp_path: Path) -> None:
+    name = "[red]" + "very " * 20 + "long[/red]"
+    run = read_run(write_run(tmp_path / "run", [[0.5]], method="m" * 60, task_names=[name]))
+    assert "[red]very" in printed(run_table(run))
+    assert "[/red]" in printed(run_table(run))
+    assert printed(comparison_table([run, run])).count("m" * 20) >= 2
+
+
+# The page
+
+
+def test_the_page_holds_all_it_shows(folder: Path) -> None:
+    page = Page(folder / "page/report.html")
+    assert page.html.startswith("<!doctype html>")
+    assert not re.search(r"https?:|url\(|@import|<script", page.html)
+    assert all(reference.startswith("data:") for reference in page.references)
+    # Average, two matrices, the selectors of one run; each in light and dark.
+    assert page.tags.count("img") == page.tags.count("source") == 4
+
+
+def test_the_page_has_the_results_of_both_runs(folder: Path, runs: list[Run]) -> None:
+    words = Page(folder / "page/report.html").words
+    assert summary(runs) in words
+    assert "rank 95.47 0.00 0.00 39,000 0 25.0 s" in " ".join(words.split())
+    assert "finetune 53.26 48.60 −48.60 39,000 0 25.0 s" in " ".join(words.split())
+    assert "1 permutation 01 97.00 0.00 28.60 68.40" in " ".join(words.split())
+    assert "epochs 10 10" in " ".join(words.split())
+    for heading in ("Results", "Accuracy matrix", "Selectors", "Tasks", "Settings"):
+        assert f" {heading} " in words
+
+
+def test_plots_lie_beside_the_page_in_light_and_dark(folder: Path) -> None:
+    names = ["average", "matrix-1", "matrix-2", "selectors-1"]
+    expected = {f"{name}{theme}.png" for name in names for theme in ("", "-dark")}
+    assert {path.name for path in (folder / "page").glob("*.png")} == expected
+    for name in expected:
+        content = (folder / "page" / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", content[16:24])
+        assert 700 <= width <= 1200
+        assert 500 <= height <= 1600
+        assert len(content) < 200_000
+
+
+def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
+    odd = '<b>x</b> & "y" $z$'
+    run = write_run(tmp_path / "run", [[0.5]], method=odd, stream="<i>", task_names=[odd])
+    page = Page(write_report([read_run(run)], tmp_path / "report.html"))
+    assert not {"b", "i"} & set(page.tags)
+    assert page.words.count(odd) >= 4
+    assert "Selectors" not in page.words  # there are none to show
+
+
+def test_runs_of_different_length_stand_side_by_side(tmp_path: Path) -> None:
+    long = read_run(write_run(tmp_path / "long", constant(3), task_names=["a", "b", "c"]))
+    short = read_run(write_run(tmp_path / "short", constant(2), task_names=["a", "x"], seed=1))
+    words = " ".join(Page(write_report([long, short], tmp_path / "report.html")).words.split())
+    assert "1 a 97.00 0.00 97.00 0.00" in words
+    assert "2 b / x 96.90 0.00 96.90 0.00" in words
+    assert "3 c 96.80 0.00 – –" in words
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"tasks": 1, "first": 1, "step": 0},
+        {"tasks": 20, "first": 0, "step": 0, "seeded": 1024},
+        {"tasks": 3, "first": 600, "step": 100, "seeded": 900},
+        {"tasks": 2, "first": 2, "step": 1, "layers": tuple(f"conv{i}" for i in range(8))},
+    ],
+)
+def test_selectors_of_any_shape_can_be_drawn(tmp_path: Path, shape: dict[str, Any]) -> None:
+    write_net(write_run(tmp_path / "run", constant(shape["tasks"])) / "net", **shape)
+    run = read_run(tmp_path / "run")
+    figure = selectors_plot(run, LIGHT)
+    figure.savefig(tmp_path / "plot.png", dpi=50)
+    panels = [axes for axes in figure.axes if axes.get_title()]  # the others are colour bars
+    assert len(panels) == len(run.selectors)
+    for axes in panels:
+        shown = axes.collections[0].get_array()
+        assert shown.shape[0] == shape["tasks"]
+        assert shown.shape[1] <= 410  # columns that can still be seen
+
+
+def test_binned_selectors_keep_their_mean(tmp_path: Path) -> None:
+    write_net(
+        write_run(tmp_path / "run", constant(2)) / "net", tasks=2, first=0, step=0, seeded=800
+    )
+    run = read_run(tmp_path / "run")
+    shown = selectors_plot(run, LIGHT).axes[0].collections[0].get_array()
+    expected = np.abs(run.selectors["hidden.0"]).reshape(2, 200, 4).mean(axis=2)
+    np.testing.assert_allclose(shown, expected)
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path, runs: list[Run]) -> None:
+    with pytest.raises(RankupError, match="a report needs at least one run"):
+        write_report([], tmp_path / "report.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RankupError, match="report.html cannot be written: "):
+        write_report(runs, tmp_path / "file" / "report.html")

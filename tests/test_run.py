@@ -1,0 +1,169 @@
+"""A run folder holds all it takes to go on, and going on changes nothing."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import rankup
+from rankup.data.streams import Stream, make_stream
+from rankup.recipe import Recipe
+from rankup.report import read_run
+from rankup.run import RunConfig, parse_rank, read_lines, run, versions
+from rankup.train import TaskFailed
+
+
+def config_for(stream: Stream, method: str = "rank", **recipe: object) -> RunConfig:
+    chosen = replace(Recipe(epochs=2, batch=128), **recipe)
+    return RunConfig(
+        stream=stream.name,
+        method=method,
+        net="mlp",
+        width=16,
+        rank="3,1",
+        seeded=None,
+        tasks=len(stream),
+        seed=0,
+        device="cpu",
+        threads=torch.get_num_threads(),
+        recipe={"name": "default", **asdict(chosen)},
+        task_names=[task.name for task in stream],
+        versions=versions(),
+    )
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return make_stream("p-digits", tasks=3)
+
+
+def outcome(out: Path) -> tuple[dict[str, str], list[dict]]:
+    """Hashes of all under net/, and the metrics without their times."""
+    files = [path for path in sorted((out / "net").rglob("*")) if path.is_file()]
+    found = {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.name != ".lock"
+    }
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in read_lines(out)]
+    return found, lines
+
+
+def test_a_run_writes_what_the_report_reads(stream: Stream, tmp_path: Path) -> None:
+    run(config_for(stream), stream, tmp_path / "run")
+    lines = read_lines(tmp_path / "run")
+    assert [set(line) for line in lines] == [
+        {"task", "accuracy", "average_accuracy", "forgetting", "parameters", "buffer", "seconds"}
+    ] * 3
+    assert [len(line["accuracy"]) for line in lines] == [1, 2, 3]
+    assert all(line["forgetting"] == 0 for line in lines)
+    assert all(0 <= value <= 1 for line in lines for value in line["accuracy"])
+    assert lines[-1]["average_accuracy"] == pytest.approx(sum(lines[-1]["accuracy"]) / 3)
+    assert rankup.verify(tmp_path / "run" / "net")
+    net = rankup.load(tmp_path / "run" / "net")
+    assert net.size().total == lines[-1]["parameters"]
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert list(read_run(tmp_path / "run").selectors) == ["hidden.0", "hidden.1"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["recipe"]["epochs"] == 2
+    assert config["threads"] == torch.get_num_threads()
+
+
+def test_the_same_config_gives_the_same_run(stream: Stream, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run(config_for(stream), stream, tmp_path / name)
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+
+
+def test_a_run_folder_that_exists_is_refused(stream: Stream, tmp_path: Path) -> None:
+    config = config_for(stream)
+    run(config, stream, tmp_path / "run")
+    before = outcome(tmp_path / "run")
+    with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
+        run(config, stream, tmp_path / "run")
+    other = config_for(stream, lr=0.5)
+    with pytest.raises(rankup.RankupError, match="was begun with recipe .* go on with the same"):
+        run(other, stream, tmp_path / "run", resume=True)
+    run(config, stream, tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("text")
+    with pytest.raises(rankup.RankupError, match="holds other files"):
+        run(config, stream, tmp_path / "mine")
+    with pytest.raises(rankup.RankupError, match="cannot write to"):
+        run(config, stream, tmp_path / "mine" / "thesis.tex" / "run")
+
+
+def test_a_task_that_fails_stops_the_run_and_keeps_the_tasks_before(tmp_path: Path) -> None:
+    stream = make_stream("p-digits", tasks=2)
+    bad = replace(stream[1], train_x=torch.zeros_like(stream[1].train_x))
+    broken = Stream("p-digits", (stream[0], bad))
+    with pytest.raises(TaskFailed, match="task 'permutation 02' was not learned"):
+        run(config_for(stream), broken, tmp_path / "run")
+    assert len(read_lines(tmp_path / "run")) == 1
+    assert rankup.load(tmp_path / "run" / "net").tasks == ["permutation 01"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "seeded"), [("11", None), ("a,b", None), ("1,1", "lots"), ("1,1,1", None)]
+)
+def test_a_rank_that_cannot_be_read_is_refused(rank: str, seeded: str | None) -> None:
+    with pytest.raises(rankup.RankupError, match="rank is written as 11,1 or 0.1,0.02"):
+        parse_rank(rank, seeded)
+
+
+# One process that loads everything once and forks the runs which are then killed: a new Python
+# for each would take a hundred times as long. It computes nothing itself, so forking is safe.
+KILLER = """
+    import os, random, signal, sys, time
+    from pathlib import Path
+    import torch
+    torch.set_num_threads(1)
+    import rankup.methods.finetune, rankup.methods.rank, rankup.run
+    from rankup.data.streams import make_stream
+    from test_run import config_for
+
+    method, out = sys.argv[1], Path(sys.argv[2])
+    seed, longest = int(sys.argv[3]), float(sys.argv[4])
+    stream = make_stream("p-digits", tasks=3)
+    config = config_for(stream, method, epochs=6)
+    moments, kills = random.Random(seed), 0
+    while True:
+        started = time.perf_counter()
+        child = os.fork()
+        if child == 0:
+            rankup.run.run(config, stream, out, resume=(out / "config.json").exists())
+            os._exit(0)
+        if seed >= 0:
+            time.sleep(moments.uniform(0, longest))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            break
+        assert os.WIFSIGNALED(status), status
+        kills += 1
+    print(kills, time.perf_counter() - started)
+"""
+
+
+@pytest.mark.parametrize("method", ["rank", "finetune"])
+def test_a_killed_and_resumed_run_ends_as_an_undisturbed_one(method: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    kills, seed, longest = 0, -1, 0.0  # the first is not disturbed
+    while kills < 20:
+        arguments = [method, str(tmp_path / f"{seed}"), str(seed), str(longest)]
+        command = [sys.executable, "-c", textwrap.dedent(KILLER), *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        kills += int(done.stdout.split()[0])
+        longest = longest or float(done.stdout.split()[1])
+        assert outcome(tmp_path / f"{seed}") == outcome(tmp_path / "-1")
+        assert len(read_lines(tmp_path / f"{seed}")) == 3
+        seed += 1

@@ -1,0 +1,241 @@
+"""Learning one task: what is computed, and what happens when it fails."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import rankup
+from rankup.data.streams import make_stream
+from rankup.data.transforms import Permutation
+from rankup.optimiser import FlatAdam, rate
+from rankup.rank import Rank
+from rankup.recipe import PAPER, Recipe, recipe_for
+from rankup.train import Checkpoint, Epoch, Feed, _train_logits, loss_of
+from zoo import assert_same_bits, logits
+
+CPU = torch.device("cpu")
+QUICK = Recipe(epochs=15, batch=32)
+
+
+def clusters(
+    name: str = "clusters", classes: int = 3, seed: int = 0, shape: tuple = (12,)
+) -> rankup.Task:
+    """Samples around a centre for each class."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, 12, generator=draw)
+    y = torch.arange(300) % classes
+    x = centres[y] + 0.3 * torch.randn(300, 12, generator=draw)
+    return rankup.Task(name, classes, x[:200], y[:200], x[200:], y[200:])
+
+
+def net(**grow: object) -> rankup.IncrementalNet:
+    rank = grow.pop("rank", Rank(2, 1))
+    return rankup.grow(rankup.models.mlp(12, hidden=[16, 16]), rank, **grow)
+
+
+def right(network: rankup.IncrementalNet, task: rankup.Task) -> float:
+    return float((network(task.test_x, task.name).argmax(1) == task.test_y).float().mean())
+
+
+def test_fit_learns_and_commits_and_gives_back_the_network() -> None:
+    network = net()
+    for seed in range(3):
+        task = clusters(f"{seed}", classes=2 + seed, seed=seed)
+        assert rankup.fit(network, task, QUICK) is network
+        assert right(network, task) > 0.95
+    assert network.tasks == ["0", "1", "2"]
+
+
+def test_the_flat_optimiser_is_adam_with_decoupled_weight_decay() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), (2, 2, 2)]
+    ours = [torch.nn.Parameter(torch.randn(s, generator=draw, dtype=torch.float64)) for s in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    flat = FlatAdam(ours, weight_decay=0.1)
+    reference = torch.optim.AdamW(theirs, lr=0.02, weight_decay=0.1)
+
+    def loss(parameters: list[torch.nn.Parameter]) -> Tensor:
+        return sum((p.sin() * p).sum() for p in parameters)
+
+    for number in range(20):
+        flat.step(loss(ours), number, 0.02)
+        reference.zero_grad()
+        loss(theirs).backward()
+        reference.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_one_cycle_rises_then_falls_and_constant_stays() -> None:
+    recipe = Recipe(warmup=0.2)
+    rates = [rate(recipe, 0.5, step, 101) for step in range(101)]
+    assert rates[0] == 0
+    assert rates[20] == 0.5 == max(rates)
+    assert rates[-1] == pytest.approx(0)
+    assert rates[:21] == sorted(rates[:21])
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert {rate(PAPER, 0.5, step, 101) for step in range(101)} == {0.5}
+
+
+def test_losses_are_what_they_are_called() -> None:
+    answer, labels = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    torch.testing.assert_close(loss_of(Recipe(), answer, labels), F.cross_entropy(answer, labels))
+    squared = (answer.softmax(1) - torch.eye(3)[labels]) ** 2
+    torch.testing.assert_close(loss_of(PAPER, answer, labels), squared.mean())
+
+
+def test_the_paper_recipe_is_the_notebooks() -> None:
+    recipe = recipe_for("paper", colour=True)
+    assert (recipe.epochs, recipe.batch, recipe.lr, recipe.first_lr) == (500, 128, 1e-4, 1e-5)
+    assert (recipe.loss, recipe.pixels, recipe.schedule) == ("mse", "raw", "constant")
+    assert recipe.selector_start() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch": -1}, "batch must be at least 1, got -1"),
+        ({"lr": 0}, "lr must be positive, got 0"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative, got -0.1"),
+        ({"warmup": 1.0}, "warmup must be from 0 to below 1, got 1.0"),
+        ({"schedule": "linear"}, "schedule must be one of one-cycle, constant, got 'linear'"),
+        ({"selectors": "old"}, "selectors must be 'previous' or a number, got 'old'"),
+        ({"crop": -1}, "crop must be at least 0, got -1"),
+    ],
+)
+def test_bad_recipes_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(rankup.RankupError, match=message):
+        Recipe(**options)
+
+
+def test_an_unknown_recipe_is_refused() -> None:
+    with pytest.raises(rankup.RankupError, match="there is no recipe 'best', only default, paper"):
+        recipe_for("best")
+
+
+def test_pixels_are_scaled_as_the_recipe_says() -> None:
+    x = torch.tensor([[[[0, 255]]], [[[51, 0]]]], dtype=torch.uint8)
+    y = torch.tensor([0, 1])
+    task = rankup.Task("a", 2, x, y, x, y, Permutation(torch.tensor([1, 0])))
+    for pixels, expected in (
+        ("unit", (1.0, 0.2)),
+        ("centred", (1.0, -0.6)),
+        ("raw", (255.0, 51.0)),
+    ):
+        made = Feed(task, Recipe(pixels=pixels), CPU).made
+        assert made is not None
+        assert [float(made[0, 0, 0, 0]), float(made[1, 0, 0, 1])] == pytest.approx(list(expected))
+
+
+def test_augmentation_shows_other_images_in_training_only() -> None:
+    stream = make_stream("p-digits", tasks=1)
+    feed = Feed(stream[0], Recipe(flip=True, crop=2), CPU)
+    rows = torch.arange(50)
+    plain = next(feed.train())[0][:50]
+    augmented = feed.batch(rows, torch.Generator().manual_seed(0))
+    changed = (augmented != plain).flatten(1).any(1)
+    assert float(changed.float().mean()) > 0.8
+    assert torch.equal(next(feed.train())[0][:50], plain)
+
+
+@pytest.mark.parametrize("rank", [Rank(2, 1), Rank(0, 0, seeded=20), Rank(1, 1, seeded=9)])
+def test_the_projection_computed_once_gives_what_the_network_gives(rank: Rank) -> None:
+    network = net(rank=rank)
+    for seed in range(2):
+        rankup.fit(network, clusters(f"{seed}", seed=seed), QUICK)
+    network.begin_task("open", 3)
+    feed = Feed(clusters("open", seed=5), QUICK, CPU)
+    rows, draw = torch.tensor([7, 3, 3, 150]), torch.Generator()
+    fast = _train_logits(network, feed)(rows, draw)
+    plain = network(feed.task.train_x[rows], "open")
+    torch.testing.assert_close(fast, plain)
+    assert network.plan.first == "hidden.0"
+    for one, other in zip(
+        torch.autograd.grad(fast.square().sum(), list(network.parameters())),
+        torch.autograd.grad(plain.square().sum(), list(network.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize("stopped_after", [1, 2])
+def test_going_on_from_a_checkpoint_ends_with_the_same_bits(
+    stopped_after: int, augmented: bool
+) -> None:
+    task = make_stream("p-digits", tasks=2)[1]
+    recipe = Recipe(epochs=3, batch=128, flip=augmented, crop=int(augmented))
+    kept: list[Checkpoint] = []
+
+    def keep(epoch: Epoch, checkpoint: Checkpoint) -> None:
+        state = {name: tensor.clone() for name, tensor in checkpoint.state.items()}
+        kept.append(Checkpoint(checkpoint.epoch, state))
+
+    def digits_net() -> rankup.IncrementalNet:
+        return rankup.grow(rankup.models.mlp(64, hidden=[16, 16]), Rank(2, 1, seeded=4))
+
+    whole = rankup.fit(digits_net(), task, recipe, on_epoch=keep)
+    again = rankup.fit(digits_net(), task, recipe, resume=kept[stopped_after - 1])
+    x = next(Feed(task, recipe, CPU).test())[0]
+    assert_same_bits(logits(whole, x), logits(again, x))
+
+
+def test_a_diverging_task_is_abandoned_and_said_so() -> None:
+    network = rankup.fit(net(), clusters("good"), QUICK)
+    x = clusters().test_x
+    before = logits(network, x)
+    with pytest.raises(rankup.TaskFailed, match="task 'bad' diverged: the loss of epoch 1 is nan"):
+        rankup.fit(network, clusters("bad"), Recipe(epochs=2, lr=1e30, schedule="constant"))
+    assert network.tasks == ["good"]
+    assert network.learning is None
+    assert_same_bits(before, logits(network, x))
+    rankup.fit(network, clusters("bad"), QUICK)
+
+
+def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
+    network = rankup.fit(net(), clusters("good"), QUICK)
+    task = clusters("noise", classes=2)
+    labels = torch.randint(2, task.train_y.shape, generator=torch.Generator().manual_seed(0))
+    noise = rankup.Task("noise", 2, task.train_x * 0, labels, task.test_x, task.test_y)
+    with pytest.raises(rankup.TaskFailed, match="'noise' was not learned: .* of guessing"):
+        rankup.fit(network, noise, QUICK)
+    assert network.tasks == ["good"]
+
+
+def test_an_interruption_abandons_the_task() -> None:
+    network = rankup.fit(net(), clusters("good"), QUICK)
+
+    def interrupt(epoch: Epoch, checkpoint: Checkpoint) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rankup.fit(network, clusters("stopped"), QUICK, on_epoch=interrupt)
+    assert network.learning is None
+    assert network.tasks == ["good"]
+
+
+def test_progress_tells_how_far_a_task_is() -> None:
+    seen: list[Epoch] = []
+    rankup.fit(net(), clusters(), QUICK, on_epoch=lambda epoch, _: seen.append(epoch))
+    assert [(epoch.number, epoch.epochs) for epoch in seen] == [(n, 15) for n in range(1, 16)]
+    assert seen[-1].loss < seen[0].loss
+    assert seen[-1].accuracy > 0.9
+    assert all(math.isfinite(epoch.loss) for epoch in seen)
+
+
+def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
+    task = make_stream("r-digits", tasks=1)[0]
+    network = rankup.grow(rankup.models.resnet18(width=4, image_size=8, channels=1), Rank(2, 1))
+    rankup.fit(network.train(), task, Recipe(epochs=1, batch=128))
+    feed = Feed(task, Recipe(), CPU)
+    assert feed.made is not None
+    merged = rankup.grow(network.body, Rank(2, 1)) if False else network
+    with torch.no_grad():
+        stem = merged.body.stem._plain(feed.made, 0)
+    torch.testing.assert_close(
+        network.body.norm.means[0], stem.mean((0, 2, 3)), rtol=1e-3, atol=1e-4
+    )
