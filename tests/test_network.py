@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -306,7 +307,7 @@ def test_tasks_are_named_counted_and_found_by_any_index() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_survive_the_way_to_the_gpu_and_back(kind: str) -> None:
+def test_bits_survive_the_way_to_the_gpu_and_back(kind: str, tmp_path: Path) -> None:
     net = taught(kind, rank=RANKS["with seeded"])
     x = inputs(kind, batch=9)
     before = logits(net, x)
@@ -317,6 +318,10 @@ def test_bits_survive_the_way_to_the_gpu_and_back(kind: str) -> None:
         assert_same_bits(on_gpu, logits(net.eval(), x.cuda()))
     mixed = net(x.cuda(), task=torch.zeros(9, dtype=torch.long))
     torch.testing.assert_close(mixed[:, :3], on_gpu[0], rtol=1e-3, atol=1e-3)
+    rankup.save(net, tmp_path / "net")
+    loaded = rankup.load(tmp_path / "net", module(kind).cuda()).eval()
+    assert loaded.device.type == "cuda"
+    assert_same_bits(logits(net, x.cuda()), logits(loaded, x.cuda()))
     assert_same_bits(before, logits(net.to("cpu"), x))
 
 

@@ -126,9 +126,10 @@ def test_pixels_are_scaled_as_the_recipe_says() -> None:
         ("centred", (1.0, -0.6)),
         ("raw", (255.0, 51.0)),
     ):
-        made = Feed(task, Recipe(pixels=pixels), CPU).made
-        assert made is not None
+        feed = Feed(task, Recipe(pixels=pixels), CPU)
+        made = feed.batch(torch.tensor([0, 1]), torch.Generator())
         assert [float(made[0, 0, 0, 0]), float(made[1, 0, 0, 1])] == pytest.approx(list(expected))
+        torch.testing.assert_close(made, next(feed.test())[0])
 
 
 def test_augmentation_shows_other_images_in_training_only() -> None:

@@ -161,7 +161,7 @@ def run(
         tasks=len(made),
         seed=seed,
         device=where,
-        threads=_threads(out, resume),
+        threads=_threads(net, out, resume),
         recipe={"name": recipe, **asdict(chosen)},
         task_names=[task.name for task in made],
         versions=runs.versions(),
@@ -180,8 +180,9 @@ def run(
     _show([out], out / "report.html")
 
 
-def _threads(out: Path, resume: bool) -> int:
-    """As many as torch takes, or for a run that goes on as many as it had: bits depend on it."""
+def _threads(net: Net, out: Path, resume: bool) -> int:
+    """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
+    too small for more than two."""
     import json
 
     import torch
@@ -189,7 +190,7 @@ def _threads(out: Path, resume: bool) -> int:
     config = out / "config.json"
     if resume and config.exists():
         return int(json.loads(config.read_text())["threads"])
-    return torch.get_num_threads()
+    return min(2, torch.get_num_threads()) if net is Net.mlp else torch.get_num_threads()
 
 
 @contextmanager

@@ -88,7 +88,8 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
         part.load_base(tensors)
     for index, (task, _) in enumerate(manifest.tasks):
-        net.append_task(task, _read_task(folder, manifest, index))
+        read = _read_task(folder, manifest, index)
+        net.append_task(task, [{k: t.to(net.device) for k, t in part.items()} for part in read])
     _known_files[net] = {file.file: file for _, file in manifest.tasks}
     return net
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup import seeds
-from rankup.data.transforms import Augmentation, augment, draw_augmentation, to_float
+from rankup.data.transforms import Augmentation, Permutation, augment, draw_augmentation, to_float
 from rankup.errors import RankupError
 from rankup.layers.factored import FactoredLinear, projected
 from rankup.network import IncrementalNet
@@ -67,19 +67,27 @@ class Feed:
 
     @cached_property
     def made(self) -> Tensor | None:
-        """All training inputs, where they are the same in every epoch."""
-        return None if self.recipe.augments else self._inputs(self.task.train_x)
+        """Training data that is the same in every epoch, ready but for its scale. Bytes stay bytes
+        where that loses nothing: gathering a quarter of the memory takes half the time."""
+        x, transform = self.task.train_x, self.task.transform
+        if self.recipe.augments:
+            return None
+        if transform is None:
+            return x
+        if isinstance(transform, Permutation):
+            return torch.cat([transform(part) for part in torch.split(x, _CHUNK)])
+        return torch.cat([transform(to_float(part)) for part in torch.split(x, _CHUNK)])
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Training inputs, augmented where the recipe says so."""
         if self.made is not None:
-            return self.made.index_select(0, rows)
+            return self.scaled(to_float(self.made.index_select(0, rows)))
         x = to_float(self.task.train_x.index_select(0, rows))
         drawn = draw_augmentation(len(rows), self.recipe.crop, generator)
         coins = drawn.coins if self.recipe.flip else torch.zeros_like(drawn.coins)
         chosen = Augmentation(coins.to(self.device), drawn.offsets.to(self.device))
         x = augment(x, self.recipe.crop, chosen)
-        return self._scaled(x if self.task.transform is None else self.task.transform(x))
+        return self.scaled(x if self.task.transform is None else self.task.transform(x))
 
     def train(self, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Training data as it is, in chunks."""
@@ -99,12 +107,10 @@ class Feed:
             yield self._inputs(chunk), labels
 
     def _inputs(self, x: Tensor) -> Tensor:
-        parts = [to_float(part) for part in torch.split(x, _CHUNK)]
-        if self.task.transform is not None:
-            parts = [self.task.transform(part) for part in parts]
-        return self._scaled(torch.cat(parts))
+        x = to_float(x)
+        return self.scaled(x if self.task.transform is None else self.task.transform(x))
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def scaled(self, x: Tensor) -> Tensor:
         if self.recipe.pixels == "raw":
             return x * 255
         return x * 2 - 1 if self.recipe.pixels == "centred" else x
@@ -246,24 +252,24 @@ def _train_logits(net: IncrementalNet, feed: Feed) -> Callable[[Tensor, torch.Ge
     Where its first layer reads inputs that never change, what the frozen factors see of them is
     computed once and not at every step.
     """
-    index = len(net.tasks)
+    index, made = len(net.tasks), feed.made
     layer = net.body.get_submodule(net.plan.first) if net.plan.first is not None else None
-    worthwhile = (
-        isinstance(layer, FactoredLinear)
-        and layer.base_weight is None
-        and feed.made is not None
-        and 0 < len(layer.U) * len(feed) * feed.made.element_size() <= _MOST_PROJECTED
-    )
-    if not worthwhile or feed.made is None or not isinstance(layer, FactoredLinear):
+    if (
+        not isinstance(layer, FactoredLinear)
+        or layer.base_weight is not None
+        or made is None
+        or not 0 < 4 * len(layer.U) * len(feed) <= _MOST_PROJECTED
+    ):
         return lambda rows, draw: net(feed.batch(rows, draw), index)
     with torch.no_grad():
-        seen = torch.cat([layer.project(x.flatten(1)) for x in torch.split(feed.made, _CHUNK)])
-    made, learns_factors = feed.made, layer.spec.rank.added(index) > 0
+        parts = [feed.scaled(to_float(part)) for part in torch.split(made, _CHUNK)]
+        seen = torch.cat([layer.project(part.flatten(1)) for part in parts])
+    learns_factors = layer.spec.rank.added(index) > 0
+    unread = to_float(made[:1])
 
     def logits(rows: Tensor, draw: torch.Generator) -> Tensor:
         # Without factors of its own, the layer looks at nothing but the projection.
-        unread = made[:1].expand(len(rows), *made.shape[1:])
-        x = feed.batch(rows, draw) if learns_factors else unread
+        x = feed.batch(rows, draw) if learns_factors else unread.expand(len(rows), *made.shape[1:])
         with projected(layer, seen.index_select(0, rows)):
             answer: Tensor = net(x, index)
         return answer

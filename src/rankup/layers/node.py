@@ -31,7 +31,8 @@ class FactoredMap(torch.autograd.Function):
         projected: Tensor | None,
     ) -> Tensor:
         U = old_U if new_U is None else torch.cat([old_U, new_U])
-        V = old_V if new_V is None else torch.cat([old_V, new_V])
+        # What was projected before is what comes first, so no gradient goes on to x and V.
+        V = old_V if new_V is None or projected is not None else torch.cat([old_V, new_V])
         if projected is None:
             hidden = x @ V.t()  # [N, R]
         elif new_V is None:
