@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rankup.data.sources import Source, Split, digits, load_source
     from rankup.data.streams import STREAMS, Stream, StreamInfo, make_stream
     from rankup.data.tasks import Task
-    from rankup.data.transforms import Permutation, Rotation, Transform
+    from rankup.data.transforms import Permutation, Rotation, Transform, to_float
 
 _HOME = {
     "STREAMS": "streams",
@@ -29,6 +29,7 @@ _HOME = {
     "digits": "sources",
     "load_source": "sources",
     "make_stream": "streams",
+    "to_float": "transforms",
 }
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "digits",
     "load_source",
     "make_stream",
+    "to_float",
 ]
 
 
