@@ -183,13 +183,12 @@ def run(
 def _threads(net: Net, out: Path, resume: bool) -> int:
     """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
     too small for more than two."""
-    import json
-
     import torch
 
-    config = out / "config.json"
-    if resume and config.exists():
-        return int(json.loads(config.read_text())["threads"])
+    from rankup.report.runs import CONFIG, read_config
+
+    if resume and (out / CONFIG).exists():
+        return int(read_config(out / CONFIG)["threads"])
     return min(2, torch.get_num_threads()) if net is Net.mlp else torch.get_num_threads()
 
 

@@ -30,10 +30,11 @@ from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
+from rankup.report.runs import CONFIG, METRICS, NET, read_config
 from rankup.store import write_file
 from rankup.train import Checkpoint, Epoch, Feed, accuracy
 
-CONFIG, METRICS, NET, CHECKPOINT = "config.json", "metrics.jsonl", "net", "checkpoint.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
 
 
 class RunError(RankupError):
@@ -75,6 +76,7 @@ def run(
     _open_folder(config, out, resume)
     torch.set_num_threads(config.threads)
     device = torch.device(config.device)
+    stream = stream.to(device)
     recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
     setting = Setting(
         make_module(config, stream[0]).to(device), growth_of(config), recipe, config.seed
@@ -154,7 +156,7 @@ def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
     if not path.exists() and out.exists() and any(out.iterdir()):
         raise RunError(f"{out} holds other files: name a new folder with --out")
     if path.exists():
-        stored = json.loads(path.read_text())
+        stored = read_config(path)
         wanted = json.loads(json.dumps(asdict(config)))
         differing = [k for k in wanted if k != "versions" and stored.get(k) != wanted[k]]
         if differing:

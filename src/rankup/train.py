@@ -206,6 +206,13 @@ def fit(
 ) -> IncrementalNet:
     """Begin a task, learn it, calibrate and commit; give back the network.
 
+    >>> import rankup
+    >>> net = rankup.grow(rankup.models.mlp(64, hidden=[32]), rankup.Rank(first=4, step=1))
+    >>> for task in rankup.data.make_stream("s-digits"):
+    ...     net = rankup.fit(net, task, rankup.Recipe(epochs=5))
+    >>> net.tasks
+    ['split 01', 'split 02', 'split 03', 'split 04', 'split 05']
+
     Where the loss does not stay finite, or the task ends no better than guessing, the task is
     abandoned and `TaskFailed` says why; all earlier tasks are kept. The same happens to the task
     when something else goes wrong, as with Ctrl-C.

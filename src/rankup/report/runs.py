@@ -70,7 +70,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     folder = Path(path)
     if not folder.is_dir():
         raise RankupError(f"there is no run folder {folder}")
-    config = _read_config(folder / CONFIG)
+    config = read_config(folder / CONFIG)
     lines, matrix = _read_metrics(folder / METRICS)
     if not lines:
         raise RankupError(f"nothing has been learned yet in {folder}: {METRICS} has no whole line")
@@ -78,7 +78,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     return Run(folder, config, lines, matrix, selectors, factors)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -152,9 +152,8 @@ def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[st
                     U = f"{layer}.U"
                     added = tensors.get_slice(U).get_shape()[0] if U in names else 0
                     if not factors[layer]:
-                        factors[layer].append(
-                            len(row) - added
-                        )  # the first task's others are seeded
+                        # The first task's others are seeded.
+                        factors[layer].append(len(row) - added)
                     factors[layer].append(added)
                     rows[layer].append(row)
         except (OSError, TypeError, safetensors.SafetensorError) as error:
