@@ -133,7 +133,7 @@ KILLER = """
     method, out = sys.argv[1], Path(sys.argv[2])
     seed, longest = int(sys.argv[3]), float(sys.argv[4])
     stream = make_stream("p-digits", tasks=3)
-    config = config_for(stream, method, epochs=6)
+    config = config_for(stream, method, epochs=40)
     moments, kills = random.Random(seed), 0
     while True:
         started = time.perf_counter()
@@ -142,7 +142,7 @@ KILLER = """
             rankup.run.run(config, stream, out, resume=(out / "config.json").exists())
             os._exit(0)
         if seed >= 0:
-            time.sleep(moments.uniform(0, longest))
+            time.sleep(moments.uniform(0, longest / 3))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if status == 0:
