@@ -373,3 +373,40 @@ def test_a_commit_that_runs_out_of_memory_changes_nothing(monkeypatch: pytest.Mo
     assert torch.equal(net(x, task="open"), learning)
     net.commit_task()
     assert net.tasks[-1] == "open"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_can_be_learned_under_autocast(kind: str) -> None:
+    net = rankup.grow(module(kind), Rank(2, 1, seeded=3))
+    x = inputs(kind)
+    for task in ("a", "b"):
+        net.begin_task(task, 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            net(x, task=task).float().square().sum().backward()
+        assert all(p.grad is not None and p.grad.dtype == p.dtype for p in net.parameters())
+        with torch.autocast("cpu", torch.bfloat16):
+            net.commit_task([x])
+        assert torch.isfinite(net(x, task=task)).all()
+
+
+def test_gradients_under_torch_func_are_those_of_autograd() -> None:
+    net = rankup.grow(module("mlp", torch.float64), Rank(2, 1))
+    x = inputs("mlp", dtype=torch.float64)
+    teach(net, "a", x)
+    teach(net, "b", x, commit=False)
+    own = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        answer = torch.func.functional_call(net, parameters, (x,), {"task": 1})
+        return answer.square().sum()
+
+    found = torch.func.grad(loss)(own, x)
+    expected = torch.autograd.grad(net(x, task="b").square().sum(), list(net.parameters()))
+    for one, other in zip(found.values(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    # Two replicas at once, each with its own weights and batch.
+    stacked = {name: torch.stack([p, p * 0.5]) for name, p in own.items()}
+    both = torch.func.vmap(torch.func.grad(loss))(stacked, torch.stack([x, x + 1]))
+    alone = torch.func.grad(loss)({name: p * 0.5 for name, p in own.items()}, x + 1)
+    for name, gradient in alone.items():
+        torch.testing.assert_close(both[name][1], gradient)

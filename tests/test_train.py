@@ -13,7 +13,7 @@ from rankup.data.transforms import Permutation
 from rankup.optimiser import FlatAdam, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
-from rankup.train import Checkpoint, Epoch, Feed, _train_logits, loss_of
+from rankup.train import Checkpoint, Epoch, Feed, _train_logits, learn, loss_of
 from zoo import assert_same_bits, logits
 
 CPU = torch.device("cpu")
@@ -136,11 +136,11 @@ def test_augmentation_shows_other_images_in_training_only() -> None:
     stream = make_stream("p-digits", tasks=1)
     feed = Feed(stream[0], Recipe(flip=True, crop=2), CPU)
     rows = torch.arange(50)
-    plain = next(feed.train())[0][:50]
+    plain = next(feed.train(len(feed)))[0][:50]
     augmented = feed.batch(rows, torch.Generator().manual_seed(0))
     changed = (augmented != plain).flatten(1).any(1)
     assert float(changed.float().mean()) > 0.8
-    assert torch.equal(next(feed.train())[0][:50], plain)
+    assert torch.equal(next(feed.train(len(feed)))[0][:50], plain)
 
 
 @pytest.mark.parametrize("rank", [Rank(2, 1), Rank(0, 0, seeded=20), Rank(1, 1, seeded=9)])
@@ -207,6 +207,25 @@ def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
     assert network.tasks == ["good"]
 
 
+def test_data_sorted_by_class_is_judged_by_all_its_classes() -> None:
+    task = clusters("sorted")
+    order = task.train_y.argsort()
+    x, y = task.train_x[order].repeat(120, 1, 1).transpose(0, 1), task.train_y[order]
+    x, y = x.reshape(-1, 12), y.repeat_interleave(120)
+    assert set(y[:8000].tolist()) == {0}  # the first class alone fills the samples looked at
+    feed = Feed(rankup.Task("sorted", 3, x, y, task.test_x, task.test_y), QUICK, CPU)
+    seen = torch.cat([labels for _, labels in feed.train(1000)])
+    assert len(seen) <= 1000
+    assert seen.bincount().tolist() == pytest.approx([len(seen) / 3] * 3, rel=0.1)
+
+
+def test_a_few_samples_that_are_all_right_count_as_learned() -> None:
+    x = torch.eye(4).repeat(1, 3)
+    few = rankup.Task("few", 2, x, torch.tensor([0, 1, 0, 1]), x, torch.tensor([0, 1, 0, 1]))
+    network = rankup.fit(net(), few, Recipe(epochs=100, batch=4))
+    assert right(network, few) == 1
+
+
 def test_an_interruption_abandons_the_task() -> None:
     network = rankup.fit(net(), clusters("good"), QUICK)
 
@@ -240,3 +259,22 @@ def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
     torch.testing.assert_close(
         network.body.norm.means[0], stem.mean((0, 2, 3)), rtol=1e-3, atol=1e-4
     )
+
+
+def test_every_epoch_sees_every_sample_once_in_an_order_of_its_own() -> None:
+    feed = Feed(clusters(), Recipe(epochs=3, batch=64), CPU)
+    weight = torch.nn.Parameter(torch.zeros(12, 3))
+    orders: list[tuple[int, ...]] = []
+    for index, seed in ((0, 0), (1, 0), (0, 1)):
+        seen: list[int] = []
+
+        def train_logits(rows: Tensor, _: torch.Generator, seen: list[int] = seen) -> Tensor:
+            seen += rows.tolist()
+            return feed.task.train_x[rows] @ weight
+
+        learn(
+            train_logits, lambda x: x @ weight, [weight], feed, feed.recipe, index=index, seed=seed
+        )
+        orders += [tuple(seen[start : start + 200]) for start in range(0, 600, 200)]
+    assert all(sorted(order) == list(range(200)) for order in orders)
+    assert len(set(orders)) == 9

@@ -241,9 +241,10 @@ class FactoredLinear(FactoredLayer):
 
     def _takes_node(self, x: Tensor, rank: int) -> bool:
         """Whether the fast form of learning fits: not for a kept weight or a rank so high that W
-        is cheaper, and not under the transforms of torch.func, which do not know it."""
+        is cheaper, and not under autocast or the transforms of torch.func, which do not know it."""
         return (
             self.base_weight is None
+            and not torch.is_autocast_enabled(x.device.type)
             and not torch._C._are_functorch_transforms_active()
             and not dense_is_cheaper(self._positions(x), rank, self.in_features, self.out_features)
         )
