@@ -9,7 +9,7 @@ from torch import Tensor
 
 import rankup
 from rankup.data.streams import make_stream
-from rankup.data.transforms import Permutation
+from rankup.data.transforms import Permutation, to_float
 from rankup.optimiser import FlatAdam, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
@@ -253,12 +253,29 @@ def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
     rankup.fit(network.train(), task, Recipe(epochs=1, batch=128))
     feed = Feed(task, Recipe(), CPU)
     assert feed.made is not None
-    merged = rankup.grow(network.body, Rank(2, 1)) if False else network
     with torch.no_grad():
-        stem = merged.body.stem._plain(feed.made, 0)
-    torch.testing.assert_close(
-        network.body.norm.means[0], stem.mean((0, 2, 3)), rtol=1e-3, atol=1e-4
+        stem = network.body.stem.plain(0)(feed.scaled(to_float(feed.made)))
+    expected = stem.mean((0, 2, 3))
+    torch.testing.assert_close(network.body.norm.means[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> None:
+    seen = {True: 0, False: 0}
+
+    class Watched(torch.nn.Dropout):
+        def forward(self, x: Tensor) -> Tensor:
+            seen[self.training] += 1
+            return super().forward(x)
+
+    body = torch.nn.Sequential(
+        torch.nn.Linear(12, 16), Watched(0.1), torch.nn.ReLU(), torch.nn.Linear(16, 2)
     )
+    network = rankup.grow(body, Rank(2, 1), head="3").eval()
+    seen[False] = seen[True] = 0
+    rankup.fit(network, clusters(classes=2), QUICK, on_epoch=lambda *_: None)
+    assert seen[True] == 15 * 7  # steps
+    assert seen[False] == 15 + 1  # a probe after each epoch, and the last verdict
+    assert not network.training
 
 
 def test_every_epoch_sees_every_sample_once_in_an_order_of_its_own() -> None:
