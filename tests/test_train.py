@@ -295,3 +295,26 @@ def test_every_epoch_sees_every_sample_once_in_an_order_of_its_own() -> None:
         orders += [tuple(seen[start : start + 200]) for start in range(0, 600, 200)]
     assert all(sorted(order) == list(range(200)) for order in orders)
     assert len(set(orders)) == 9
+
+
+class PerPosition(torch.nn.Module):
+    """A Linear reads every position of a sequence, or the batch and the positions together."""
+
+    def __init__(self, folds: bool) -> None:
+        super().__init__()
+        self.folds = folds
+        self.hidden, self.head = torch.nn.Linear(4, 16), torch.nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.hidden(x.flatten(0, 1) if self.folds else x).relu()
+        return self.head(y.view(len(x), 3, 16).mean(1))
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_first_layer_that_does_not_read_whole_samples_is_not_projected(folds: bool) -> None:
+    task = clusters()
+    shaped = [x.view(-1, 3, 4) for x in (task.train_x, task.test_x)]
+    sequences = rankup.Task("a", 3, shaped[0], task.train_y, shaped[1], task.test_y)
+    network = rankup.grow(PerPosition(folds), Rank(2, 1), head="head")
+    rankup.fit(network, sequences, QUICK)
+    assert right(network, sequences) > 0.9

@@ -1,6 +1,8 @@
 """Modules and networks that the tests grow, and ways to teach them."""
 
+import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -159,3 +161,12 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """How far off it is, against what is expected; where that is nothing, against one."""
     found, expected = found.detach(), expected.detach()
     return float((found - expected).norm() / (expected.norm() or 1))
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Every file that belongs to the network, with its hash."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }

@@ -2,9 +2,7 @@
 forget one."""
 
 import copy
-import math
 import operator
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import dense, size
+from rankup import checks, dense, size
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import (
     FactoredConv2d,
     FactoredLinear,
-    Start,
     TaskHead,
     TaskLayer,
     TaskNorm,
@@ -168,8 +165,8 @@ class IncrementalNet(nn.Module):
                 f"cannot begin task {name!r} while {self._learning.name!r} is being learned: "
                 "commit_task or abandon_task it first"
             )
-        task = KnownTask(self._checked_name(name), _checked_classes(classes))
-        start = _checked_start(selectors, norms)
+        task = KnownTask(checks.task_name(name, self._index), checks.class_count(classes))
+        start = checks.start(selectors, norms)
         started = [part.start(task.classes, start) for part in self.parts]
         for part, values in zip(self.parts, started, strict=True):
             part.open(values)
@@ -303,7 +300,7 @@ class IncrementalNet(nn.Module):
             seen = 0
             with torch.no_grad():
                 for batch in batches:
-                    self(_checked_batch(batch), task=len(self._tasks))
+                    self(checks.batch(batch), task=len(self._tasks))
                     seen += 1
             if not seen:
                 raise TaskStateError("calibrate gave no batch to take statistics from")
@@ -329,7 +326,7 @@ class IncrementalNet(nn.Module):
             return len(self._tasks)
         if isinstance(task, str):
             if task not in self._index:
-                raise RankupError(f"there is no task {task!r}, only {_listed(self.tasks)}")
+                raise RankupError(f"there is no task {task!r}, only {checks.listed(self.tasks)}")
             return self._index[task]
         try:
             index = operator.index(task)  # type: ignore[arg-type]
@@ -376,58 +373,8 @@ class IncrementalNet(nn.Module):
             self.body(x[:1])
         self._audited.add(x.shape[1:])
 
-    def _checked_name(self, name: object) -> str:
-        if not isinstance(name, str) or not name.strip():
-            raise RankupError(f"a task needs a name, got {name!r}")
-        if name != name.strip() or any(
-            char in "/\\" or unicodedata.category(char).startswith("C") for char in name
-        ):
-            raise RankupError(
-                f"a task's name must have no slash, no control character and no space at its ends, "
-                f"got {name!r}"
-            )
-        if (length := len(name.encode())) > 200:
-            raise RankupError(f"a task's name must have at most 200 bytes, got {length}")
-        if name in self._index:
-            raise RankupError(f"there is a task {name!r} already")
-        return name
-
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
     if given is None:
         return None
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _checked_classes(classes: Any) -> int:
-    try:
-        count = 0 if isinstance(classes, bool) else operator.index(classes)
-    except TypeError:
-        count = 0
-    if count < 2:
-        raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
-    return count
-
-
-def _checked_start(selectors: Any, norms: Any) -> Start:
-    is_number = isinstance(selectors, int | float) and math.isfinite(selectors)
-    if selectors != "previous" and not is_number:
-        raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
-    if norms not in ("fresh", "previous"):
-        raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
-    return Start(selectors, norms)
-
-
-def _checked_batch(batch: Any) -> Tensor:
-    if not isinstance(batch, Tensor):
-        raise TaskStateError(
-            f"calibrate must give batches of input tensors, got a {type(batch).__name__}"
-        )
-    return batch
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "none"
-    shown = ", ".join(repr(name) for name in names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -1,7 +1,6 @@
 """What becomes of each part of a module: decided, or refused in one sentence, before anything is
 changed."""
 
-import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,7 +8,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from rankup.errors import RankupError
@@ -25,6 +24,7 @@ from rankup.specs import (
     Pair,
     Spec,
 )
+from rankup.trace import trace
 
 _NORMS: dict[type[nn.Module], Literal["batch1d", "batch2d", "layer", "group"]] = {
     nn.BatchNorm1d: "batch1d",
@@ -88,7 +88,7 @@ class _Planner:
     def __init__(self, module: nn.Module, growth: Growth) -> None:
         self.growth = growth
         self.modules = dict(module.named_modules())
-        self.calls = _calls(module)
+        self.trace = trace(module)
         self.head = self._find_head()
         self._check_patterns(module)
 
@@ -97,11 +97,13 @@ class _Planner:
         norms = self._choose_norms()
         self._refuse_what_cannot_be(set(factored) | set(norms))
         dtype, device = self._dtype_and_device()
-        shared = self._before_first(factored, norms) if self.growth.last else set()
+        shared = set()
+        if self.growth.last and self.trace is not None:
+            first = self.trace.position(factored[0])
+            shared = {name for name in norms if self.trace.position(name) < first}
         if self.growth.base == "keep":
             # What lies before the factored layers stays as it was given, norms included.
             norms = [name for name in norms if name not in shared]
-            shared = set()
         shapes = {name: _matrix(self.modules[name]) for name in factored}
         asked = resolve(self.growth.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
@@ -117,7 +119,7 @@ class _Planner:
                         shapes[name].inputs,
                         part.bias is not None,
                         ranks[name],
-                        self._feeds_batch_norm(name),
+                        self.trace is not None and self.trace.feeds_batch_norm(name),
                         _geometry(part),
                     )
                 )
@@ -125,8 +127,17 @@ class _Planner:
                 specs.append(_norm_spec(name, part, shared=name in shared))
         left = self._dense({spec.name for spec in specs})
         short = tuple(name for name in factored if ranks[name] != asked[name])
-        folds, first = tuple(self._folds(norms)), self._reads_inputs(factored)
-        return Plan(tuple(specs), left, folds, short, first, dtype, device)
+        folds = self.trace.folds() if self.trace is not None else []
+        reader = self.trace.reads_inputs() if self.trace is not None else None
+        return Plan(
+            layers=tuple(specs),
+            dense=left,
+            folds=tuple((conv, norm) for conv, norm in folds if norm in norms),
+            capped=short,
+            first=reader if reader in factored else None,
+            dtype=dtype,
+            device=device,
+        )
 
     def _find_head(self) -> str:
         linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
@@ -139,13 +150,12 @@ class _Planner:
             return self.growth.head
         if not linears:
             raise RankupError("the module has no Linear that could be the head")
-        if self.calls is None:
+        if self.trace is None:
             raise RankupError(
                 "torch.fx cannot trace the module, so which Linear runs last is not known: "
                 "say it with head='name'"
             )
-        for node in reversed(self.calls):
-            name = str(node.target)
+        for name in reversed(self.trace.order):
             if name in linears:
                 return name
             if any(True for _ in self.modules[name].parameters()):
@@ -187,12 +197,12 @@ class _Planner:
                 "the module has nothing to factor: besides its head it needs a Linear or Conv2d "
                 "that include and exclude leave"
             )
-        if self.calls is not None:
-            chosen.sort(key=self._position)
+        if self.trace is not None:
+            chosen.sort(key=self.trace.position)
         last = self.growth.last
         if last is None:
             return chosen
-        if self.calls is None:
+        if self.trace is None:
             raise RankupError(
                 f"last={last} needs the order in which layers run, and torch.fx cannot trace the "
                 "module: name the layers with include instead"
@@ -209,14 +219,6 @@ class _Planner:
             and not self._excluded(name)
             and any(True for _ in _tensors([("", part)]))
         ]
-
-    def _before_first(self, factored: list[str], norms: list[str]) -> set[str]:
-        first = min(self._position(name) for name in factored)
-        return {name for name in norms if self._position(name) < first}
-
-    def _position(self, name: str) -> int:
-        calls = self.calls or []
-        return next((i for i, node in enumerate(calls) if node.target == name), len(calls))
 
     def _refuse_what_cannot_be(self, replaced: set[str]) -> None:
         replaced = replaced | {self.head}
@@ -256,19 +258,13 @@ class _Planner:
             return f"a grouped convolution, groups={part.groups}"
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
             return "it has hooks"
-        if self._reads_weights_directly(name):
+        if self.trace is not None and self.trace.reads_weights_of(name):
             return "the module's forward reads its weights directly"
         owned = {id(p) for p in part.parameters()}
         for other, other_part in self.modules.items():
             if other != name and any(id(p) in owned for p in other_part._parameters.values()):
                 return f"it shares a weight with {other!r}"
         return None
-
-    def _reads_weights_directly(self, name: str) -> bool:
-        if not self.calls:
-            return False
-        nodes = self.calls[0].graph.nodes
-        return any(n.op == "get_attr" and str(n.target).startswith(f"{name}.") for n in nodes)
 
     def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         weights = list(self.modules[""].parameters())
@@ -292,62 +288,6 @@ class _Planner:
             trained=tuple(n for n, tensor in tensors.items() if isinstance(tensor, nn.Parameter)),
             kept=self.growth.base == "keep",
         )
-
-    def _reads_inputs(self, factored: list[str]) -> str | None:
-        """The factored Linear that alone reads the module's input, flattened or as it is."""
-        if not self.calls:
-            return None
-        inputs = [node for node in self.calls[0].graph.nodes if node.op == "placeholder"]
-        node = inputs[0]
-        while len(inputs) == 1 and len(node.users) == 1:
-            node = next(iter(node.users))
-            name = str(node.target)
-            if node.op == "call_module" and name in factored:
-                once = [call.target for call in self.calls].count(name) == 1
-                return name if once and isinstance(self.modules[name], nn.Linear) else None
-            flattens = (node.op == "call_method" and name == "flatten") or (
-                node.op == "call_module" and isinstance(self.modules[name], nn.Flatten)
-            )
-            if not flattens:
-                return None
-        return None
-
-    def _feeds_batch_norm(self, name: str) -> bool:
-        readers = [user for node in self.calls or [] if node.target == name for user in node.users]
-        return bool(readers) and all(self._is_batch_norm(user) for user in readers)
-
-    def _is_batch_norm(self, node: fx.Node) -> bool:
-        return node.op == "call_module" and isinstance(
-            self.modules[str(node.target)], nn.BatchNorm1d | nn.BatchNorm2d
-        )
-
-    def _folds(self, norms: list[str]) -> Iterator[tuple[str, str]]:
-        """A convolution and a batch norm can become one where each runs once and nothing else
-        reads the convolution. After a Linear the norm's channels may be another dimension than
-        the layer's outputs, so those stay two."""
-        calls = self.calls or []
-        targets = [node.target for node in calls]
-        for node in calls:
-            readers = list(node.users)
-            if (
-                type(self.modules[str(node.target)]) is nn.Conv2d
-                and len(readers) == 1
-                and self._is_batch_norm(readers[0])
-                and readers[0].target in norms
-                and targets.count(node.target) == targets.count(readers[0].target) == 1
-            ):
-                yield str(node.target), str(readers[0].target)
-
-
-def _calls(module: nn.Module) -> list[fx.Node] | None:
-    """The calls of modules in the order in which they run, None where torch.fx cannot trace."""
-    try:
-        # A copy, because a forward may write to its module; the tensors stay shared.
-        shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
-        graph = fx.Tracer().trace(copy.deepcopy(module, shared))
-    except Exception:  # Tracing runs the module's own code: anything may be raised.
-        return None
-    return [node for node in graph.nodes if node.op == "call_module"]
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -268,6 +268,7 @@ def _train_logits(net: IncrementalNet, feed: Feed) -> Callable[[Tensor, torch.Ge
         not isinstance(layer, FactoredLinear)
         or layer.base_weight is not None
         or made is None
+        or made[0].numel() != layer.in_features
         or not 0 < 4 * len(layer.U) * len(feed) <= _MOST_PROJECTED
     ):
         return lambda rows, draw: net(feed.batch(rows, draw), index)

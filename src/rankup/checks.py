@@ -1,0 +1,63 @@
+"""What is given to a network, checked at the door."""
+
+import math
+import operator
+import unicodedata
+from collections.abc import Container
+from typing import Any
+
+from torch import Tensor
+
+from rankup.errors import RankupError, TaskStateError
+from rankup.layers import Start
+
+
+def task_name(name: object, known: Container[str]) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise RankupError(f"a task needs a name, got {name!r}")
+    if name != name.strip() or any(
+        char in "/\\" or unicodedata.category(char).startswith("C") for char in name
+    ):
+        raise RankupError(
+            "a task's name must have no slash, no control character and no space at its ends, got "
+            f"{name!r}"
+        )
+    if (length := len(name.encode())) > 200:
+        raise RankupError(f"a task's name must have at most 200 bytes, got {length}")
+    if name in known:
+        raise RankupError(f"there is a task {name!r} already")
+    return name
+
+
+def class_count(classes: Any) -> int:
+    try:
+        count = 0 if isinstance(classes, bool) else operator.index(classes)
+    except TypeError:
+        count = 0
+    if count < 2:
+        raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
+    return count
+
+
+def start(selectors: Any, norms: Any) -> Start:
+    is_number = isinstance(selectors, int | float) and math.isfinite(selectors)
+    if selectors != "previous" and not is_number:
+        raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
+    if norms not in ("fresh", "previous"):
+        raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
+    return Start(selectors, norms)
+
+
+def batch(given: Any) -> Tensor:
+    if not isinstance(given, Tensor):
+        raise TaskStateError(
+            f"calibrate must give batches of input tensors, got a {type(given).__name__}"
+        )
+    return given
+
+
+def listed(names: list[str]) -> str:
+    if not names:
+        return "none"
+    shown = ", ".join(repr(name) for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -1,0 +1,79 @@
+"""What torch.fx tells about a module: in which order its layers run and who reads whom."""
+
+import copy
+from itertools import chain
+
+from torch import fx, nn
+
+
+class Trace:
+    """The calls of a module's layers in the order in which they run."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        self._modules = dict(module.named_modules())
+        self._graph = graph
+        self._calls = [node for node in graph.nodes if node.op == "call_module"]
+        self.order = [str(node.target) for node in self._calls]
+
+    def position(self, name: str) -> int:
+        """When a layer first runs; after all others where it never does."""
+        return self.order.index(name) if name in self.order else len(self.order)
+
+    def reads_weights_of(self, name: str) -> bool:
+        """Whether the forward uses a layer's weights by itself, beside calling the layer."""
+        return any(
+            node.op == "get_attr" and str(node.target).startswith(f"{name}.")
+            for node in self._graph.nodes
+        )
+
+    def feeds_batch_norm(self, name: str) -> bool:
+        """Whether batch norms are all that reads a layer."""
+        readers = [user for node in self._calls if node.target == name for user in node.users]
+        return bool(readers) and all(self._batch_norm(reader) for reader in readers)
+
+    def folds(self) -> list[tuple[str, str]]:
+        """Convolutions and the batch norms that can become one with them: each runs once, and
+        nothing else reads the convolution. After a Linear the norm's channels may be another
+        dimension than the layer's outputs, so those stay two."""
+        folds = []
+        for node, name in zip(self._calls, self.order, strict=True):
+            readers = list(node.users)
+            norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
+            is_conv = type(self._modules[name]) is nn.Conv2d
+            if norm and is_conv and self.order.count(name) == self.order.count(norm) == 1:
+                folds.append((name, norm))
+        return folds
+
+    def reads_inputs(self) -> str | None:
+        """The Linear that alone reads the module's input, with each sample flattened or as it
+        is."""
+        node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
+        while not others and len(node.users) == 1:
+            node = next(iter(node.users))
+            name = str(node.target)
+            part = self._modules[name] if node.op == "call_module" else None
+            if isinstance(part, nn.Linear):
+                return name if self.order.count(name) == 1 else None
+            flattens = node.op == "call_method" and name == "flatten" and node.args[1:] == (1,)
+            if isinstance(part, nn.Flatten):
+                flattens = (part.start_dim, part.end_dim) == (1, -1)
+            if not flattens:
+                return None
+        return None
+
+    def _batch_norm(self, node: fx.Node) -> str | None:
+        name = str(node.target)
+        is_one = node.op == "call_module" and isinstance(
+            self._modules[name], nn.BatchNorm1d | nn.BatchNorm2d
+        )
+        return name if is_one else None
+
+
+def trace(module: nn.Module) -> Trace | None:
+    """None where torch.fx cannot trace the module."""
+    try:
+        # A copy, because a forward may write to its module; the tensors stay shared.
+        shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+        return Trace(module, fx.Tracer().trace(copy.deepcopy(module, shared)))
+    except Exception:  # Tracing runs the module's own code: anything may be raised.
+        return None

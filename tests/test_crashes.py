@@ -1,0 +1,191 @@
+"""Whatever happens while a network is saved, what was there before stays whole."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import rankup
+from zoo import assert_same_bits, hashes, inputs, logits, taught, teach
+
+
+def run(code: str, *args: object) -> subprocess.Popen[str]:
+    """Python code in a process of its own, with the tests' modules at hand."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    rankup.save(taught("mlp"), tmp_path / "net")
+    return tmp_path / "net"
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a disk with little room left: no file can grow beyond `size` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("too_large", ["tasks/0001-task_0.safetensors", "manifest.json"])
+def test_a_full_disk_leaves_the_old_network_whole(saved: Path, too_large: str) -> None:
+    before = hashes(saved)
+    room = (saved / too_large).stat().st_size - 1
+    net = rankup.load(saved)
+    teach(net, "fourth", inputs("mlp"))
+    with (
+        pytest.raises(rankup.StoreError, match="cannot save to .*the 3 tasks saved there before"),
+        largest_file(room),
+    ):
+        rankup.save(net, saved)
+    after = hashes(saved)
+    assert after.items() >= before.items()
+    assert not list(saved.rglob("*.tmp"))
+    assert rankup.verify(saved)
+    rankup.save(net, saved)
+    assert len(rankup.load(saved).tasks) == 4
+
+
+KILLED = """
+    import os, signal, sys
+    import rankup
+    from zoo import inputs, teach
+
+    net = rankup.load(sys.argv[1])
+    teach(net, "fourth", inputs("mlp"))
+    countdown = int(sys.argv[2])
+
+    def dies(function):
+        def wrapped(*args, **kwargs):
+            global countdown
+            countdown -= 1
+            if countdown == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+        return wrapped
+
+    class File:
+        # Half of what is to be written reaches the disk, then the process dies.
+        def __init__(self, file): self.file = file
+        def __enter__(self): self.file.__enter__(); return self
+        def __exit__(self, *args): return self.file.__exit__(*args)
+        def write(self, content):
+            self.file.write(content[: len(content) // 2]); self.file.flush()
+            dies(lambda: None)()
+            self.file.write(content[len(content) // 2 :])
+        def __getattr__(self, name): return getattr(self.file, name)
+
+    import rankup.store as store
+    for name in ("fsync", "replace", "open", "close"):
+        setattr(os, name, dies(getattr(os, name)))
+    store.open = lambda *args: File(dies(open)(*args))
+    rankup.save(net, sys.argv[1])
+"""
+
+
+def test_a_kill_at_any_moment_of_a_save_leaves_a_loadable_network(tmp_path: Path) -> None:
+    net = taught("mlp")
+    x = inputs("mlp", seed=5)
+    expected = logits(net, x)
+    moment, tasks = 0, []
+    while True:
+        moment += 1
+        folder = tmp_path / f"{moment}"
+        rankup.save(net, folder)
+        process = run(KILLED, folder, moment)
+        process.communicate()
+        loaded = rankup.load(folder)
+        assert rankup.verify(folder)
+        assert_same_bits(expected, logits(loaded, x))
+        tasks.append(len(loaded.tasks))
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        if len(loaded.tasks) == 3:
+            teach(loaded, "another", x)
+        rankup.save(loaded, folder)
+        assert rankup.verify(folder)
+        assert not list(folder.rglob("*.tmp"))
+    # Old before the manifest is replaced, new after it, and many moments were tried.
+    assert tasks == sorted(tasks)
+    assert set(tasks) == {3, 4}
+    assert moment > 10
+
+
+RACING = """
+    import sys
+    import rankup
+    from zoo import inputs, taught, teach
+
+    net = taught("mlp", tasks=[3], seed=int(sys.argv[2]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for index in range(15):
+        teach(net, f"{index}", inputs("mlp"), steps=1)
+        rankup.save(net, sys.argv[1])
+    print("saved")
+"""
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 1)], ids=["different", "equal"])
+def test_two_processes_saving_to_one_folder(seeds: tuple[int, int], tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RACING), str(tmp_path / "net"), str(seed)],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in seeds
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outcomes = [process.communicate() for process in processes]
+    winners = [out for out, _ in outcomes if out == "saved\n"]
+    losers = [err for out, err in outcomes if out != "saved\n"]
+    assert winners
+    assert rankup.verify(tmp_path / "net")
+    assert len(rankup.load(tmp_path / "net").tasks) == 16
+    for error in losers:
+        # Another network, or the same one further on: either way one sentence.
+        assert "StoreError: " in error
+        assert "holds another network" in error or "holds tasks that this network" in error
+    if seeds[0] != seeds[1]:
+        assert len(winners) == 1
+
+
+def test_a_folder_that_is_being_saved_to_says_so(saved: Path, monkeypatch: object) -> None:
+    import filelock
+
+    import rankup.store
+
+    taken = filelock.FileLock(saved / ".lock")
+    monkeypatch.setattr(rankup.store, "_PATIENCE", 0.05)
+    net = rankup.load(saved)
+    with taken, pytest.raises(rankup.StoreError, match="another process is saving to"):
+        rankup.save(net, saved)
+    rankup.save(net, saved)
