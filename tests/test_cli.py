@@ -22,9 +22,9 @@ ENV = {
 }
 
 
-def rankup(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def rankup(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rankup", *map(str, arguments)]
-    return subprocess.run(command, env=ENV, cwd=cwd, capture_output=True, text=True)
+    return subprocess.run(command, env={**ENV, **env}, cwd=cwd, capture_output=True, text=True)
 
 
 QUICK = ("--tasks", 2, "--epochs", 3)
@@ -154,3 +154,10 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert "the same command with --resume goes on" in errors
     assert "Traceback" not in errors
     assert checkpoint.exists()
+
+
+def test_a_run_goes_on_with_as_many_threads_as_it_had(tmp_path: Path) -> None:
+    command = ("run", "--tasks", 1, "--epochs", 3, "--out", "run")
+    assert rankup(*command, cwd=tmp_path, OMP_NUM_THREADS="2").returncode == 0
+    again = rankup(*command, "--resume", cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert again.returncode == 0, again.stderr

@@ -16,8 +16,16 @@ import rankup
 from rankup.data.streams import Stream, make_stream
 from rankup.recipe import Recipe
 from rankup.report import read_run
-from rankup.run import RunConfig, parse_rank, read_lines, run, versions
-from rankup.train import TaskFailed
+from rankup.run import (
+    RunConfig,
+    _load_checkpoint,
+    _save_checkpoint,
+    parse_rank,
+    read_lines,
+    run,
+    versions,
+)
+from rankup.train import Checkpoint, TaskFailed
 
 
 def config_for(stream: Stream, method: str = "rank", **recipe: object) -> RunConfig:
@@ -117,6 +125,16 @@ def test_a_task_that_fails_stops_the_run_and_keeps_the_tasks_before(tmp_path: Pa
 def test_a_rank_that_cannot_be_read_is_refused(rank: str, seeded: str | None) -> None:
     with pytest.raises(rankup.RankupError, match="rank is written as 11,1 or 0.1,0.02"):
         parse_rank(rank, seeded)
+
+
+def test_a_checkpoint_counts_only_for_the_task_it_was_made_in(tmp_path: Path) -> None:
+    state = {"flat": torch.rand(3)}
+    _save_checkpoint(tmp_path, 1, Checkpoint(7, state))
+    loaded = _load_checkpoint(tmp_path, 1)
+    assert loaded is not None
+    assert loaded.epoch == 7
+    assert torch.equal(loaded.state["flat"], state["flat"])
+    assert _load_checkpoint(tmp_path, 2) is None
 
 
 # One process that loads everything once and forks the runs which are then killed: a new Python
