@@ -246,3 +246,12 @@ def test_merged_folds_a_batch_norm_only_where_that_is_exact() -> None:
     plain = net.merged("a")
     assert isinstance(plain.norm, nn.BatchNorm2d)
     assert relative_error(plain(x), net(x, task="a")) < 1e-10
+
+
+def test_a_kept_module_may_lie_in_memory_channels_last() -> None:
+    given = module("resnet18")
+    plain = rankup.grow(given, Rank(2, 1), base="keep")
+    last = rankup.grow(given.to(memory_format=torch.channels_last), Rank(2, 1), base="keep")
+    for one, other in zip(plain.parts, last.parts, strict=True):
+        for key, tensor in one.base().items():
+            assert torch.equal(tensor, other.base()[key])

@@ -255,7 +255,7 @@ class IncrementalNet(nn.Module):
             made = TaskHead(spec, *place)
         if self.growth.base == "keep":
             shapes = spec.base_shapes()
-            made.load_base({key: getattr(original, key).view(s) for key, s in shapes.items()})
+            made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
         return made
 
     def _hold_statistics(self) -> None:
