@@ -5,6 +5,7 @@ learned parameters of its own, named `new_…`. Which task it runs comes from a 
 the network's forward sets, not from state on the module: threads may run different tasks at once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,7 +52,7 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
         )
 
 
-class TaskLayer(nn.Module):
+class TaskLayer(nn.Module, ABC):
     """What all layers share: the life of a task, from `start` over `open` and `learned` to `close`
     and `install`."""
 
@@ -67,21 +68,21 @@ class TaskLayer(nn.Module):
         self.count = 0  # committed tasks
         self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
 
+    @abstractmethod
     def start(self, classes: int, start: Start) -> Tensors:
         """Where the next task starts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extended(self, added: Tensors) -> Tensors:
         """The tables with one more task in them; nothing is changed yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def added(self, task: int) -> Tensors:
         """What a committed task added."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plain(self, task: int) -> nn.Module:
         """torch's own layer that computes what this one does for a committed task."""
-        raise NotImplementedError
 
     def open(self, values: Tensors) -> None:
         for key, value in values.items():

@@ -1,6 +1,7 @@
 """Linear and convolutional layers whose weights are a sum of factors."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -182,28 +183,29 @@ class FactoredLayer(TaskLayer):
     def _add_base(self, x: Tensor, y: Tensor) -> Tensor:
         return y if self.base_weight is None else y + self._map(x, self.base_weight)
 
+    @abstractmethod
     def _check(self, x: Tensor) -> None:
-        raise NotImplementedError
+        """Refuse an input that does not fit."""
 
+    @abstractmethod
     def _positions(self, x: Tensor) -> int:
         """How many times the layer applies its matrix to this input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         """The layer with the matrix `[n, in]` for its weight: n output channels."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
         """From R channels to the layer's outputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _per_channel(self, row: Tensor) -> Tensor:
         """`row [n]`, shaped to multiply what has n channels."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
         """`rows [B, n]`, shaped to multiply what came of `x` and has n channels."""
-        raise NotImplementedError
 
 
 class FactoredLinear(FactoredLayer):
