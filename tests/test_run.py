@@ -127,6 +127,21 @@ def test_a_rank_that_cannot_be_read_is_refused(rank: str, seeded: str | None) ->
         parse_rank(rank, seeded)
 
 
+@pytest.mark.parametrize("method", ["rank", "finetune"])
+def test_a_run_killed_in_its_first_save_goes_on(
+    method: str, stream: Stream, tmp_path: Path
+) -> None:
+    config = config_for(stream, method)
+    run(config, stream, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    (killed / "net" / "tasks").mkdir(parents=True)
+    (killed / "net" / ".lock").touch()
+    (killed / "net" / ".weights.safetensors.tmp").write_bytes(b"half")
+    (killed / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    run(config, stream, killed, resume=True)
+    assert outcome(killed)[1] == outcome(tmp_path / "whole")[1]
+
+
 def test_a_checkpoint_counts_only_for_the_task_it_was_made_in(tmp_path: Path) -> None:
     state = {"flat": torch.rand(3)}
     _save_checkpoint(tmp_path, 1, Checkpoint(7, state))

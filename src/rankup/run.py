@@ -70,7 +70,6 @@ def run(
     *,
     resume: bool = False,
     on_progress: OnProgress | None = None,
-    on_task: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Learn all tasks of a stream that are not learned yet."""
     _open_folder(config, out, resume)
@@ -82,8 +81,7 @@ def run(
         make_module(config, stream[0]).to(device), growth_of(config), recipe, config.seed
     )
     kind = method_class(config.method)
-    known = (out / NET).exists() and any((out / NET).iterdir())
-    method = kind.load(out / NET, setting) if known else kind(setting)
+    method = kind.load(out / NET, setting) if kind.is_in(out / NET) else kind(setting)
     lines = read_lines(out)
     matrix = AccuracyMatrix()
     for line in lines:
@@ -95,12 +93,9 @@ def run(
         # The time that learning took is lost where a run was stopped just after it.
         seconds = time.perf_counter() - started
         matrix.add([_test(method, stream[j], j, recipe, device) for j in range(index + 1)])
-        line = _line(stream[index], matrix, method, seconds)
-        lines.append(line)
+        lines.append(_line(stream[index], matrix, method, seconds))
         _write_lines(out, lines)
         (out / CHECKPOINT).unlink(missing_ok=True)
-        if on_task is not None:
-            on_task(line)
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:

@@ -273,7 +273,7 @@ def _train_logits(net: IncrementalNet, feed: Feed) -> Callable[[Tensor, torch.Ge
     ):
         return lambda rows, draw: net(feed.batch(rows, draw), index)
     with torch.no_grad():
-        parts = [feed.scaled(to_float(part)) for part in torch.split(made, _CHUNK)]
+        parts = (feed.scaled(to_float(part)) for part in torch.split(made, _CHUNK))
         seen = torch.cat([layer.project(part.flatten(1)) for part in parts])
     learns_factors = layer.spec.rank.added(index) > 0
     unread = to_float(made[:1])

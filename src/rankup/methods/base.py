@@ -59,4 +59,9 @@ class Method(ABC):
 
     @classmethod
     @abstractmethod
+    def is_in(cls, folder: Path) -> bool:
+        """Whether the folder holds one that was saved whole; a killed save may leave bits of it."""
+
+    @classmethod
+    @abstractmethod
     def load(cls, folder: Path, setting: Setting) -> Self: ...

@@ -102,15 +102,16 @@ class FineTune(Method):
         write_file(folder / _FILE, safetensors.torch.save(copies))
 
     @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (folder / _FILE).exists()
+
+    @classmethod
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls(setting)
         tensors = safetensors.torch.load((folder / _FILE).read_bytes())
-        shared = {
-            n.removeprefix("shared/"): t for n, t in tensors.items() if n.startswith("shared")
-        }
         with torch.no_grad():
             for name, tensor in method._shared().items():
-                tensor.copy_(shared[name])
+                tensor.copy_(tensors[f"shared/{name}"])
         device = method.head.weights.device
         index = 0
         while f"{index}/weight" in tensors:

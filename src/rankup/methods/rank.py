@@ -6,6 +6,7 @@ from typing import Self
 from torch import Tensor
 
 from rankup.data.tasks import Task
+from rankup.manifest import MANIFEST
 from rankup.methods.base import Method, Setting
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
@@ -37,6 +38,10 @@ class RankUpdate(Method):
 
     def save(self, folder: Path) -> None:
         save(self.net, folder)
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (folder / MANIFEST).exists()
 
     @classmethod
     def load(cls, folder: Path, setting: Setting) -> Self:
