@@ -13,7 +13,7 @@ from rankup.specs import DenseSpec
 
 def reset(body: nn.Module, spec: DenseSpec, seed: int, device: torch.device) -> None:
     """New values from the network's seed, in the modules that know how to draw them."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with seeds.forked(device):
         for name in dict.fromkeys(name.rpartition(".")[0] for name in spec.trained):
             redraw = getattr(body.get_submodule(name), "reset_parameters", None)
             if redraw is not None:

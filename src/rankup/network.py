@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import checks, dense, size
+from rankup import checks, dense, seeds, size
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import (
     FactoredConv2d,
@@ -368,8 +368,7 @@ class IncrementalNet(nn.Module):
         """
         if not isinstance(x, Tensor) or len(x) < 2 or x.shape[1:] in self._audited:
             return
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda), torch.no_grad(), active(tasks[:1]):
+        with seeds.forked(self.device), torch.no_grad(), active(tasks[:1]):
             self.body(x[:1])
         self._audited.add(x.shape[1:])
 

@@ -3,6 +3,7 @@ the factors that never are."""
 
 import hashlib
 import math
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -22,6 +23,11 @@ def generator(seed: int, *names: object) -> torch.Generator:
     """
     digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def forked(device: torch.device) -> AbstractContextManager[None]:
+    """Inside, torch's own generators may be drawn from; outside, nobody will have noticed."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:

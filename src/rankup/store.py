@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from rankup import models
+from rankup import models, seeds
 from rankup.errors import RankupError, StoreError
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
@@ -201,7 +201,7 @@ def _network_without_tasks(
             "like it with load(path, module=…)"
         )
     if module is None:
-        with torch.random.fork_rng(devices=[]):
+        with seeds.forked(torch.device("cpu")):
             module = models.build(manifest.model).to(manifest.dtype)
     misfit = f"the module does not fit the network in {folder}"
     try:

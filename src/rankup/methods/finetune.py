@@ -32,7 +32,7 @@ class FineTune(Method):
         self.head = TaskHead(spec, setting.seed, plan.dtype, plan.device)
         original = setting.module.get_submodule(spec.name)
         self.body = copy.deepcopy(setting.module, {id(original): self.head})
-        with torch.random.fork_rng([plan.device] if plan.device.type == "cuda" else []):
+        with seeds.forked(plan.device):
             torch.manual_seed(seeds.generator(setting.seed, "finetune").initial_seed())
             for part in self.body.modules():
                 if callable(redraw := getattr(part, "reset_parameters", None)):
