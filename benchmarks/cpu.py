@@ -1,15 +1,11 @@
 """Training images per second on the CPU: our step, the paper notebook's way of stepping, and a
 dense network of the same widths in a plain loop. Medians over repeats, all in one run.
 
-    python benchmarks/cpu.py            # a table, and a dated JSON beside this file
+    python benchmarks/cpu.py            # a table, and a dated JSON in benchmarks/results
 """
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import RESULTS, write_result
 from torch import Tensor, nn
 
 import rankup
@@ -136,7 +133,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=200, help="steps in a repeat")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     x, y = images()
@@ -151,17 +148,8 @@ def main() -> None:
     for name, median in medians.items():
         ratio = medians["rankup"] / median
         print(f"  {name:10} {median:10,.0f}   rankup is {ratio:.2f} times that")
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {options.threads} threads",
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "command": " ".join(["python", *sys.argv]),
-        "images_per_second": rates,
-        "medians": medians,
-    }
-    options.out.mkdir(exist_ok=True)
-    path = options.out / f"cpu-{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    measured = {"images_per_second": rates, "medians": medians}
+    path = write_result("cpu", measured, threads=str(options.threads), folder=options.out)
     print(f"written to {path}")
 
 

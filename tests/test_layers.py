@@ -311,9 +311,10 @@ def test_the_fast_form_of_learning_equals_the_plain_one(
     x = torch.randn(7, *between, 40, generator=draw, dtype=F64, requires_grad=not cached)
     seen = layer.project(x.detach().reshape(-1, 40))
     with active(1), projected(layer, seen) if cached else nullcontext():
-        assert cached or layer._takes_node(x, layer.spec.rank.used(1))
+        assert cached or layer._takes_node(x, layer.spec.rank.used(1), None)
         fast = layer(x)
     plain = layer._plain(x, 1)
+    assert relative_error(layer._projected_plain(x, seen), plain) < 1e-12
     upstream = torch.randn(fast.shape, generator=draw, dtype=F64)
     wanted = [*layer.parameters()] if cached else [x, *layer.parameters()]
     found = torch.autograd.grad(fast, wanted, upstream)

@@ -7,13 +7,14 @@ import torch
 
 import rankup
 from rankup.data.streams import Stream, make_stream
+from rankup.feed import Feed
 from rankup.methods import METHODS, method_class
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.train import Checkpoint, Epoch, Feed, accuracy
+from rankup.train import Checkpoint, Epoch, accuracy
 
 # Methods that may change old tasks. All others must keep every bit of them.
 FORGETTING = {"finetune"}

@@ -106,15 +106,28 @@ def run(
         str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in RECIPES.items()))
     ] = "default",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="So many seeds from --seed on, trained together.", min=1)
+    ] = 1,
     data: Annotated[
         Path | None, typer.Option(help="Where data sets are, else $RANKUP_DATA.")
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Get missing data.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder, else runs/STREAM-METHOD-SEED.")
+        Path | None,
+        typer.Option(
+            help="The run's folder, else runs/STREAM-METHOD-SEED; of several seeds the folder of "
+            "their folders, else runs/STREAM-METHOD."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads on the CPU, else as many as help; several seeds have one each.", min=1
+        ),
+    ] = None,
     *,
     recipe_options: dict[str, Any],
 ) -> None:
@@ -130,7 +143,7 @@ def run(
 
     from rankup import run as runs
     from rankup.data.streams import make_stream
-    from rankup.train import TaskFailed
+    from rankup.replicas import Seed, run_seeds
 
     rank = rank or ("11,1" if net is Net.mlp else "0.1,0.02")
     rule = runs.parse_rank(rank, seeded)
@@ -148,39 +161,52 @@ def run(
         samples=len(made[0].train_y),
         net=net.value,
         learned=bool(rule.first),
+        device=where,
     )
     chosen = replace(chosen, **recipe_options)
-    out = out or Path("runs") / f"{stream.replace('/', '_')}-{method}-{seed}"
-    config = runs.RunConfig(
-        stream=stream,
-        method=method,
-        net=net.value,
-        width=width or (256 if net is Net.mlp else 20),
-        rank=rank,
-        seeded=seeded,
-        tasks=len(made),
-        seed=seed,
-        device=where,
-        threads=_threads(net, out, resume),
-        recipe={"name": recipe, **asdict(chosen)},
-        task_names=[task.name for task in made],
-        versions=runs.versions(),
-    )
+    name = f"{stream.replace('/', '_')}-{method}"
+    root = out or Path("runs") / (name if seeds > 1 else f"{name}-{seed}")
+    asked = []
+    for own in range(seed, seed + seeds):
+        folder = root / f"seed-{own}" if seeds > 1 else root
+        if own != seed:
+            made = make_stream(stream, tasks=tasks, seed=own, data=data)
+        config = runs.RunConfig(
+            stream=stream,
+            method=method,
+            net=net.value,
+            width=width or (256 if net is Net.mlp else 20),
+            rank=rank,
+            seeded=seeded,
+            tasks=len(made),
+            seed=own,
+            device=where,
+            threads=_threads(net, folder, resume, threads or (1 if seeds > 1 else None)),
+            recipe={"name": recipe, **asdict(chosen)},
+            task_names=[task.name for task in made],
+            versions=runs.versions(),
+        )
+        # Processes make their streams themselves: sending one takes longer.
+        keeps = seeds == 1 or where == "cuda"
+        asked.append(Seed(config, data, folder, resume, made if keeps else None))
     try:
-        with _progress(len(made)) as on_progress:
-            runs.run(config, made, out, resume=resume, on_progress=on_progress)
-    except TaskFailed as error:
-        raise RankupError(
-            f"{error}; what was learned before is whole in {out / 'net'}, a new run with other "
-            "settings needs another --out"
-        ) from error
+        with _progress(len(made), seeds) as (on_progress, note):
+            failures = run_seeds(asked, on_progress=on_progress, note=note)
     except KeyboardInterrupt:
         print("rankup: stopped; the same command with --resume goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    _show([out], out / "report.html")
+    whole = [each.out for each in asked if each.config.seed not in failures]
+    if whole:
+        _show(whole, root / "report.html")
+    for own, why in failures.items():
+        which = f"seed {own}: " if seeds > 1 else ""
+        raise RankupError(
+            f"{which}{why}; what was learned before is whole in "
+            f"{asked[own - seed].out / 'net'}, a new run with other settings needs another --out"
+        )
 
 
-def _threads(net: Net, out: Path, resume: bool) -> int:
+def _threads(net: Net, out: Path, resume: bool, asked: int | None) -> int:
     """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
     too small for more than two."""
     import torch
@@ -189,11 +215,13 @@ def _threads(net: Net, out: Path, resume: bool) -> int:
 
     if resume and (out / CONFIG).exists():
         return int(read_config(out / CONFIG)["threads"])
-    return min(2, torch.get_num_threads()) if net is Net.mlp else torch.get_num_threads()
+    most = torch.get_num_threads()
+    return asked or (min(2, most) if net is Net.mlp else most)
 
 
 @contextmanager
-def _progress(tasks: int) -> Iterator[Callable[..., None]]:
+def _progress(tasks: int, seeds: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
+    """A bar for each seed that is being learned, and a way to say something beside them."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -204,17 +232,24 @@ def _progress(tasks: int) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("learning", total=tasks, state="")
+        lines: dict[int, Any] = {}
+        if seeds == 1:
+            lines[0] = bar.add_task("learning", total=tasks, state="")
 
-        def on_progress(index: int, task: Any, epoch: Any) -> None:
+        def on_progress(now: Any) -> None:
+            seed = now.seed if seeds > 1 else 0
+            if seed not in lines:
+                lines[seed] = bar.add_task("", total=tasks, state="")
+            which = f"{now.seeds} seeds, " if now.seeds > 1 else f"seed {seed}, "
+            which = which if seeds > 1 else ""
             bar.update(
-                line,
-                description=f"task {index + 1}/{tasks}, epoch {epoch.number}/{epoch.epochs}",
-                completed=index + epoch.number / epoch.epochs,
-                state=f"loss {epoch.loss:.3f}, {epoch.accuracy:.1%} right",
+                lines[seed],
+                description=f"{which}task {now.task + 1}/{tasks}, epoch {now.epoch}/{now.epochs}",
+                completed=now.task + now.epoch / now.epochs,
+                state=f"loss {now.loss:.3f}, {now.accuracy:.1%} right",
             )
 
-        yield on_progress
+        yield on_progress, lambda text: bar.console.print(f"rankup: {text}", soft_wrap=True)
 
 
 def _show(paths: list[Path], page: Path) -> None:

@@ -31,6 +31,7 @@ from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
 
 TaskRef = str | int | Tensor
 Patterns = str | Sequence[str]
+Later = Callable[[], Tensor]
 
 
 def grow(
@@ -208,12 +209,8 @@ class IncrementalNet(nn.Module):
         """The module's output for one task, given by name or index, or for a task per sample,
         given as a tensor of indices; `options` go to the module."""
         if isinstance(task, Tensor) and task.dim():
-            task = self._checked_mixed(task, x)
-            if not options:
-                self._audit(x, task)
-        else:
-            task = self._one_task(task)
-        with active(task):
+            return self._mixed(x, task, options)
+        with active(self._one_task(task)):
             return self.body(x, **options)
 
     def merged(self, task: str | int) -> nn.Module:
@@ -345,7 +342,20 @@ class IncrementalNet(nn.Module):
             raise TaskStateError(f"task {self.learning!r} is still being learned: commit it first")
         return index
 
-    def _checked_mixed(self, tasks: Tensor, x: Any) -> Tensor:
+    def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
+        known = len(self._tasks)
+        indices, unchecked = self._checked_mixed(tasks, x)
+        if not options:
+            self._audit(x, indices)
+        with active(indices):
+            y = self.body(x, **options)
+        if unchecked is not None and self._highest(unchecked()) >= known:
+            return self._mixed(x, tasks, options)  # a task that was committed in the meantime
+        return y
+
+    def _checked_mixed(self, tasks: Tensor, x: Any) -> tuple[Tensor, Later | None]:
+        """The indices as the layers take them. Where looking at them would be waiting for the
+        device, they are forced into range, and a copy is there to be looked at afterwards."""
         if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
             raise RankupError(
                 "the tasks of a mixed batch must be a tensor of one index per sample, got shape "
@@ -353,12 +363,21 @@ class IncrementalNet(nn.Module):
             )
         if isinstance(x, Tensor) and len(x) != len(tasks):
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
-        capturing = tasks.is_cuda and torch.cuda.is_current_stream_capturing()
-        if len(tasks) and not capturing:
-            lowest, highest = torch.stack(torch.aminmax(tasks)).tolist()
-            self._committed(lowest)
-            self._committed(highest)
-        return tasks.to(self.device, torch.long)
+        indices = tasks.to(x.device if isinstance(x, Tensor) else self.device, torch.long)
+        capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not len(tasks) or capturing:
+            return indices, None
+        if tasks.is_cuda and indices.is_cuda and self._tasks:
+            unchecked = _copied(indices)
+            return indices.clamp(0, len(self._tasks) - 1), unchecked
+        self._highest(tasks)
+        return indices, None
+
+    def _highest(self, tasks: Tensor) -> int:
+        """The highest of the indices, which must all be of committed tasks."""
+        lowest, highest = torch.aminmax(tasks)
+        self._committed(int(lowest))
+        return self._committed(int(highest))
 
     def _audit(self, x: Any, tasks: Tensor) -> None:
         """Once for every shape of input: does every layer have the samples in its first dimension?
@@ -371,6 +390,19 @@ class IncrementalNet(nn.Module):
         with seeds.forked(self.device), torch.no_grad(), active(tasks[:1]):
             self.body(x[:1])
         self._audited.add(x.shape[1:])
+
+
+def _copied(tasks: Tensor) -> Later:
+    """A copy on the host, asked for now: who takes it waits until the device has come to where it
+    was asked for, not for what it was given to do after that."""
+    copy_there = tasks.to("cpu", non_blocking=True)  # in pinned memory
+    asked = torch.cuda.current_stream(tasks.device).record_event()
+
+    def take() -> Tensor:
+        asked.synchronize()
+        return copy_there
+
+    return take
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:

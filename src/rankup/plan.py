@@ -61,13 +61,15 @@ class Plan:
     """`layers` say what each layer becomes, `dense` what is left; `folds` are pairs of a
     convolution and the batch norm that alone reads it; `capped` names the layers that a task gives
     less rank than was asked for; `first` is the Linear that reads the inputs as they are, if one
-    is factored and does."""
+    is factored and does; `chain` are the layers of a module that is nothing but factored Linears
+    with a ReLU after each, and a head."""
 
     layers: tuple[LayerSpec, ...]
     dense: DenseSpec
     folds: tuple[tuple[str, str], ...]
     capped: tuple[str, ...]
     first: str | None
+    chain: tuple[str, ...] | None
     dtype: torch.dtype
     device: torch.device
 
@@ -129,12 +131,14 @@ class _Planner:
         short = tuple(name for name in factored if ranks[name] != asked[name])
         folds = self.trace.folds() if self.trace is not None else []
         reader = self.trace.reads_inputs() if self.trace is not None else None
+        chain = self.trace.chain() if self.trace is not None else None
         return Plan(
             layers=tuple(specs),
             dense=left,
             folds=tuple((conv, norm) for conv, norm in folds if norm in norms),
             capped=short,
             first=reader if reader in factored else None,
+            chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
             dtype=dtype,
             device=device,
         )

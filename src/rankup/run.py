@@ -9,7 +9,8 @@ checkpoint.safetensors   the task being learned, after its last finished epoch
 import json
 import os
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import rankup
 from rankup import models
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
+from rankup.engine import Engine
 from rankup.errors import RankupError
+from rankup.feed import Feed
 from rankup.methods import method_class
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
@@ -32,9 +35,12 @@ from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.report.runs import CONFIG, METRICS, NET, read_config
 from rankup.store import write_file
-from rankup.train import Checkpoint, Epoch, Feed, accuracy
+from rankup.train import Checkpoint, Epoch, OnEpoch, TaskFailed, accuracy, learn
 
 CHECKPOINT = "checkpoint.safetensors"
+
+_SHARE = 50  # checkpoints take at most one part in so many of the time
+_TELL = 0.5  # seconds between two reports of progress
 
 
 class RunError(RankupError):
@@ -60,7 +66,20 @@ class RunConfig:
     versions: dict[str, str]
 
 
-OnProgress = Callable[[int, Task, Epoch], None]
+@dataclass(frozen=True)
+class Progress:
+    """How far a seed is, and with it those that are trained together with it."""
+
+    seed: int
+    seeds: int  # how many
+    task: int  # its index
+    epoch: int  # epochs done
+    epochs: int
+    loss: float
+    accuracy: float  # on a sample of the training data
+
+
+OnProgress = Callable[[Progress], None]
 
 
 def run(
@@ -72,30 +91,117 @@ def run(
     on_progress: OnProgress | None = None,
 ) -> None:
     """Learn all tasks of a stream that are not learned yet."""
-    _open_folder(config, out, resume)
-    torch.set_num_threads(config.threads)
-    device = torch.device(config.device)
-    stream = stream.to(device)
-    recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
-    setting = Setting(
-        make_module(config, stream[0]).to(device), growth_of(config), recipe, config.seed
-    )
-    kind = method_class(config.method)
-    method = kind.load(out / NET, setting) if kind.is_in(out / NET) else kind(setting)
-    lines = read_lines(out)
-    matrix = AccuracyMatrix()
-    for line in lines:
-        matrix.add(line["accuracy"])
-    for index in range(len(lines), len(stream)):
-        started = time.perf_counter()
-        if method.learned == index:
-            _learn(method, stream[index], index, out, on_progress)
-        # The time that learning took is lost where a run was stopped just after it.
-        seconds = time.perf_counter() - started
-        matrix.add([_test(method, stream[j], j, recipe, device) for j in range(index + 1)])
-        lines.append(_line(stream[index], matrix, method, seconds))
-        _write_lines(out, lines)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+    failures = run_together([SeedRun(config, stream, out, resume)], on_progress=on_progress)
+    for failure in failures.values():
+        raise failure
+
+
+def run_together(
+    runs: "Sequence[SeedRun]",
+    *,
+    on_progress: OnProgress | None = None,
+    note: Callable[[str], None] = warnings.warn,
+) -> dict[int, TaskFailed]:
+    """Let several seeds learn their streams at once, in one process.
+
+    Gives back why seeds failed that did; the others go on without them.
+    """
+    torch.set_num_threads(runs[0].config.threads)
+    engine, failures = Engine(note), dict[int, TaskFailed]()
+    while going := [r for r in runs if not r.finished and r.config.seed not in failures]:
+        # Seeds that were stopped at different tasks catch up first.
+        next_task = min(len(r.lines) for r in going)
+        failures |= _learn_next(
+            [r for r in going if len(r.lines) == next_task], engine, on_progress
+        )
+    return failures
+
+
+def _learn_next(
+    runs: "Sequence[SeedRun]", engine: Engine, on_progress: OnProgress | None
+) -> dict[int, TaskFailed]:
+    started = time.perf_counter()
+    learning = [r for r in runs if r.method.learned == len(r.lines)]
+    failures: list[TaskFailed | None] = []
+    if learning:
+        failures = learn(
+            [r.method for r in learning],
+            [r.next_task for r in learning],
+            engine,
+            [r.checkpoint() for r in learning],
+            # One of them tells of all: telling takes time.
+            [r.watch(on_progress if r is learning[0] else None, len(learning)) for r in learning],
+        )
+    failed = {
+        r.config.seed: why for r, why in zip(learning, failures, strict=True) if why is not None
+    }
+    # The time that learning took is lost where a run was stopped just after it. Seeds that learn
+    # together share it.
+    seconds = (time.perf_counter() - started) / len(runs)
+    for r in runs:
+        if r.config.seed not in failed:
+            r.record(seconds)
+    return failed
+
+
+class SeedRun:
+    """One seed's run folder, and what it holds in memory."""
+
+    def __init__(self, config: RunConfig, stream: Stream, out: Path, resume: bool = False) -> None:
+        _open_folder(config, out, resume)
+        device = torch.device(config.device)
+        self.config, self.out, self.stream = config, out, stream.to(device)
+        recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
+        module = make_module(config, self.stream[0]).to(device)
+        setting = Setting(module, growth_of(config), recipe, config.seed)
+        kind = method_class(config.method)
+        folder = out / NET
+        self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)
+        self.tests = [Feed(task, recipe, device) for task in self.stream]
+        self.lines = read_lines(out)
+        self.matrix = AccuracyMatrix([line["accuracy"] for line in self.lines])
+        self._saved, self._cost = time.perf_counter(), 0.0
+
+    @property
+    def finished(self) -> bool:
+        return len(self.lines) == len(self.stream)
+
+    @property
+    def next_task(self) -> Task:
+        return self.stream[len(self.lines)]
+
+    def checkpoint(self) -> Checkpoint | None:
+        return _load_checkpoint(self.out, len(self.lines))
+
+    def watch(self, on_progress: OnProgress | None, seeds: int) -> OnEpoch:
+        """Keeps a checkpoint and tells how far it is, both only so often that it costs little."""
+        index, told = len(self.lines), 0.0
+
+        def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
+            nonlocal told
+            now = time.perf_counter()
+            if now - self._saved >= _SHARE * self._cost:
+                _save_checkpoint(self.out, index, checkpoint)
+                self._saved = time.perf_counter()
+                self._cost = self._saved - now
+            if on_progress is not None and now - told > _TELL:
+                told = now
+                numbers = epoch.number, epoch.epochs, epoch.loss, epoch.accuracy()
+                on_progress(Progress(self.config.seed, seeds, index, *numbers))
+
+        return on_epoch
+
+    def record(self, seconds: float) -> None:
+        """Save what was learned, test all tasks, write a line."""
+        self.method.save(self.out / NET)
+        index = len(self.lines)
+        self.matrix.add([self._test(task) for task in range(index + 1)])
+        self.lines.append(_line(self.stream[index], self.matrix, self.method, seconds))
+        _write_lines(self.out, self.lines)
+        (self.out / CHECKPOINT).unlink(missing_ok=True)
+
+    def _test(self, task: int) -> float:
+        return accuracy(lambda x: self.method.predict(x, task), self.tests[task].test())
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:
@@ -166,22 +272,6 @@ def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
         write_file(path, json.dumps(asdict(config), indent=1, ensure_ascii=False).encode() + b"\n")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
-
-
-def _learn(
-    method: Method, task: Task, index: int, out: Path, on_progress: OnProgress | None
-) -> None:
-    def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
-        _save_checkpoint(out, index, checkpoint)
-        if on_progress is not None:
-            on_progress(index, task, epoch)
-
-    method.learn(task, _load_checkpoint(out, index), on_epoch)
-    method.save(out / NET)
-
-
-def _test(method: Method, task: Task, index: int, recipe: Recipe, device: torch.device) -> float:
-    return accuracy(lambda x: method.predict(x, index), Feed(task, recipe, device).test())
 
 
 def _line(task: Task, matrix: AccuracyMatrix, method: Method, seconds: float) -> dict[str, Any]:

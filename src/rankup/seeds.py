@@ -14,15 +14,20 @@ SIGNS_GENERATOR = "shake256-signs"
 SIGNS_VERSION = 1
 
 
-def generator(seed: int, *names: object) -> torch.Generator:
+def number(seed: int, *names: object) -> int:
+    """A seed of its own for every purpose."""
+    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own for every purpose: no draw depends on how many came before it.
 
     >>> a, b = generator(0, "factors", "hidden.0", 3), generator(0, "factors", "hidden.0", 3)
     >>> torch.equal(torch.rand(2, generator=a), torch.rand(2, generator=b))
     True
     """
-    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.Generator(device).manual_seed(number(seed, *names))
 
 
 def forked(device: torch.device) -> AbstractContextManager[None]:

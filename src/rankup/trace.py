@@ -3,6 +3,8 @@
 import copy
 from itertools import chain
 
+import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 
@@ -50,16 +52,49 @@ class Trace:
         node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
         while not others and len(node.users) == 1:
             node = next(iter(node.users))
-            name = str(node.target)
-            part = self._modules[name] if node.op == "call_module" else None
-            if isinstance(part, nn.Linear):
+            if self._linear(node):
+                name = str(node.target)
                 return name if self.order.count(name) == 1 else None
-            flattens = node.op == "call_method" and name == "flatten" and node.args[1:] == (1,)
-            if isinstance(part, nn.Flatten):
-                flattens = (part.start_dim, part.end_dim) == (1, -1)
-            if not flattens:
+            if not self._flattens(node):
                 return None
         return None
+
+    def chain(self) -> list[str] | None:
+        """The Linears of a module that is nothing but Linears with a ReLU between them, its inputs
+        flattened or as they are."""
+        names: list[str] = []
+        node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
+        after_linear = False
+        while not others and len(node.users) == 1:
+            node = next(iter(node.users))
+            if node.op == "output":
+                return names if after_linear and len(set(names)) == len(names) else None
+            if self._linear(node) and not after_linear:
+                names.append(str(node.target))
+                after_linear = True
+            elif self._relu(node) and after_linear:
+                after_linear = False
+            elif names or not self._flattens(node):
+                return None
+        return None
+
+    def _part(self, node: fx.Node) -> nn.Module | None:
+        return self._modules[str(node.target)] if node.op == "call_module" else None
+
+    def _linear(self, node: fx.Node) -> bool:
+        return isinstance(self._part(node), nn.Linear)
+
+    def _relu(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return type(self._part(node)) is nn.ReLU
+        return node.target in (torch.relu, F.relu, "relu")
+
+    def _flattens(self, node: fx.Node) -> bool:
+        part = self._part(node)
+        if isinstance(part, nn.Flatten):
+            return (part.start_dim, part.end_dim) == (1, -1)
+        by_method = node.op == "call_method" and node.target == "flatten"
+        return by_method and node.args[1:] == (1,) and not node.kwargs
 
     def _batch_norm(self, node: fx.Node) -> str | None:
         name = str(node.target)

@@ -1,32 +1,32 @@
-"""Learning one task: the data on its device, the loop over steps, and what to do when it fails."""
+"""Learning one task, with one network or with several at once: the epochs, and what to do when it
+fails."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankup import seeds
-from rankup.data.transforms import Augmentation, Permutation, augment, draw_augmentation, to_float
+from rankup.chain import ChainLearner, is_chain
+from rankup.engine import Engine, Learner, Steps
 from rankup.errors import RankupError
-from rankup.layers.factored import FactoredLinear, projected
+from rankup.feed import Feed
+from rankup.learner import RankLearner
 from rankup.network import IncrementalNet
-from rankup.optimiser import FlatAdam, rate
+from rankup.optimiser import rate
 from rankup.recipe import Recipe
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-_CHUNK = 2048  # samples in a batch that is only looked at
 _PROBE = 1000  # training samples behind the accuracy that progress shows
-_MOST_PROJECTED = 2**31  # bytes that projections of a task's inputs may take
 _WITNESS = 10_000  # training samples behind the verdict that a task was learned
+_PAD = 64  # rows to a multiple of which a GPU's tables are filled up
 
 
 class TaskFailed(RankupError):
@@ -40,7 +40,11 @@ class Epoch:
     number: int  # epochs done
     epochs: int
     loss: float
-    accuracy: float  # on a sample of the training data
+    look: Callable[[], float]
+
+    def accuracy(self) -> float:
+        """On a sample of the training data; computed when asked for."""
+        return self.look()
 
 
 @dataclass(frozen=True)
@@ -54,148 +58,180 @@ class Checkpoint:
 OnEpoch = Callable[[Epoch, Checkpoint], None]
 
 
-class Feed:
-    """A task's data on its device, and its batches as a recipe wants them."""
+class Pupil(Protocol):
+    """Whoever learns tasks: a network, or a method with one."""
 
-    def __init__(self, task: Task, recipe: Recipe, device: torch.device) -> None:
-        self.task = task.to(device)
-        self.recipe = recipe
-        self.device = device
+    @property
+    def recipe(self) -> Recipe: ...
 
-    def __len__(self) -> int:
-        return len(self.task.train_y)
+    @property
+    def seed(self) -> int: ...
 
-    @cached_property
-    def made(self) -> Tensor | None:
-        """Training data that is the same in every epoch, ready but for its scale. Bytes stay bytes
-        where that loses nothing: gathering a quarter of the memory takes half the time."""
-        x, transform = self.task.train_x, self.task.transform
-        if self.recipe.augments:
-            return None
-        if transform is None:
-            return x
-        if isinstance(transform, Permutation):
-            return torch.cat([transform(part) for part in torch.split(x, _CHUNK)])
-        return torch.cat([transform(to_float(part)) for part in torch.split(x, _CHUNK)])
+    @property
+    def learned(self) -> int:
+        """How many tasks it has learned."""
 
-    def batch(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Training inputs, augmented where the recipe says so."""
-        if self.made is not None:
-            return self.scaled(to_float(self.made.index_select(0, rows)))
-        x = to_float(self.task.train_x.index_select(0, rows))
-        drawn = draw_augmentation(len(rows), self.recipe.crop, generator)
-        coins = drawn.coins if self.recipe.flip else torch.zeros_like(drawn.coins)
-        chosen = Augmentation(coins.to(self.device), drawn.offsets.to(self.device))
-        x = augment(x, self.recipe.crop, chosen)
-        return self.scaled(x if self.task.transform is None else self.task.transform(x))
+    def begin(self, task: Task) -> Learner:
+        """Open a task, or raise and be as before."""
 
-    def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training data as it is, in chunks; of more than `most` samples every second, third, …,
-        because data may come sorted by class."""
-        every = math.ceil(len(self) / most)
-        return self._chunks(self.task.train_x[::every], self.task.train_y[::every])
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        """Logits of a task that was learned or is open."""
 
-    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._chunks(self.task.test_x, self.task.test_y)
+    def end(self) -> None:
+        """Make what was learned of the open task a part of what is known."""
 
-    def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
-        """Batches of shuffled training inputs, not augmented."""
-        rows = torch.randperm(len(self), generator=draw)[:most].to(self.device)
-        for part in torch.split(rows, _CHUNK):
-            yield self._inputs(self.task.train_x.index_select(0, part))
+    def abandon(self) -> None:
+        """Drop the open task, if there is one."""
 
-    def _chunks(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for chunk, labels in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
-            yield self._inputs(chunk), labels
 
-    def _inputs(self, x: Tensor) -> Tensor:
-        x = to_float(x)
-        return self.scaled(x if self.task.transform is None else self.task.transform(x))
+def learn(
+    pupils: Sequence[Pupil],
+    tasks: Sequence[Task],
+    engine: Engine,
+    resume: Sequence[Checkpoint | None] | None = None,
+    on_epoch: Sequence[OnEpoch | None] | None = None,
+) -> list[TaskFailed | None]:
+    """Let every pupil learn its next task, all of them at once.
 
-    def scaled(self, x: Tensor) -> Tensor:
-        if self.recipe.pixels == "raw":
-            return x * 255
-        return x * 2 - 1 if self.recipe.pixels == "centred" else x
+    Gives back for each why it failed, if it did; then it is as it was before. All of them are
+    when something else goes wrong, as with Ctrl-C.
+    """
+    learners: list[Learner] = []
+    try:
+        for pupil, task in zip(pupils, tasks, strict=True):
+            learners.append(pupil.begin(task))
+        failures = _train(pupils, engine.start(learners), resume, on_epoch)
+        for number, (pupil, learner) in enumerate(zip(pupils, learners, strict=True)):
+            failures[number] = failures[number] or _verdict(pupil, learner.feed)
+            if failures[number] is None:
+                pupil.end()
+        return failures
+    finally:
+        for pupil in pupils[: len(learners)]:
+            pupil.abandon()
+
+
+def _train(
+    pupils: Sequence[Pupil],
+    steps: Steps,
+    resume: Sequence[Checkpoint | None] | None,
+    on_epoch: Sequence[OnEpoch | None] | None,
+) -> list[TaskFailed | None]:
+    """Whatever is random in an epoch comes from the seed, the task's index and the epoch's number,
+    so an interrupted run goes on from a checkpoint as if nothing had happened."""
+    recipe, index = pupils[0].recipe, pupils[0].learned
+    feeds = [learner.feed for learner in steps.learners]
+    first = _resumed(steps, resume)
+    peak = recipe.first_lr if index == 0 and recipe.first_lr else recipe.lr
+    length = feeds[0].steps
+    rates = [rate(recipe, peak, n, recipe.epochs * length) for n in range(recipe.epochs * length)]
+    failures: list[TaskFailed | None] = [None] * len(pupils)
+    for epoch in range(first, recipe.epochs):
+        draws = [
+            learner.draws(seeds.generator(pupil.seed, "epoch", index, epoch, device=feed.device))
+            for pupil, learner, feed in zip(pupils, steps.learners, feeds, strict=True)
+        ]
+        own = seeds.number(pupils[0].seed, "module", index, epoch)
+        totals = steps.epoch(draws, rates[epoch * length : (epoch + 1) * length], own)
+        for number, total in enumerate(totals.tolist()):
+            if not math.isfinite(total):
+                failures[number] = failures[number] or TaskFailed(
+                    f"task {feeds[number].task.name!r} diverged: the loss of epoch {epoch + 1} is "
+                    f"{total / length}; a learning rate below {peak:g} may help"
+                )
+            elif on_epoch is not None and (tell := on_epoch[number]) is not None:
+                look = _look(pupils[number], steps, feeds[number])
+                done = Epoch(epoch + 1, recipe.epochs, total / length, look)
+                tell(done, Checkpoint(epoch + 1, steps.state(number)))
+        if all(failures):
+            break
+    steps.keep()
+    return failures
+
+
+def _resumed(steps: Steps, resume: Sequence[Checkpoint | None] | None) -> int:
+    """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
+    if resume is None or len({point.epoch if point else 0 for point in resume}) > 1:
+        return 0
+    for number, point in enumerate(resume):
+        if point is not None:
+            steps.resume(number, point.state)
+    return resume[0].epoch if resume[0] else 0
+
+
+def _look(pupil: Pupil, steps: Steps, feed: Feed) -> Callable[[], float]:
+    def look() -> float:
+        steps.keep()
+        return accuracy(lambda x: pupil.predict(x, pupil.learned), feed.train(_PROBE))
+
+    return look
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor, Tensor]]) -> float:
     """The share of samples whose largest logit is their label's."""
-    right, seen = 0, 0
+    right: Tensor | int = 0
+    seen = 0
     with torch.no_grad():
         for x, y in chunks:
-            right += int((predict(x).argmax(1) == y).sum())
+            right = right + (predict(x).argmax(1) == y).sum()
             seen += len(y)
-    return right / seen
+    return int(right) / seen
 
 
-def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
-    if recipe.loss == "cross-entropy":
-        return F.cross_entropy(logits, labels)
-    wanted = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-    return F.mse_loss(logits.softmax(1), wanted)
-
-
-def learn(
-    train_logits: Callable[[Tensor, torch.Generator], Tensor],
-    predict: Callable[[Tensor], Tensor],
-    parameters: Sequence[nn.Parameter],
-    feed: Feed,
-    recipe: Recipe,
-    *,
-    index: int,
-    seed: int,
-    buffers: Mapping[str, Tensor] | None = None,
-    resume: Checkpoint | None = None,
-    on_epoch: OnEpoch | None = None,
-) -> None:
-    """Train `parameters` until `train_logits` of training rows give their labels.
-
-    Whatever is random in an epoch comes from the seed, the task's index and the epoch's number, so
-    an interrupted run goes on from a checkpoint as if nothing had happened. `predict` is for
-    inputs that are only looked at; `buffers` is what else a step changes.
-    """
-    optimiser = FlatAdam(parameters, recipe.weight_decay)
-    state = optimiser.state() | {f"buffer/{key}": t for key, t in (buffers or {}).items()}
-    if resume is not None:
-        for name, tensor in state.items():
-            tensor.copy_(resume.state[name])
-    peak = recipe.first_lr if index == 0 and recipe.first_lr else recipe.lr
-    per_epoch = math.ceil(len(feed) / recipe.batch)
-    steps = recipe.epochs * per_epoch
-    labels = feed.task.train_y
-    for epoch in range(resume.epoch if resume else 0, recipe.epochs):
-        draw = seeds.generator(seed, "epoch", index, epoch)
-        order = torch.randperm(len(feed), generator=draw).to(feed.device)
-        total = torch.zeros((), device=feed.device)
-        for number, rows in enumerate(torch.split(order, recipe.batch), epoch * per_epoch):
-            loss = loss_of(recipe, train_logits(rows, draw), labels.index_select(0, rows))
-            optimiser.step(loss, number, rate(recipe, peak, number, steps))
-            total += loss.detach()
-        mean = float(total) / per_epoch
-        if not math.isfinite(mean):
-            raise TaskFailed(
-                f"task {feed.task.name!r} diverged: the loss of epoch {epoch + 1} is {mean}; a "
-                f"learning rate below {peak:g} may help"
-            )
-        if on_epoch is not None:
-            shown = accuracy(predict, feed.train(_PROBE))
-            on_epoch(Epoch(epoch + 1, recipe.epochs, mean, shown), Checkpoint(epoch + 1, state))
-
-
-def check_learned(predict: Callable[[Tensor], Tensor], feed: Feed) -> None:
-    """Raise where a task's accuracy on its own training data is no better than guessing."""
-    reached = accuracy(predict, feed.train(_WITNESS))
+def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
+    """Whether a task's accuracy on its own training data is no better than guessing."""
+    reached = accuracy(lambda x: pupil.predict(x, pupil.learned), feed.train(_WITNESS))
     labels = feed.task.train_y
     # Guessing well means to name the most frequent class.
     guess = float(labels.bincount().max()) / len(labels)
     error = math.sqrt(guess * (1 - guess) / min(len(labels), _WITNESS))
     # A handful of samples cannot be three errors away, but all of them can be right.
     if reached <= guess + 3 * error and reached < 1:
-        raise TaskFailed(
+        return TaskFailed(
             f"task {feed.task.name!r} was not learned: {reached:.1%} on its own training data is "
             f"within three standard errors of guessing ({guess:.1%}); another learning rate or "
             "more epochs may help"
         )
+    return None
+
+
+class NetPupil:
+    """A grown network that learns by a recipe."""
+
+    def __init__(self, net: IncrementalNet, recipe: Recipe, seed: int) -> None:
+        self.net, self.recipe, self.seed = net, recipe, seed
+
+    @property
+    def learned(self) -> int:
+        return len(self.net.tasks)
+
+    def begin(self, task: Task) -> Learner:
+        net, recipe = self.net, self.recipe
+        net.begin_task(
+            task.name, task.classes, selectors=recipe.selector_start(), norms=recipe.norms
+        )
+        try:
+            net.train()
+            self._feed = Feed(task, recipe, net.device, net.dtype)
+            kind = ChainLearner if is_chain(net, self._feed) else RankLearner
+            return kind(net, self._feed, _PAD if net.device.type == "cuda" else 1)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        mode = self.net.training
+        logits: Tensor = self.net.eval()(x, task)
+        self.net.train(mode)
+        return logits
+
+    def end(self) -> None:
+        draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
+        self.net.commit_task(calibrate=self._feed.sample(_WITNESS, draw))
+
+    def abandon(self) -> None:
+        if self.net.learning is not None:
+            self.net.abandon_task()
 
 
 def fit(
@@ -220,69 +256,12 @@ def fit(
     abandoned and `TaskFailed` says why; all earlier tasks are kept. The same happens to the task
     when something else goes wrong, as with Ctrl-C.
     """
-    recipe = recipe or Recipe()
-    index, mode = len(net.tasks), net.training
-
-    def predict(x: Tensor) -> Tensor:
-        net.eval()
-        answer: Tensor = net(x, index)
-        net.train()
-        return answer
-
-    net.begin_task(task.name, task.classes, selectors=recipe.selector_start(), norms=recipe.norms)
+    pupil = NetPupil(net, recipe or Recipe(), net.growth.seed if seed is None else seed)
+    mode = net.training
     try:
-        net.train()
-        feed = Feed(task, recipe, net.device)
-        learn(
-            _train_logits(net, feed),
-            predict,
-            list(net.parameters()),
-            feed,
-            recipe,
-            index=index,
-            seed=net.growth.seed if seed is None else seed,
-            resume=resume,
-            on_epoch=on_epoch,
-        )
-        check_learned(predict, feed)
-        draw = seeds.generator(net.growth.seed, "calibrate", index)
-        net.commit_task(calibrate=feed.sample(_WITNESS, draw))
-    except BaseException:
-        if net.learning is not None:
-            net.abandon_task()
-        raise
+        (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
     finally:
         net.train(mode)
+    if failure is not None:
+        raise failure
     return net
-
-
-def _train_logits(net: IncrementalNet, feed: Feed) -> Callable[[Tensor, torch.Generator], Tensor]:
-    """The network's answer for rows of the training data.
-
-    Where its first layer reads inputs that never change, what the frozen factors see of them is
-    computed once and not at every step.
-    """
-    index, made = len(net.tasks), feed.made
-    layer = net.body.get_submodule(net.plan.first) if net.plan.first is not None else None
-    if (
-        not isinstance(layer, FactoredLinear)
-        or layer.base_weight is not None
-        or made is None
-        or made[0].numel() != layer.in_features
-        or not 0 < 4 * len(layer.U) * len(feed) <= _MOST_PROJECTED
-    ):
-        return lambda rows, draw: net(feed.batch(rows, draw), index)
-    with torch.no_grad():
-        parts = (feed.scaled(to_float(part)) for part in torch.split(made, _CHUNK))
-        seen = torch.cat([layer.project(part.flatten(1)) for part in parts])
-    learns_factors = layer.spec.rank.added(index) > 0
-    unread = to_float(made[:1])
-
-    def logits(rows: Tensor, draw: torch.Generator) -> Tensor:
-        # Without factors of its own, the layer looks at nothing but the projection.
-        x = feed.batch(rows, draw) if learns_factors else unread.expand(len(rows), *made.shape[1:])
-        with projected(layer, seen.index_select(0, rows)):
-            answer: Tensor = net(x, index)
-        return answer
-
-    return logits

@@ -2,10 +2,12 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,53 @@ def dense_is_cheaper(positions: int, rank: int, inputs: int, outputs: int) -> bo
     return dense < factored
 
 
+MixedWay = Literal["hidden", "factors", "weights"]
+
+
+class MixedShape(NamedTuple):
+    """What the way of a mixed batch through a layer is chosen by."""
+
+    samples: int
+    places: int  # positions in a sample at which the layer applies its matrix
+    tasks: int
+    rank: int
+    inputs: int
+    outputs: int
+    pointwise: bool  # as no kernel of several taps is
+
+
+class _Reckoned(NamedTuple):
+    """What a device does while it moves one number to or from its memory."""
+
+    multiplications: float
+    with_own_kernels: float  # multiplications of a convolution that has a kernel per sample
+
+
+_RECKONED = {"cpu": _Reckoned(12, 12), "cuda": _Reckoned(40, 1)}
+
+
+def mixed_way(shape: MixedShape, device: str) -> MixedWay:
+    """What a row per sample scales: the hidden channels that V gives, U, or all factors, summed to
+    a weight per sample. Whatever takes least, reckoned in numbers moved.
+
+    A rule of shapes alone: the same batch shape takes the same way every time.
+    """
+    samples, places, tasks, rank, inputs, outputs, pointwise = shape
+    at_once, with_own_kernels = _RECKONED.get(device, _RECKONED["cpu"])
+    hidden = samples * places * rank
+    with_factors = hidden * (inputs + outputs) / at_once
+    by_hidden = with_factors + 4 * hidden
+    by_factors = with_factors + 2 * hidden + 2 * samples * rank * outputs
+    building = min(tasks, samples) * outputs * inputs * (2 + rank / at_once)
+    with_weights = (
+        samples * places * inputs * outputs / (at_once if pointwise else with_own_kernels)
+    )
+    by_weights = with_weights + 2 * samples * outputs * inputs + building
+    if by_weights < min(by_hidden, by_factors):
+        return "weights"
+    return "hidden" if by_hidden <= by_factors else "factors"
+
+
 _projected: ContextVar[tuple[str, Tensor] | None] = ContextVar("rankup_projected", default=None)
 
 
@@ -42,6 +91,10 @@ def projected(layer: "FactoredLinear", rows: Tensor) -> Iterator[None]:
     finally:
         _projected.reset(token)
 
+
+_read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    "U", "V", "S", "B", "base_weight"
+)
 
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
@@ -81,10 +134,55 @@ class FactoredLayer(TaskLayer):
         self._check(x)
         task = self._task(x)
         if isinstance(task, Tensor):
-            hidden = self._map(x, self.V) * self._per_sample(self.S[task], x)
-            y = self._add_base(x, self._up(hidden, self.U))
-            return y + self._per_sample(self.B[task], x) if self.spec.bias else y
+            return self._mixed(x, task)
         return self._learning(x) if task == self.count else self._plain(x, task)
+
+    def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
+        tasks_known, rank = self.S.shape
+        way = mixed_way(
+            MixedShape(
+                samples=len(x),
+                places=self._positions(x) // max(1, len(x)),
+                tasks=tasks_known,
+                rank=rank,
+                inputs=self.spec.inputs,
+                outputs=self.spec.outputs,
+                pointwise=self._pointwise,
+            ),
+            x.device.type,
+        )
+        if way == "weights":
+            return self._mixed_by_weights(x, tasks)
+        return (self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors)(x, tasks)
+
+    def _mixed_by_hidden(self, x: Tensor, tasks: Tensor) -> Tensor:
+        hidden = self._map(x, self.V) * self._per_sample(self.S.index_select(0, tasks), x)
+        y, start = self._up(hidden, self.U), self._mixed_start(x, tasks)
+        return y if start is None else y + start
+
+    def _mixed_by_factors(self, x: Tensor, tasks: Tensor) -> Tensor:
+        scaled = self._scaled_U(self.S.index_select(0, tasks))
+        return self._map_each(self._map(x, self.V), scaled, self._mixed_start(x, tasks))
+
+    def _mixed_by_weights(self, x: Tensor, tasks: Tensor) -> Tensor:
+        few = len(self.S) <= len(tasks)  # a task's weight is built once, not for every sample
+        selectors = self.S if few else self.S.index_select(0, tasks)
+        weights = self._scaled_U(selectors) @ self.V
+        if self.base_weight is not None:
+            weights = weights + self.base_weight
+        own = weights.index_select(0, tasks) if few else weights
+        return self._map_own(x, own, self.B.index_select(0, tasks) if self.spec.bias else None)
+
+    def _scaled_U(self, selectors: Tensor) -> Tensor:
+        return selectors[:, None] * self.U.t()  # [n, out, R]
+
+    def _mixed_start(self, x: Tensor, tasks: Tensor) -> Tensor | None:
+        """What the sum of the factors is added to: the biases and what a kept weight gives."""
+        biases = self._per_sample(self.B.index_select(0, tasks), x) if self.spec.bias else None
+        if self.base_weight is None:
+            return biases
+        base = self._map(x, self.base_weight)
+        return base if biases is None else base + biases
 
     def _learning(self, x: Tensor) -> Tensor:
         return self._plain(x, self.count)
@@ -155,10 +253,11 @@ class FactoredLayer(TaskLayer):
         used = self.spec.rank.used(task)
         if task < self.count:
             return [(self.U[:used], self.V[:used], self.S[task, :used])]
-        # Old and new apart: autograd then spends nothing on the frozen ones.
-        old = used - self.spec.rank.added(task)
+        # Old and new apart: autograd then spends nothing on the frozen ones. Zeros at the end of
+        # the old ones, which make the shapes of several tasks the same, do no harm.
+        old = len(self.U)
         blocks = [(self.U, self.V, self.new_selector[:old])] if old else []
-        if used > old:
+        if self.spec.rank.added(task):
             blocks.append((self.new_U, self.new_V, self.new_selector[old:]))
         return blocks
 
@@ -167,18 +266,27 @@ class FactoredLayer(TaskLayer):
 
     def _combine(self, x: Tensor, blocks: list[Block]) -> Tensor:
         rank = sum(len(selector) for _, _, selector in blocks)
-        if dense_is_cheaper(self._positions(x), rank, self.spec.inputs, self.spec.outputs):
+        if self._takes_dense(x, rank):
             return self._map(x, self._dense(blocks))
         return self._factored(x, blocks)
+
+    def _takes_dense(self, x: Tensor, rank: int) -> bool:
+        """Which form runs: a rule of shapes, the task's own rank and the device."""
+        return dense_is_cheaper(self._positions(x), rank, self.spec.inputs, self.spec.outputs)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
         parts = [self._up(self._map(x, V) * self._per_channel(s), U) for U, V, s in blocks]
         return self._add_base(x, reduce(torch.add, parts))
 
     def _dense(self, blocks: list[Block]) -> Tensor:
-        parts = [(U * s[:, None]).t() @ V for U, V, s in blocks]  # [out, in] each
-        weight = reduce(torch.add, parts)
-        return weight if self.base_weight is None else self.base_weight + weight
+        # In full precision: W is small, and casting its many factors would take longer.
+        with torch.autocast(self.U.device.type, enabled=False):
+            weight = self.base_weight
+            for U, V, selector in blocks:
+                scaled = (U * selector[:, None]).t()
+                weight = scaled @ V if weight is None else torch.addmm(weight, scaled, V)
+        assert weight is not None
+        return weight  # [out, in]
 
     def _add_base(self, x: Tensor, y: Tensor) -> Tensor:
         return y if self.base_weight is None else y + self._map(x, self.base_weight)
@@ -198,6 +306,19 @@ class FactoredLayer(TaskLayer):
     @abstractmethod
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
         """From R channels to the layer's outputs."""
+
+    @property
+    @abstractmethod
+    def _pointwise(self) -> bool:
+        """Whether an output sees one position of the input alone."""
+
+    @abstractmethod
+    def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
+        """`start` plus a matrix per sample, `[B, out, n]`, at every position of x's n channels."""
+
+    @abstractmethod
+    def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """The layer with weights per sample, `[B, out, in]`, and biases `[B, out]`."""
 
     @abstractmethod
     def _per_channel(self, row: Tensor) -> Tensor:
@@ -226,8 +347,8 @@ class FactoredLinear(FactoredLayer):
     def _learning(self, x: Tensor) -> Tensor:
         rank, given = self.spec.rank, _projected.get()
         seen = given[1] if given is not None and given[0] == self.spec.name else None
-        if seen is None and not self._takes_node(x, rank.used(self.count)):
-            return self._plain(x, self.count)
+        if not self._takes_node(x, rank.used(self.count), seen):
+            return self._plain(x, self.count) if seen is None else self._projected_plain(x, seen)
         new = rank.added(self.count) > 0
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),
@@ -241,15 +362,22 @@ class FactoredLinear(FactoredLayer):
         )
         return y.view(*x.shape[:-1], self.out_features)
 
-    def _takes_node(self, x: Tensor, rank: int) -> bool:
+    def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
         """Whether the fast form of learning fits: not for a kept weight or a rank so high that W
         is cheaper, and not under autocast or the transforms of torch.func, which do not know it."""
-        return (
-            self.base_weight is None
-            and not torch.is_autocast_enabled(x.device.type)
-            and not torch._C._are_functorch_transforms_active()
-            and not dense_is_cheaper(self._positions(x), rank, self.in_features, self.out_features)
-        )
+        if torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active():
+            return False
+        return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))
+
+    def _projected_plain(self, x: Tensor, seen: Tensor) -> Tensor:
+        """What the node computes, in operations that torch knows."""
+        old, added = len(self.U), self.spec.rank.added(self.count)
+        y = (seen * self.new_selector[:old]) @ self.U
+        if added:
+            hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
+            y = y + (hidden * self.new_selector[old:]) @ self.new_U
+        y = y + self.new_bias if self.spec.bias else y
+        return y.view(*x.shape[:-1], self.out_features)
 
     def plain(self, task: int) -> nn.Module:
         linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")
@@ -270,6 +398,36 @@ class FactoredLinear(FactoredLayer):
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
         return hidden @ U
+
+    def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
+        # A matrix for each sample's one position is never less work. In place, because a product
+        # that is added to something otherwise begins with a copy of that.
+        if x.dim() != 2 or _transformed(x):
+            return super()._mixed(x, tasks)
+        U, V, S, B, base = self._tables()
+        hidden = F.linear(x, V) * S.index_select(0, tasks)
+        y = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
+        return y if base is None else y.addmm_(x, base.t())
+
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        # One by one, a module's attributes take longer to look up than what is done with them.
+        U, V, S, B, base = _read_tables(self._buffers)
+        return U, V, S, B, base
+
+    @property
+    def _pointwise(self) -> bool:
+        return True
+
+    def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
+        flat, mirrored = _sequence(x), matrices.transpose(1, 2)
+        if start is None:
+            y = torch.bmm(flat, mirrored)
+        else:
+            y = torch.baddbmm(_sequence(start), flat, mirrored)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        return self._map_each(x, weights, None if biases is None else over_last(biases, x))
 
     def _per_channel(self, row: Tensor) -> Tensor:
         return row
@@ -325,11 +483,22 @@ class FactoredConv2d(FactoredLayer):
         return len(x) * -(-x.shape[2] // height) * -(-x.shape[3] // width)
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
-        padding = self.conv.padding
-        if self.conv.padding_mode != "zeros":
-            x, padding = F.pad(x, self._border, mode=self.conv.padding_mode), (0, 0)
+        x, padding = self._padded(x)
         kernel = self._kernel(matrix)
+        if torch.is_autocast_enabled(x.device.type):
+            # Cast and brought into the input's layout at once; torch would do it one by one.
+            last = x.is_contiguous(memory_format=torch.channels_last)
+            kernel = kernel.to(
+                torch.get_autocast_dtype(x.device.type),
+                memory_format=torch.channels_last if last else torch.preserve_format,
+            )
         return F.conv2d(x, kernel, None, self.conv.stride, padding, self.conv.dilation)
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, int] | str]:
+        """The input, and the padding that is left for the convolution to do."""
+        if self.conv.padding_mode == "zeros":
+            return x, self.conv.padding
+        return F.pad(x, self._border, mode=self.conv.padding_mode), (0, 0)
 
     def _kernel(self, matrix: Tensor) -> Tensor:
         return matrix.view(-1, self.in_channels, *self.conv.kernel_size)
@@ -337,11 +506,52 @@ class FactoredConv2d(FactoredLayer):
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
         return F.conv2d(hidden, U.t()[:, :, None, None])
 
+    @property
+    def _pointwise(self) -> bool:
+        return self.conv.kernel_size == (1, 1) and not any(self._border)
+
+    def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
+        flat = x.flatten(2)
+        if start is None:
+            y = torch.bmm(matrices, flat)
+        else:
+            y = torch.baddbmm(start.flatten(2), matrices, flat)
+        return y.view(*y.shape[:2], *x.shape[2:])
+
+    def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        if self._pointwise:
+            height, width = self.conv.stride
+            start = None if biases is None else self._per_sample(biases, x)
+            return self._map_each(x[:, :, ::height, ::width], weights, start)
+        # One image of all samples' channels, a group for each sample.
+        padded, padding = self._padded(x)
+        y = F.conv2d(
+            padded.reshape(1, -1, *padded.shape[2:]),
+            self._kernel(weights),
+            None if biases is None else biases.view(-1),
+            self.conv.stride,
+            padding,
+            self.conv.dilation,
+            groups=len(x),
+        )
+        return y.view(len(x), -1, *y.shape[2:])
+
     def _per_channel(self, row: Tensor) -> Tensor:
         return row[:, None, None]
 
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
         return rows[:, :, None, None]
+
+
+def _sequence(x: Tensor) -> Tensor:
+    """`[B, …, n]` with all positions of a sample in one dimension."""
+    return x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+
+
+def _transformed(x: Tensor) -> bool:
+    """Whether autocast or a transform of torch.func is on, which do not know operations in place
+    on what they have not seen."""
+    return torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active()
 
 
 def _border(conv: ConvGeometry) -> list[int]:

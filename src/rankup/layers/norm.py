@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import Start, TaskLayer, Tensors, over_channels, over_last
+from rankup.layers.base import Start, TaskLayer, Tensors, over_last
 from rankup.specs import NormSpec
 
 
@@ -124,15 +124,45 @@ class TaskNorm(TaskLayer):
         return F.group_norm(x, self.spec.groups, weight, bias, self.spec.eps)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        spread = over_last if self.spec.over == "layer" else over_channels
-        row = {key: spread(rows[tasks], x) for key, rows in self._rows().items()}
+        if self.spec.over == "layer":
+            return self._mixed_layer_norm(x, tasks)
+        if self.spec.is_batch and x.dim() == 2:
+            return self._mixed_batch_norm(x, tasks)
+        if not len(x):
+            return x  # torch does not normalise no channels at all
+        # As one sample that has the channels of all: a row per channel is then one per sample.
+        rows = {key: row.view(-1) for key, row in self._rows_of(tasks).items()}
+        merged = x.reshape(1, len(x) * x.shape[1], *x.shape[2:])
         if self.spec.is_batch:
-            x = (x - row["mean"]) * torch.rsqrt(row["var"] + self.spec.eps)
+            return self._normalise(merged, **rows).view(x.shape)
+        groups = self.spec.groups * len(x)
+        return F.group_norm(merged, groups, **rows, eps=self.spec.eps).view(x.shape)
+
+    def _mixed_layer_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
+        rows = {key: over_last(row, x) for key, row in self._rows_of(tasks).items()}
+        x = self._normalise(x)
+        if "bias" in rows:
+            return torch.addcmul(rows["bias"], x, rows["weight"])
+        return x * rows["weight"] if "weight" in rows else x
+
+    def _mixed_batch_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
+        """One pass over `x [B, C]`, after a little arithmetic on the tables."""
+        tables = self._rows()
+        scale = torch.rsqrt(tables["var"] + self.spec.eps)
+        if "weight" in tables:
+            scale = scale * tables["weight"]
+        if "bias" in tables:
+            shift = torch.addcmul(tables["bias"], tables["mean"], scale, value=-1)
         else:
-            x = self._normalise(x)
-        if "weight" in row:
-            x = x * row["weight"]
-        return x + row["bias"] if "bias" in row else x
+            shift = -tables["mean"] * scale
+        return torch.addcmul(shift.index_select(0, tasks), x, scale.index_select(0, tasks))
+
+    def _rows_of(self, tasks: Tensor) -> Tensors:
+        tables = self._rows()
+        if not tables:
+            return {}
+        rows = torch.stack(list(tables.values())).index_select(1, tasks)  # one gather, not four
+        return dict(zip(tables, rows.unbind(), strict=True))
 
     def _check(self, x: Tensor) -> None:
         shape = self.spec.shape

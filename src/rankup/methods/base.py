@@ -8,10 +8,11 @@ from typing import Self
 from torch import Tensor, nn
 
 from rankup.data.tasks import Task
+from rankup.engine import Engine, Learner
 from rankup.metrics import Footprint
 from rankup.plan import Growth
 from rankup.recipe import Recipe
-from rankup.train import Checkpoint, OnEpoch
+from rankup.train import Checkpoint, OnEpoch, learn
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,20 @@ class Method(ABC):
         """How many tasks it has learned."""
 
     @abstractmethod
-    def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
-        """Learn the next task, or raise `TaskFailed` and be as before."""
+    def begin(self, task: Task) -> Learner:
+        """Open the next task, or raise and be as before."""
 
     @abstractmethod
     def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits of the task with that index."""
+        """Logits of the task with that index, which was learned or is open."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Make what was learned of the open task a part of what is known."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Drop the open task, if there is one, and be as before it."""
 
     @abstractmethod
     def footprint(self) -> Footprint:
@@ -65,3 +74,17 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, setting: Setting) -> Self: ...
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.setting.recipe
+
+    @property
+    def seed(self) -> int:
+        return self.setting.seed
+
+    def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
+        """Learn the next task, or raise `TaskFailed` and be as before."""
+        (failure,) = learn([self], [task], Engine(), [resume], [on_epoch])
+        if failure is not None:
+            raise failure

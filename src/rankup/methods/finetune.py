@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.data.tasks import Task
+from rankup.engine import Learner
+from rankup.feed import Feed
 from rankup.layers import Start, TaskHead, active
+from rankup.learner import ModuleLearner
 from rankup.methods.base import Method, Setting
 from rankup.metrics import Footprint
 from rankup.plan import make_plan
 from rankup.specs import HeadSpec
 from rankup.store import write_file
-from rankup.train import Checkpoint, Feed, OnEpoch, check_learned, learn
 
 _FILE = "weights.safetensors"
 
@@ -37,55 +39,39 @@ class FineTune(Method):
             for part in self.body.modules():
                 if callable(redraw := getattr(part, "reset_parameters", None)):
                     redraw()
+        self._before: dict[str, Tensor] | None = None  # what abandoning the open task goes back to
 
     @property
     def learned(self) -> int:
         return self.head.count
 
-    def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
-        index, recipe = self.learned, self.setting.recipe
-        before = copy.deepcopy(self.body.state_dict())
+    def begin(self, task: Task) -> Learner:
+        self._before = copy.deepcopy(self.body.state_dict())
         self.head.open(self.head.start(task.classes, Start()))
-        feed = Feed(task, recipe, self.head.weights.device)
+        feed = Feed(task, self.recipe, self.head.weights.device)
+        return ModuleLearner(self.body.train(), feed, self.learned)
 
-        def train_logits(rows: Tensor, draw: torch.Generator) -> Tensor:
-            self.body.train()
-            with active(index):
-                logits: Tensor = self.body(feed.batch(rows, draw))
-            return logits
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        mode = self.body.training
+        with active(task):
+            logits: Tensor = self.body.eval()(x)
+        self.body.train(mode)
+        return logits
 
-        def predict(x: Tensor) -> Tensor:
-            return self.predict(x, index)
-
-        try:
-            learn(
-                train_logits,
-                predict,
-                list(self.body.parameters()),
-                feed,
-                recipe,
-                index=index,
-                seed=self.setting.seed,
-                buffers=dict(self.body.named_buffers()),
-                resume=resume,
-                on_epoch=on_epoch,
-            )
-            check_learned(predict, feed)
-        except BaseException:
-            self.head.close()
-            self.body.load_state_dict(before)
-            raise
+    def end(self) -> None:
         added = self.head.learned()
         self.head.close()
         self.head.install(self.head.extended(added))
-        # Only the weights that stay parameters were views of the optimiser's flat tensor.
+        # Weights that stay parameters may be views of all that was learned.
         for parameter in self.body.parameters():
             parameter.data = parameter.data.clone()
+        self._before = None
 
-    def predict(self, x: Tensor, task: int) -> Tensor:
-        with active(task):
-            logits: Tensor = self.body.eval()(x)
-        return logits
+    def abandon(self) -> None:
+        if self._before is not None:
+            self.head.close()
+            self.body.load_state_dict(self._before)
+            self._before = None
 
     def footprint(self) -> Footprint:
         heads = sum(t.numel() for i in range(self.learned) for t in self.head.added(i).values())

@@ -6,32 +6,38 @@ from typing import Self
 from torch import Tensor
 
 from rankup.data.tasks import Task
+from rankup.engine import Learner
 from rankup.manifest import MANIFEST
 from rankup.methods.base import Method, Setting
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
 from rankup.store import load, save
-from rankup.train import Checkpoint, OnEpoch, fit
+from rankup.train import NetPupil
 
 
 class RankUpdate(Method):
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.net = IncrementalNet(setting.module, setting.growth)
+        self._know(setting, IncrementalNet(setting.module, setting.growth))
+
+    def _know(self, setting: Setting, net: IncrementalNet) -> None:
+        self.setting, self.net = setting, net
+        self._pupil = NetPupil(net, setting.recipe, setting.seed)
 
     @property
     def learned(self) -> int:
         return len(self.net.tasks)
 
-    def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
-        recipe = self.setting.recipe
-        fit(
-            self.net.train(), task, recipe, seed=self.setting.seed, resume=resume, on_epoch=on_epoch
-        )
+    def begin(self, task: Task) -> Learner:
+        return self._pupil.begin(task)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
-        logits: Tensor = self.net.eval()(x, task)
-        return logits
+        return self._pupil.predict(x, task)
+
+    def end(self) -> None:
+        self._pupil.end()
+
+    def abandon(self) -> None:
+        self._pupil.abandon()
 
     def footprint(self) -> Footprint:
         return Footprint(parameters=self.net.size().total, buffer=0)
@@ -46,7 +52,6 @@ class RankUpdate(Method):
     @classmethod
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls.__new__(cls)
-        method.setting = setting
-        method.net = load(folder, setting.module)
-        method.net.to(next(setting.module.parameters()).device)
+        net = load(folder, setting.module)
+        method._know(setting, net.to(next(setting.module.parameters()).device))
         return method

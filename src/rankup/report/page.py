@@ -11,7 +11,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.report import text, theme
 from rankup.report.plots import MOST_STACKED, write_plots
-from rankup.report.runs import Run
+from rankup.report.runs import Run, seed_groups
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -41,6 +41,7 @@ def _page(runs: Sequence[Run], plots: list[str], folder: Path) -> str:
         streams=", ".join(dict.fromkeys(run.stream for run in runs)),
         summary=text.summary(runs),
         runs=[_results(runs, index) for index in range(len(runs))],
+        means=[text.group_results(group) for group in seed_groups(runs)],
         tasks=_tasks(runs),
         settings=_settings(runs),
         plots={name: [_embedded(folder, name, each) for each in theme.THEMES] for name in plots},

@@ -7,6 +7,7 @@ net/            the network, if the method keeps one of factors
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from rankup.metrics import AccuracyMatrix
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 NET = "net"
+
+_OF_A_SEED = ("seed", "task_names", "versions", "threads")
 
 Array = npt.NDArray[np.float64]
 
@@ -64,6 +67,19 @@ class Run:
     @property
     def seconds(self) -> float:
         return sum(float(line["seconds"]) for line in self.lines)
+
+
+def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that differ in nothing but their seeds, where there are several."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        apart = {key: value for key, value in run.config.items() if key not in _OF_A_SEED}
+        groups.setdefault(json.dumps(apart, sort_keys=True), []).append(run)
+    return [
+        group
+        for group in groups.values()
+        if len({run.config.get("seed") for run in group}) == len(group) > 1
+    ]
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankup.report.runs import Run
-from rankup.report.text import count, duration, labels, percent
+from rankup.report.runs import Run, seed_groups
+from rankup.report.text import count, duration, group_results, labels, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +43,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         _add_row(
             table, name, percent(accuracy), percent(forgetting), *storage, duration(run.seconds)
         )
+    for group in seed_groups(runs):
+        mean = group_results(group)
+        keys = ("name", "accuracy", "forgetting", "parameters", "buffer", "time")
+        table.add_section()
+        _add_row(table, *(mean[key] for key in keys))
     return table
 
 

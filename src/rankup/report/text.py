@@ -1,9 +1,10 @@
 """Numbers and names as people read them, the same in the terminal and on the page."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from rankup.report.runs import Run
+from rankup.report.runs import Run, seed_groups
 
 NOTHING = "–"  # stands where a setting or a result is not there
 
@@ -15,6 +16,28 @@ def percent(fraction: float) -> str:
     """
     text = f"{100 * fraction:.2f}"
     return "0.00" if text == "-0.00" else text.replace("-", "−")
+
+
+def spread(fractions: Sequence[float]) -> str:
+    """Mean and standard deviation of several seeds.
+
+    >>> spread([0.9, 0.92, 0.94])
+    '92.00 ± 2.00'
+    """
+    return f"{percent(statistics.mean(fractions))} ± {percent(statistics.stdev(fractions))}"
+
+
+def group_results(group: Sequence[Run]) -> dict[str, str]:
+    """What runs that differ in their seeds alone have in common, as a row of a table."""
+    return {
+        "name": f"{group[0].method}, mean of {len(group)} seeds",
+        "accuracy": spread([run.matrix.average_accuracy() for run in group]),
+        "forgetting": spread([run.matrix.forgetting() for run in group]),
+        "backward": spread([run.matrix.backward_transfer() for run in group]),
+        "parameters": count(statistics.mean(run.parameters for run in group)),
+        "buffer": count(statistics.mean(run.buffer for run in group)),
+        "time": duration(sum(run.seconds for run in group)),
+    }
 
 
 def count(numbers: float) -> str:
@@ -41,6 +64,12 @@ def duration(seconds: float) -> str:
 def summary(runs: Sequence[Run]) -> str:
     """One sentence on how the runs went."""
     names = labels(runs)
+    if len(seed_groups(runs)) == 1 and len(seed_groups(runs)[0]) == len(runs):
+        result = group_results(runs)
+        return (
+            f"{runs[0].method} learned {_tasks(runs[0])} of {runs[0].stream} with {len(runs)} "
+            f"seeds: average accuracy {result['accuracy']} %, forgetting {result['forgetting']}"
+        )
     if len(runs) > 3 and not one_stream(runs):
         return f"{len(runs)} runs on {len({run.stream for run in runs})} streams"
     if len(runs) > 3:

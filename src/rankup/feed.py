@@ -1,0 +1,156 @@
+"""A task's data on its device, and its batches as a recipe wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rankup.data.transforms import Augmentation, Permutation, augment, draw_augmentation, to_float
+from rankup.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rankup.data.tasks import Task
+
+Draws = dict[str, Tensor]
+
+_CHUNK = 2048  # samples in a batch that is only looked at
+_CHUNK_BYTES = 2**26  # of a batch that is only looked at on a GPU, which wants larger ones
+
+
+class Feed:
+    """What is random about an epoch is drawn at once, as tensors with an entry for each step: a
+    batch is then a pure function of the data and those entries, on any device."""
+
+    def __init__(
+        self,
+        task: Task,
+        recipe: Recipe,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.task = task if task.train_x.device == device else task.to(device)
+        self.recipe = recipe
+        self.device = device
+        self.dtype = dtype  # of the inputs
+        self.batch_size = min(recipe.batch, len(self))
+        self.steps = math.ceil(len(self) / self.batch_size)  # in an epoch
+
+    def __len__(self) -> int:
+        return len(self.task.train_y)
+
+    @cached_property
+    def made(self) -> Tensor | None:
+        """Training data that is the same in every epoch, ready but for its scale. Bytes stay bytes
+        where that loses nothing: gathering a quarter of the memory takes half the time."""
+        x, transform = self.task.train_x, self.task.transform
+        if self.recipe.augments:
+            return None
+        if transform is None:
+            return x
+        parts = torch.split(x, self._chunk(x))
+        if isinstance(transform, Permutation):
+            return torch.cat([transform(part) for part in parts])
+        return torch.cat([transform(to_float(part)) for part in parts])
+
+    @property
+    def x(self) -> Tensor:
+        """What batches are gathered from."""
+        return self.task.train_x if self.made is None else self.made
+
+    def draws(self, generator: torch.Generator) -> Draws:
+        """What an epoch's batches are made of: the rows of each, `[steps, batch]`, and what is
+        random about their augmentation.
+
+        All batches are of the same size: the last one is filled up from the epoch's first rows. A
+        handful of samples would make a poor step, and for batch norms a wild one.
+        """
+        order = torch.randperm(len(self), generator=generator, device=generator.device)
+        missing = self.steps * self.batch_size - len(self)
+        rows = torch.cat([order, order[:missing]]).view(self.steps, self.batch_size)
+        if not self.recipe.augments:
+            return {"rows": rows}
+        coins, offsets = draw_augmentation(rows.numel(), self.recipe.crop, generator)
+        if not self.recipe.flip:
+            coins = torch.zeros_like(coins)
+        return {"rows": rows, "coins": coins.view_as(rows), "offsets": offsets.view(*rows.shape, 2)}
+
+    def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
+        """Inputs of one step from `x`, augmented where the recipe says so. `at` are the rows'
+        places, where they are known already."""
+        picked = to_float(take(x, draw["rows"]) if at is None else take_places(x, at))
+        if "coins" not in draw:
+            return self.scaled(picked)
+        drawn = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
+        changed = augment(picked.view(-1, *x.shape[-3:]), self.recipe.crop, drawn)
+        if self.task.transform is not None:
+            changed = self.task.transform(changed)
+        return self.scaled(changed.view_as(picked))
+
+    def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training data as it is, in chunks; of more than `most` samples every second, third, …,
+        because data may come sorted by class."""
+        every = math.ceil(len(self) / most)
+        return self._chunks(self.task.train_x[::every], self.task.train_y[::every])
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._chunks(self.task.test_x, self.task.test_y)
+
+    def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
+        """Batches of shuffled training inputs, not augmented."""
+        rows = torch.randperm(len(self), generator=draw)[:most].to(self.device)
+        for part in torch.split(rows, self._chunk(self.task.train_x)):
+            yield self._inputs(self.task.train_x.index_select(0, part))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        x = x.to(self.dtype)
+        if self.recipe.pixels == "raw":
+            return x * 255
+        return x * 2 - 1 if self.recipe.pixels == "centred" else x
+
+    def _chunks(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        size = self._chunk(x)
+        for chunk, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            yield self._inputs(chunk), labels
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        x = to_float(x)
+        return self.scaled(x if self.task.transform is None else self.task.transform(x))
+
+    def _chunk(self, x: Tensor) -> int:
+        if self.device.type == "cpu":
+            return _CHUNK
+        return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
+
+
+def take(table: Tensor, rows: Tensor) -> Tensor:
+    """`table[rows]`, or with a leading dimension of replicas each one's rows of its own table.
+
+    >>> take(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 1], [0, 1]]))
+    tensor([[2, 2],
+            [3, 4]])
+    """
+    if rows.dim() == 1:
+        return table.index_select(0, rows)
+    return take_places(table, places(rows, table.shape[1]))
+
+
+def places(rows: Tensor, length: int) -> Tensor:
+    """Where the rows of replicas are in all their tables of that length, one after another."""
+    return rows + _starts(len(rows), length, rows.device) if rows.dim() > 1 else rows
+
+
+def take_places(table: Tensor, places: Tensor) -> Tensor:
+    if places.dim() == 1:
+        return table.index_select(0, places)
+    taken = table.flatten(0, 1).index_select(0, places.flatten())
+    return taken.view(*places.shape, *table.shape[2:])
+
+
+@cache
+def _starts(replicas: int, length: int, device: torch.device) -> Tensor:
+    return torch.arange(replicas, device=device)[:, None] * length

@@ -1,0 +1,187 @@
+"""How modules learn a task, as the engine sees it: any module with a head for each task, and a
+grown network."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.data.transforms import to_float
+from rankup.engine import Learner
+from rankup.feed import Draws, Feed, take
+from rankup.layers import (
+    FactoredConv2d,
+    FactoredLayer,
+    FactoredLinear,
+    TaskLayer,
+    Tensors,
+    active,
+)
+from rankup.layers.factored import projected
+from rankup.network import IncrementalNet
+from rankup.recipe import Recipe
+
+_MOST_PROJECTED = 2**31  # bytes that projections of a task's inputs may take
+_ROWS = 2048  # samples that are projected at once
+
+
+def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
+    if recipe.loss == "cross-entropy":
+        return F.cross_entropy(logits, labels)
+    wanted = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    return F.mse_loss(logits.softmax(1), wanted)
+
+
+class ModuleLearner(Learner):
+    """All parameters of a module, whose layers know of tasks where they have to."""
+
+    x: Tensor
+    y: Tensor
+
+    def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
+        super().__init__(feed)
+        self.body, self.index = body, index
+        self.register_buffer("x", feed.x)
+        self.register_buffer("y", feed.task.train_y)
+        constant = self._constant()
+        self.changed = tuple(constant) if any(p.requires_grad for p in body.parameters()) else ()
+        self._reads = constant | {"x": self.x, "y": self.y}
+        convolutions = nn.Conv2d | FactoredConv2d
+        self._convolves = any(isinstance(part, convolutions) for part in body.modules())
+        self.replicas = "branches" if self._convolves or self.changed else "vmap"
+
+    def learned(self) -> Tensors:
+        return {f"body.{name}": p for name, p in self.body.named_parameters()}
+
+    def read(self) -> Tensors:
+        return self._reads
+
+    def keep(self, learned: Tensors) -> None:
+        for name, parameter in self.body.named_parameters():
+            parameter.data = learned[f"body.{name}"].detach()
+
+    def key(self) -> Hashable:
+        # Data that is made anew at every step is transformed by the task's own transform.
+        return id(self.body), id(self.feed.task.transform) if self.feed.made is None else None
+
+    def forward(self, draw: Draws) -> Tensor:
+        with active(self.index), self._autocast():
+            return loss_of(self.feed.recipe, self.logits(draw), take(self.y, draw["rows"]))
+
+    def logits(self, draw: Draws) -> Tensor:
+        logits: Tensor = self.body(self.inputs(draw))
+        return logits
+
+    def inputs(self, draw: Draws) -> Tensor:
+        x = self.feed.batch(self.x, draw)
+        if self._convolves and x.is_cuda and x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.feed.recipe.precision != "bfloat16":
+            return nullcontext()
+        return torch.autocast(self.feed.device.type, torch.bfloat16)
+
+    def _constant(self) -> Tensors:
+        """Buffers of modules that know nothing of tasks."""
+        return {
+            f"body.{name}.{key}" if name else f"body.{key}": tensor
+            for name, part in self.body.named_modules()
+            if not isinstance(part, TaskLayer)
+            for key, tensor in part.named_buffers(recurse=False)
+        }
+
+
+class RankLearner(ModuleLearner):
+    """The task that a grown network has begun.
+
+    Args:
+        pad: fill the tables of frozen factors up to a multiple of so many rows with zeros, which
+            change nothing and get no gradient. Tasks of different rank so have the same shapes,
+            and one captured graph serves them all.
+    """
+
+    seen: Tensor | None
+
+    def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1) -> None:
+        super().__init__(net.body, feed, len(net.tasks))
+        # In lists, because a module that is an attribute has its tensors listed a second time.
+        first = [part for part in net.parts if part.spec.name == net.plan.first]
+        self._first = [part for part in first if isinstance(part, FactoredLinear)]
+        self._factored = {
+            f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)
+        }
+        self._extra = {name: -len(layer.U) % pad for name, layer in self._factored.items()}
+        if self.index or net.growth.base == "keep":
+            # Later than the first task, what is not factored stays as it is.
+            self.changed = ()
+            self.replicas = "branches" if self._convolves else "vmap"
+        self.register_buffer("seen", self._project())
+        self._reads |= self._padded_tables()
+        if self.seen is not None:
+            self._reads["seen"] = self.seen
+
+    def learned(self) -> Tensors:
+        learned = super().learned()
+        for prefix, layer in self._factored.items():
+            name, old, extra = f"{prefix}.new_selector", len(layer.U), self._extra[prefix]
+            if extra:
+                selector = learned[name].detach()
+                learned[name] = torch.cat([F.pad(selector[:old], (0, extra)), selector[old:]])
+        return learned
+
+    def keep(self, learned: Tensors) -> None:
+        super().keep(learned)
+        for prefix, layer in self._factored.items():
+            old, extra = len(layer.U), self._extra[prefix]
+            if extra:
+                padded = layer.new_selector.data
+                layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
+
+    def logits(self, draw: Draws) -> Tensor:
+        if self.seen is None:
+            return super().logits(draw)
+        rows, (first,) = draw["rows"], self._first
+        if first.spec.rank.added(self.index):
+            x = self.inputs(draw)
+        else:  # Without factors of its own, the layer looks at nothing but the projection.
+            x = self.feed.scaled(to_float(self.x[:1])).expand(len(rows), *self.x.shape[1:])
+        with projected(first, take(self.seen, rows)):
+            logits: Tensor = self.body(x)
+        return logits
+
+    def _project(self) -> Tensor | None:
+        """What the frozen factors of the first layer see of the task's inputs, where these are the
+        same in every epoch: computed once and not at every step."""
+        made, feed = self.feed.made, self.feed
+        if made is None or not self._first:
+            return None
+        (layer,) = self._first
+        old = len(layer.U)
+        columns = old + self._extra[f"body.{layer.spec.name}"]
+        if (
+            layer.base_weight is not None
+            or made[0].numel() != layer.in_features
+            or not 0 < 4 * columns * len(feed) <= _MOST_PROJECTED
+        ):
+            return None
+        seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
+        with torch.no_grad():
+            for part, rows in zip(torch.split(made, _ROWS), torch.split(seen, _ROWS), strict=True):
+                rows[:, :old] = layer.project(feed.scaled(to_float(part)).flatten(1))
+        return seen
+
+    def _padded_tables(self) -> Tensors:
+        tables = {}
+        for prefix, layer in self._factored.items():
+            for key in ("U", "V"):
+                table, extra = getattr(layer, key), self._extra[prefix]
+                tables[f"{prefix}.{key}"] = F.pad(table, (0, 0, 0, extra)) if extra else table
+            if layer.base_weight is not None:
+                tables[f"{prefix}.base_weight"] = layer.base_weight
+        return tables

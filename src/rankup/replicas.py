@@ -1,0 +1,112 @@
+"""Several seeds of one run: together in one graph on a GPU, a process for each core on the CPU.
+
+A process has one thread, so that a seed's folder holds byte for byte what the seed alone gives with
+one thread.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankup.data.streams import Stream, make_stream
+from rankup.errors import RankupError
+from rankup.run import OnProgress, RunConfig, SeedRun, run, run_together
+from rankup.train import TaskFailed
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One seed's run: what is asked for, where its data is, and where it goes."""
+
+    config: RunConfig
+    data: Path | None
+    out: Path
+    resume: bool
+    made: Stream | None = None  # its stream, where that was made already
+
+    def stream(self) -> Stream:
+        config = self.config
+        return self.made or make_stream(
+            config.stream, tasks=config.tasks, seed=config.seed, data=self.data, progress=False
+        )
+
+
+def run_seeds(
+    seeds: Sequence[Seed],
+    *,
+    on_progress: OnProgress | None = None,
+    note: Callable[[str], None],
+) -> dict[int, str]:
+    """Run all seeds; give back why those failed that did."""
+    if len(seeds) == 1 or seeds[0].config.device == "cuda":
+        runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
+        failures = run_together(runs, on_progress=on_progress, note=note)
+        return {seed: str(why) for seed, why in failures.items()}
+    return _in_processes(seeds, on_progress)
+
+
+def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[int, str]:
+    context = multiprocessing.get_context("spawn")
+    told: Any = context.Queue()
+    workers = min(len(seeds), len(os.sched_getaffinity(0)))
+    failures: dict[int, str] = {}
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (told,))
+    try:
+        pending = {pool.submit(_run_one, seed): seed for seed in seeds}
+        while pending:
+            _tell(told, on_progress)
+            for done in [future for future in pending if future.done()]:
+                seed = pending.pop(done)
+                if (why := done.result()) is not None:
+                    failures[seed.config.seed] = why
+        pool.shutdown()
+        return failures
+    except BaseException as error:
+        # Workers that are in the middle of a seed must not outlive this process. A folder is whole
+        # at every moment.
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise RankupError(
+                "a process that ran a seed was killed, maybe for want of memory; the same command "
+                "with --resume goes on"
+            ) from None
+        raise
+
+
+_told: Any = None
+
+
+def _begin_worker(told: Any) -> None:
+    import torch
+
+    global _told
+    _told = told
+    # Ctrl-C reaches every process of a terminal; it is the parent's to end the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _run_one(seed: Seed) -> str | None:
+    try:
+        run(seed.config, seed.stream(), seed.out, resume=seed.resume, on_progress=_told.put)
+    except TaskFailed as error:
+        return str(error)
+    return None
+
+
+def _tell(told: Any, on_progress: OnProgress | None) -> None:
+    try:
+        progress = told.get(timeout=0.1)
+    except queue.Empty:
+        return
+    if on_progress is not None:
+        on_progress(progress)

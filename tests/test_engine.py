@@ -1,0 +1,325 @@
+"""However steps are taken, they are the same steps."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankup
+from rankup.chain import ChainLearner, is_chain
+from rankup.engine import Eager, Engine, Graph, Learner, _gathered, _views
+from rankup.feed import Draws, Feed, places, take
+from rankup.learner import ModuleLearner, RankLearner
+from rankup.rank import Rank
+from rankup.recipe import Recipe
+
+CPU = torch.device("cpu")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+RATE = 2.0**-7  # exact in float32, in which a captured graph keeps its rates
+F64 = torch.float64
+RANK, RECIPE = Rank(3, 1), Recipe(batch=8)
+
+
+def task(seed: int, classes: int = 3, size: int = 12, samples: int = 96) -> rankup.Task:
+    draw = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, size, generator=draw)
+    y = torch.arange(samples) % classes
+    x = centres[y] + 0.3 * torch.randn(samples, size, generator=draw)
+    return rankup.Task(f"{seed}", classes, x, y, x[:9], y[:9])
+
+
+def learners(
+    kind: type[RankLearner],
+    count: int = 1,
+    *,
+    rank: Rank = RANK,
+    tasks: int = 2,
+    pad: int = 1,
+    recipe: Recipe = RECIPE,
+    device: torch.device = CPU,
+) -> list[Learner]:
+    """Networks that differ in seed and data, each about to learn one more task."""
+    made: list[Learner] = []
+    for seed in range(count):
+        module = rankup.models.mlp(12, hidden=[10, 8]).to(F64)
+        net = rankup.grow(module, rank, seed=seed).to(device)
+        for index in range(tasks):
+            net.begin_task(f"{index}", 3, selectors=0.5)
+            for parameter in net.parameters():
+                nn.init.normal_(parameter, generator=torch.Generator(device).manual_seed(index))
+            net.commit_task()
+        net.begin_task("open", 3, selectors="previous")
+        feed = Feed(task(seed), recipe, device, F64)
+        made.append(kind(net.train(), feed, pad))
+    return made
+
+
+def after_steps(steps: Eager | Graph, count: int = 12) -> tuple[Tensor, list[Tensor]]:
+    """Losses, and every learner's parameters after an epoch of so many steps."""
+    device = steps.learners[0].feed.device
+    draws = [
+        learner.draws(torch.Generator(device).manual_seed(seed))
+        for seed, learner in enumerate(steps.learners)
+    ]
+    short = [{name: entries[:count] for name, entries in drawn.items()} for drawn in draws]
+    losses = steps.epoch(short, [RATE] * count, 0)
+    steps.keep()
+    return losses, [
+        torch.cat([p.detach().flatten() for p in learner.parameters()])
+        for learner in steps.learners
+    ]
+
+
+def assert_agree(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> None:
+    torch.testing.assert_close(one[0].double(), other[0].double(), rtol=1e-6, atol=1e-6)
+    for a, b in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+RANKS = [Rank(3, 1), Rank(0, 0, seeded=[20, 9]), Rank(2, 1, seeded=5), Rank(3, 0), Rank(2, 2)]
+
+
+@pytest.mark.parametrize("tasks", [0, 2])
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_step_written_by_hand_is_autograds(rank: Rank, tasks: int) -> None:
+    plain = learners(RankLearner, rank=rank, tasks=tasks)
+    by_hand = learners(ChainLearner, rank=rank, tasks=tasks)
+    recipe = Recipe(batch=8, weight_decay=0.1)
+    assert_agree(after_steps(Eager(plain, recipe)), after_steps(Eager(by_hand, recipe)))
+
+
+def test_the_step_written_by_hand_takes_augmented_images() -> None:
+    stream = rankup.data.make_stream("p-digits", tasks=1)
+    recipe = Recipe(batch=32, flip=True, crop=2, pixels="centred")
+    found = []
+    for kind in (RankLearner, ChainLearner):
+        net = rankup.grow(rankup.models.mlp(64, hidden=[16]).to(F64), Rank(3, 1))
+        net.begin_task("open", 10)
+        feed = Feed(stream[0], recipe, CPU, F64)
+        assert is_chain(net, feed)
+        found.append(after_steps(Eager([kind(net.train(), feed)], recipe)))
+    assert_agree(*found)
+
+
+class Odd(nn.Module):
+    """Not a chain: something else between its layers."""
+
+    def __init__(self, between: str) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x))
+        if self.between == "skip":
+            y = y + torch.relu(self.b(y))
+        elif self.between == "none":
+            y = self.b(y)
+        elif self.between == "gelu":
+            y = nn.functional.gelu(self.b(y))
+        else:
+            y = torch.relu(self.b(torch.relu(self.b(y))))
+        return self.head(y)
+
+
+@pytest.mark.parametrize("between", ["skip", "none", "gelu", "twice"])
+def test_only_chains_are_taken_for_chains(between: str) -> None:
+    net = rankup.grow(Odd(between), Rank(2, 1))
+    assert net.plan.chain is None
+    assert not is_chain(net, Feed(task(0), Recipe(), CPU))
+
+
+def test_chains_with_other_losses_or_precisions_take_the_general_step() -> None:
+    net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1))
+    net.begin_task("open", 3)
+    assert net.plan.chain == ("hidden.0", "hidden.1")
+    assert is_chain(net, Feed(task(0), Recipe(), CPU))
+    assert not is_chain(net, Feed(task(0), Recipe(loss="mse"), CPU))
+    assert not is_chain(net, Feed(task(0), Recipe(precision="bfloat16"), CPU))
+    kept = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1), base="keep")
+    assert not is_chain(kept, Feed(task(0), Recipe(), CPU))
+
+
+@pytest.mark.parametrize("kind", [RankLearner, ChainLearner])
+@pytest.mark.parametrize("rank", RANKS)
+def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> None:
+    recipe = Recipe(batch=8, weight_decay=0.1)
+    bare, padded = learners(kind, rank=rank), learners(kind, rank=rank, pad=16)
+    assert_agree(after_steps(Eager(bare, recipe)), after_steps(Eager(padded, recipe)))
+    for learner in padded:  # the network itself has no rows of zeros
+        assert all(len(layer.U) == layer.spec.rank.used(1) for layer in learner._factored.values())
+
+
+def test_replicas_in_one_tensor_are_the_replicas_alone() -> None:
+    """What a captured graph of stacked replicas computes, computed on the CPU."""
+    together = learners(ChainLearner, 3)
+    first = together[0]
+    stacked = {
+        name: torch.stack([learner.read()[name] for learner in together]) for name in first.read()
+    }
+    stacked |= {
+        name: torch.stack([learner.learned()[name].detach() for learner in together])
+        for name in first.learned()
+    }
+    draws = [each.draws(torch.Generator().manual_seed(n)) for n, each in enumerate(together)]
+    draw = {name: torch.stack([drawn[name][0] for drawn in draws]) for name in draws[0]}
+    with first.bound(stacked):
+        losses, grads = first.gradient(draw)
+    for number, learner in enumerate(together):
+        with learner.bound({}):
+            loss, alone = learner.gradient({name: entry[number] for name, entry in draw.items()})
+        torch.testing.assert_close(losses[number], loss, rtol=1e-12, atol=0)
+        for grad, own in zip(grads, alone, strict=True):
+            torch.testing.assert_close(grad[number], own, rtol=1e-9, atol=1e-12)
+
+
+def test_tensors_are_given_back_after_a_step_that_fails() -> None:
+    (learner,) = learners(RankLearner, pad=16)
+    before = {name: tensor.data_ptr() for name, tensor in learner.named_buffers()}
+    with pytest.raises(KeyboardInterrupt), learner.bound(learner.read()):
+        raise KeyboardInterrupt
+    assert {name: tensor.data_ptr() for name, tensor in learner.named_buffers()} == before
+
+
+def test_a_flat_tensor_comes_apart_as_it_was_put_together() -> None:
+    tensors = {"a": torch.rand(2, 3), "b": torch.rand(()), "c": torch.rand(4)}
+    for name, view in _views(_gathered(tensors.values(), 0), tensors).items():
+        assert torch.equal(view, tensors[name])
+    stacked = {name: torch.stack([t, t + 1]) for name, t in tensors.items()}
+    for name, view in _views(_gathered(stacked.values(), 1), tensors).items():
+        assert torch.equal(view, stacked[name])
+
+
+def test_rows_are_taken_from_each_replicas_own_table() -> None:
+    table, rows = torch.rand(3, 5, 2), torch.tensor([[0, 4], [1, 1], [3, 2]])
+    expected = torch.stack([table[n][rows[n]] for n in range(3)])
+    assert torch.equal(take(table, rows), expected)
+    assert torch.equal(places(rows, 5), rows + torch.tensor([[0], [5], [10]]))
+
+
+def test_dropout_draws_from_the_seed_and_leaves_torchs_generator_alone() -> None:
+    body = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        net = rankup.grow(body, Rank(2, 1), head="3")
+        state = torch.get_rng_state()
+        rankup.fit(net, task(0), Recipe(epochs=20, batch=32))
+        assert torch.equal(torch.get_rng_state(), state)
+        found.append(net.eval()(task(0).test_x, 0))
+    assert torch.equal(*found)
+
+
+class Sgd(ModuleLearner):
+    """A method with steps of its own: a second backward pass, and a bound on what it learns."""
+
+    def gradient(self, draw: Draws) -> tuple[Tensor, list[Tensor]]:
+        loss, first = super().gradient(draw)
+        _, second = super().gradient(draw)
+        return loss, [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+
+    def settle(self, draw: Draws) -> None:
+        with torch.no_grad():
+            for parameter in self.body.parameters():
+                parameter.clamp_(-0.0625, 0.0625)
+
+
+def test_a_method_may_bring_steps_of_its_own() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    learner = Sgd(body, Feed(task(0), Recipe(batch=8), CPU), 0)
+    losses, _ = after_steps(Eager([learner], Recipe()))
+    assert float(losses[0]) > 0
+    assert all(float(p.detach().abs().max()) <= 0.0625 for p in body.parameters())
+    assert any(bool((p.detach().abs() == 0.0625).any()) for p in body.parameters())
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (ChainLearner, "stacked"),
+        (ChainLearner, "branches"),
+        (RankLearner, "vmap"),
+        (RankLearner, "branches"),
+    ],
+)
+@pytest.mark.parametrize("rank", [RANKS[0], RANKS[1]])
+def test_captured_replicas_agree_with_the_seed_alone(
+    kind: type[RankLearner], form: str, rank: Rank
+) -> None:
+    device = torch.device("cuda")
+    recipe = Recipe(batch=4, weight_decay=0.1)
+    alone = Eager(learners(RankLearner, 3, rank=rank, recipe=recipe, device=device), recipe)
+    pupils = learners(kind, 3, rank=rank, recipe=recipe, device=device, pad=16)
+    graph = Graph(form, pupils, recipe, None)
+    graph.start(pupils)
+    assert pupils[0].feed.steps == 24
+    draws = [each.draws(torch.Generator(device).manual_seed(n)) for n, each in enumerate(pupils)]
+    found = []
+    for steps in (alone, graph):
+        losses = steps.epoch(draws, [RATE] * 20 + [0.0] * 4, 0)
+        steps.keep()
+        flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in steps.learners]
+        found.append((losses, flat))
+    assert_agree(*found)
+
+
+@GPU
+def test_one_graph_serves_tasks_of_different_rank_and_what_it_learns_is_kept() -> None:
+    device = torch.device("cuda")
+    net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1)).to(device)
+    engine = Engine()
+    graphs = set()
+    from rankup.train import NetPupil, learn
+
+    pupil = NetPupil(net, Recipe(epochs=15, batch=32), 0)
+    for seed in range(4):
+        (failure,) = learn([pupil], [task(seed, samples=192)], engine)
+        assert failure is None
+        graphs.add(id(engine._graph))
+        own = task(seed, samples=192).to(device)
+        assert float((net(own.train_x, seed).argmax(1) == own.train_y).float().mean()) > 0.9
+    assert len(graphs) == 2  # the first task is of another rank, all later ones share a graph
+
+
+@GPU
+def test_a_module_that_cannot_be_captured_runs_step_by_step_and_it_is_said() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Linear(12, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(self.a(x))
+            return self.head(y * 2 if float(y.sum()) < 0 else y)
+
+    said: list[str] = []
+    device = torch.device("cuda")
+    net = rankup.grow(Asks(), Rank(2, 1), head="head").to(device)
+    net.begin_task("open", 3)
+    learner = RankLearner(net.train(), Feed(task(0), Recipe(batch=32), device), 16)
+    steps = Engine(said.append).start([learner])
+    assert isinstance(steps, Eager)
+    assert "cannot be captured" in said[0]
+    after_steps(steps, 3)
+
+
+@GPU
+@pytest.mark.parametrize("net", ["mlp", "resnet18"])
+def test_the_same_seed_gives_the_same_numbers_twice(net: str) -> None:
+    device = torch.device("cuda")
+    stream = rankup.data.make_stream("p-digits", tasks=2)
+    answers = []
+    for _ in range(2):
+        body = {
+            "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
+            "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
+        }[net]()
+        grown = rankup.grow(body, Rank(3, 1)).to(device)
+        for each in stream:
+            rankup.fit(grown, each, replace(Recipe(epochs=2), precision="bfloat16"))
+        x = Feed(stream[1], Recipe(), device)
+        answers.append(grown.eval()(next(x.test())[0], 1))
+    assert torch.equal(*answers)
