@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,11 +20,16 @@ def write_result(
     threads: str,
     versions: Mapping[str, object] | None = None,
     folder: Path = RESULTS,
+    merge: bool = False,
 ) -> Path:
-    """Write `NAME-DATE.json`: when, where, with what and how it was measured, then the numbers."""
-    result = {
+    """Write `NAME-DATE.json`: when, where, with what and how it was measured, then the numbers.
+
+    With `merge`, what was measured earlier the same day stays, but for what is measured anew.
+    """
+    result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, {threads} threads",
+        "machine": ", ".join([*_gpu(), platform.processor() or platform.machine()])
+        + f", {threads} threads",
         "versions": {
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -34,5 +40,30 @@ def write_result(
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{result['date']}.json"
+    if merge and path.exists():
+        result = _merged(json.loads(path.read_text()), result)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
+
+
+def wait(device: str) -> None:
+    """For all that the device was given to do."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _gpu() -> list[str]:
+    return [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(old[key], new[key])
+        for key in old.keys() & new.keys()
+        if isinstance(old[key], dict) and isinstance(new[key], dict)
+    }
+    return old | new | both

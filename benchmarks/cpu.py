@@ -10,93 +10,39 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from common import RESULTS, write_result
-from torch import Tensor, nn
+from notebook import notebook
+from steps import begin, knowing, random_task
+from torch import Tensor
 
 import rankup
 from rankup.data.tasks import Task
-from rankup.optimiser import FlatAdam
-from rankup.recipe import Recipe
-from rankup.train import Feed, _train_logits, loss_of
 
 SAMPLES, PIXELS, CLASSES, BATCH = 60_000, 784, 10, 128
-Step = Callable[[Tensor], None]
+Step = Callable[[Tensor], None]  # of one batch's rows
+Run = Callable[[Tensor], None]  # of several batches' rows
 
 
-def images() -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (SAMPLES, 1, 28, 28), generator=draw, dtype=torch.uint8)
-    return x, torch.randint(CLASSES, (SAMPLES,), generator=draw)
+def ours(rank: int, task: Task) -> Run:
+    """The steps that `fit` takes when a layer's rank has grown to `rank`."""
+    rule = rankup.Rank(first=11, step=1)
+    net = knowing(rankup.models.mlp(PIXELS), rule, rank - 11, task, 0, "cpu")
+    steps = begin([net], task, rankup.Recipe(batch=BATCH), "cpu").steps
+
+    def run(rows: Tensor) -> None:
+        steps.epoch([{"rows": rows}], [1e-3] * len(rows), 0)
+
+    return run
 
 
-def ours(rank: int, x: Tensor, y: Tensor) -> Step:
-    """The step that `fit` takes when a layer's rank has grown to `rank`."""
-    net = rankup.grow(rankup.models.mlp(PIXELS), rankup.Rank(first=11, step=1))
-    for index in range(rank - 11):
-        net.begin_task(f"{index}", CLASSES)
-        net.commit_task()
-    net.begin_task("measured", CLASSES)
-    recipe = Recipe()
-    feed = Feed(Task("measured", CLASSES, x, y, x[:100], y[:100]), recipe, torch.device("cpu"))
-    logits, draw = _train_logits(net, feed), torch.Generator()
-    optimiser = FlatAdam(list(net.parameters()), recipe.weight_decay)
+def one_by_one(step: Step) -> Run:
+    def run(rows: Tensor) -> None:
+        for batch in rows:
+            step(batch)
 
-    def step(rows: Tensor) -> None:
-        loss = loss_of(recipe, logits(rows, draw), feed.task.train_y.index_select(0, rows))
-        optimiser.step(loss, 10, 1e-3)
-
-    return step
-
-
-class NotebookLayer(nn.Module):
-    """A factored layer as the notebook has it: W is built from all factors at every step."""
-
-    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
-        super().__init__()
-        self.old_U = torch.randn(outputs, rank - 1)
-        self.old_V = torch.randn(inputs, rank - 1)
-        self.U = nn.Parameter(torch.randn(outputs, 1))
-        self.V = nn.Parameter(torch.randn(inputs, 1))
-        self.old_s = nn.Parameter(torch.zeros(rank - 1))
-        self.s = nn.Parameter(torch.ones(1))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        old = self.old_U @ torch.diag(self.old_s) @ self.old_V.t()
-        weight = old + self.U @ torch.diag(self.s) @ self.V.t()
-        return x @ weight.t() + self.bias
-
-
-def notebook(rank: int, x: Tensor, y: Tensor) -> Step:
-    """Batches gathered in numpy and copied, W rebuilt, squared error of the softmax, predictions
-    copied back for the running accuracy: at every step."""
-    net = nn.Sequential(
-        NotebookLayer(PIXELS, 256, rank),
-        nn.ReLU(),
-        NotebookLayer(256, 256, rank),
-        nn.ReLU(),
-        nn.Linear(256, CLASSES),
-        nn.Softmax(1),
-    )
-    optimiser = torch.optim.Adam(net.parameters(), lr=1e-4)
-    pixels = x.flatten(1).numpy().astype(np.float32)
-    labels = y.numpy()
-    wanted = np.eye(CLASSES, dtype=np.float32)[labels]
-    right = 0
-
-    def step(rows: Tensor) -> None:
-        nonlocal right
-        index = rows.numpy()
-        optimiser.zero_grad()
-        output = net(torch.tensor(pixels[index]))
-        F.mse_loss(output, torch.tensor(wanted[index])).backward()
-        optimiser.step()
-        right += int((output.detach().numpy().argmax(1) == labels[index]).sum())
-
-    return step
+    return run
 
 
 def dense(x: Tensor, y: Tensor) -> Step:
@@ -113,15 +59,16 @@ def dense(x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def measure(steps: dict[str, Step], repeats: int, length: int) -> dict[str, list[float]]:
+def measure(runs: dict[str, Run], repeats: int, length: int) -> dict[str, list[float]]:
     """Images per second, the candidates taking turns so that all see the same machine."""
-    rows = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1)).split(BATCH)
-    rates: dict[str, list[float]] = {name: [] for name in steps}
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
+    rows = order[: SAMPLES // BATCH * BATCH].view(-1, BATCH)
+    batches = rows[torch.arange(length) % len(rows)]
+    rates: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-1, repeats):
-        for name, step in steps.items():
+        for name, run in runs.items():
             started = time.perf_counter()
-            for index in range(length):
-                step(rows[index % (len(rows) - 1)])
+            run(batches)
             if repeat >= 0:  # the first round warms up
                 rates[name].append(length * BATCH / (time.perf_counter() - started))
     return rates
@@ -136,13 +83,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    x, y = images()
-    steps = {
-        "rankup": ours(options.rank, x, y),
-        "notebook": notebook(options.rank, x, y),
-        "dense": dense(x, y),
+    task = random_task((1, 28, 28), CLASSES, SAMPLES)
+    x, y = task.train_x, task.train_y
+    runs = {
+        "rankup": ours(options.rank, task),
+        "notebook": one_by_one(notebook(options.rank, x, y, CLASSES)),
+        "dense": one_by_one(dense(x, y)),
     }
-    rates = measure(steps, options.repeats, options.steps)
+    rates = measure(runs, options.repeats, options.steps)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(f"rank {options.rank}, batch {BATCH}, {options.threads} threads, images per second")
     for name, median in medians.items():

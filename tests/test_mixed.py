@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
-from rankup.layers import FactoredLayer, TaskHead, active
+from rankup.layers import FactoredLayer, TaskHead, TaskNorm, active
 from rankup.layers.factored import MixedShape, mixed_way
 from rankup.layers.head import HeadsShape, block_count, block_size, heads_way, in_blocks
 from rankup.rank import Rank
-from rankup.specs import HeadSpec
+from rankup.specs import HeadSpec, NormSpec
 from zoo import KINDS, RANKS, inputs, relative_error, taught
 
 F64 = torch.float64
@@ -106,10 +106,15 @@ HEADS = [
     ("cpu", HeadsShape(4096, 1, 1, 256, 10, 10), "together"),
     ("cpu", HeadsShape(4096, 1, 20, 256, 10, 200), "sorted"),
     ("cpu", HeadsShape(4096, 1, 1000, 256, 10, 10_000), "sorted"),
-    ("cuda", HeadsShape(1, 1, 20, 256, 10, 200), "together"),
+    ("cuda", HeadsShape(1, 1, 20, 256, 10, 200), "gathered"),
+    ("cuda", HeadsShape(64, 1, 1, 256, 10, 10), "gathered"),
+    ("cuda", HeadsShape(64, 1, 20, 256, 10, 200), "gathered"),
+    ("cuda", HeadsShape(64, 1, 1000, 256, 10, 10_000), "gathered"),
     ("cuda", HeadsShape(4096, 1, 1, 256, 10, 10), "together"),
     ("cuda", HeadsShape(4096, 1, 20, 256, 10, 200), "together"),
+    ("cuda", HeadsShape(4096, 1, 100, 256, 10, 1000), "gathered"),
     ("cuda", HeadsShape(4096, 1, 1000, 256, 10, 10_000), "gathered"),
+    ("cuda", HeadsShape(4096, 1, 20, 512, 100, 2000), "sorted"),
     ("cuda", HeadsShape(4096, 1, 100, 512, 100, 10_000), "sorted"),
 ]
 
@@ -230,6 +235,26 @@ def test_a_mixed_batch_runs_under_autocast_and_torch_func(kind: str) -> None:
 def test_an_empty_mixed_batch_gives_an_empty_answer(kind: str) -> None:
     net = taught(kind)
     assert net(inputs(kind)[:0], task=torch.empty(0, dtype=torch.long)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4, 5), (3, 1, 1)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_both_forms_of_batch_norm_are_the_same(affine: bool, shape: tuple[int, ...]) -> None:
+    over: Any = "batch1d" if len(shape) == 1 else "batch2d"
+    spec = NormSpec("norm", over, (3,), 1e-5, 1, weight=affine, bias=affine, shared=False)
+    norm = TaskNorm(spec, 0, F64, torch.device("cpu"))
+    for task in range(4):
+        added = {key: drawn(*size, seed=task).exp() for key, size in spec.shapes(task, 2).items()}
+        norm.install(norm.extended(added))
+    x, ids = drawn(6, *shape), spread(6, 4)
+    expected = torch.cat([norm.plain(t)(x[i : i + 1]) for i, t in enumerate(ids.tolist())])
+    with active(ids):
+        torch.testing.assert_close(norm(x), expected)
+    torch.testing.assert_close(norm._mixed_batch_norm(x, ids), expected)
+    if shape == (3, 4, 5):
+        last = x.to(memory_format=torch.channels_last)
+        found = norm._mixed_batch_norm(last, ids)
+        assert found.stride() == last.stride()
 
 
 @pytest.mark.parametrize("kind", ["resnet18", "convolutions"])

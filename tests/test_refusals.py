@@ -162,6 +162,11 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda net: net.begin_task("b", 2, norms="last"),
         "norms must start 'fresh' or 'previous', got 'last'",
     ),
+    "a start for factors that is none": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 2, factors=0),
+        "factors must start with a positive length, got 0",
+    ),
     "another dtype": (
         lambda: taught("mlp"),
         lambda net: net.half(),

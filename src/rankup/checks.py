@@ -39,13 +39,18 @@ def class_count(classes: Any) -> int:
     return count
 
 
-def start(selectors: Any, norms: Any) -> Start:
-    is_number = isinstance(selectors, int | float) and math.isfinite(selectors)
-    if selectors != "previous" and not is_number:
+def start(selectors: Any, norms: Any, factors: Any) -> Start:
+    if selectors != "previous" and not _is_number(selectors):
         raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
     if norms not in ("fresh", "previous"):
         raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
-    return Start(selectors, norms)
+    if not _is_number(factors) or factors <= 0:
+        raise RankupError(f"factors must start with a positive length, got {factors!r}")
+    return Start(selectors, norms, factors)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def batch(given: Any) -> Tensor:

@@ -2,10 +2,12 @@
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,6 +191,8 @@ def run(
         # Processes make their streams themselves: sending one takes longer.
         keeps = seeds == 1 or where == "cuda"
         asked.append(Seed(config, data, folder, resume, made if keeps else None))
+    if where == "cuda":  # The GPU leaves Python time to load what will draw the page.
+        threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True).start()
     try:
         with _progress(len(made), seeds) as (on_progress, note):
             failures = run_seeds(asked, on_progress=on_progress, note=note)

@@ -11,7 +11,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ from rankup.recipe import Recipe
 Form = Literal["stacked", "vmap", "branches"]
 
 _ALIGNED = 32  # numbers
+_BESIDE = 2  # streams
+_HERE = nullcontext()
 
 
 class Learner(nn.Module, ABC):
@@ -42,11 +44,14 @@ class Learner(nn.Module, ABC):
     # How several learners of this kind are captured in one graph: `gradient` itself takes tensors
     # with a leading dimension of replicas; or torch can `vmap` its loss; or each is a branch.
     replicas: Form = "branches"
+    # Streams beside the one that a captured step runs on, for what does not wait for its data.
+    beside: Sequence[torch.cuda.Stream] = ()
     changed: tuple[str, ...] = ()  # what a step changes in place beside the parameters
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
         self.feed = feed
+        self._begun: set[torch.cuda.Stream] = set()  # streams beside with something to wait for
 
     @abstractmethod
     def learned(self) -> Tensors:
@@ -80,6 +85,22 @@ class Learner(nn.Module, ABC):
 
     def settle(self, draw: Draws) -> None:
         """What is to be done after the parameters were changed: nothing."""
+
+    def aside(self, number: int = 0) -> AbstractContextManager[object]:
+        """Inside, compute at the same time as what comes after, where there are streams for it.
+        What is read or made inside has to be held until `join`, or its memory could be used for
+        something else before."""
+        if not self.beside:
+            return _HERE
+        stream = self.beside[number % len(self.beside)]
+        stream.wait_stream(torch.cuda.current_stream())
+        self._begun.add(stream)
+        return torch.cuda.stream(stream)
+
+    def join(self) -> None:
+        """Go on when all that was begun aside is done."""
+        while self._begun:
+            torch.cuda.current_stream().wait_stream(self._begun.pop())
 
     @contextmanager
     def bound(self, tensors: Tensors) -> Iterator[None]:
@@ -279,6 +300,8 @@ class Graph(Steps):
 
     def _capture(self) -> None:
         self.streams = [_stream(self.device) for _ in self.captured]
+        for learner in self.captured:
+            learner.beside = [_stream(self.device) for _ in range(_BESIDE)]
         warm_up, self.graph = _stream(self.device), torch.cuda.CUDAGraph()
         with ExitStack() as stack:
             stack.enter_context(precise(self.recipe))

@@ -3,7 +3,7 @@ grown network."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -21,11 +21,11 @@ from rankup.layers import (
     Tensors,
     active,
 )
-from rankup.layers.factored import projected
+from rankup.layers.factored import built, projected
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
 
-_MOST_PROJECTED = 2**31  # bytes that projections of a task's inputs may take
+MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
 _ROWS = 2048  # samples that are projected at once
 
 
@@ -143,6 +143,28 @@ class RankLearner(ModuleLearner):
                 padded = layer.new_selector.data
                 layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
 
+    def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
+        if not (self.beside and self._convolves):
+            return super().gradient(draw)
+        with built(self._build_aside()):
+            answer = super().gradient(draw)
+        self.join()
+        return answer
+
+    def _build_aside(self) -> Tensors:
+        """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a
+        kernel's gradient does not hold up the layers before it."""
+        main, kernels = torch.cuda.current_stream(), {}
+        bf16 = self.feed.recipe.precision == "bfloat16"
+        dtype = torch.bfloat16 if bf16 else self.feed.dtype
+        layers = [layer for layer in self._factored.values() if isinstance(layer, FactoredConv2d)]
+        for number, layer in enumerate(layers):
+            with self.aside(number):
+                kernels[layer.spec.name] = layer.build(dtype, torch.channels_last)
+            kernels[layer.spec.name].record_stream(main)
+        self.join()
+        return kernels
+
     def logits(self, draw: Draws) -> Tensor:
         if self.seen is None:
             return super().logits(draw)
@@ -167,7 +189,7 @@ class RankLearner(ModuleLearner):
         if (
             layer.base_weight is not None
             or made[0].numel() != layer.in_features
-            or not 0 < 4 * columns * len(feed) <= _MOST_PROJECTED
+            or not 0 < 4 * columns * len(feed) <= MOST_BYTES
         ):
             return None
         seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)

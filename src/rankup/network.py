@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
 
 TaskRef = str | int | Tensor
 Patterns = str | Sequence[str]
-Later = Callable[[], Tensor]
 
 
 def grow(
@@ -148,6 +147,7 @@ class IncrementalNet(nn.Module):
         *,
         selectors: float | Literal["previous"] = 0.0,
         norms: Literal["fresh", "previous"] = "fresh",
+        factors: float = 1.0,
     ) -> None:
         """Add a task to learn: new factors, selectors, biases, norms and a head, all of them in
         `parameters()` until it is committed.
@@ -160,6 +160,7 @@ class IncrementalNet(nn.Module):
                 over seeded factors at random, or with `"previous"` at the last task's.
             norms: whether the weights of its norms start `"fresh"` or where the `"previous"`
                 task's ended.
+            factors: how long the vectors of its own factors are at the start; they are orthogonal.
         """
         if self._learning is not None:
             raise TaskStateError(
@@ -167,7 +168,7 @@ class IncrementalNet(nn.Module):
                 "commit_task or abandon_task it first"
             )
         task = KnownTask(checks.task_name(name, self._index), checks.class_count(classes))
-        start = checks.start(selectors, norms)
+        start = checks.start(selectors, norms, factors)
         started = [part.start(task.classes, start) for part in self.parts]
         for part, values in zip(self.parts, started, strict=True):
             part.open(values)
@@ -344,16 +345,17 @@ class IncrementalNet(nn.Module):
 
     def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
         known = len(self._tasks)
-        indices, unchecked = self._checked_mixed(tasks, x)
+        indices, copied = self._checked_mixed(tasks, x)
         if not options:
             self._audit(x, indices)
         with active(indices):
             y = self.body(x, **options)
-        if unchecked is not None and self._highest(unchecked()) >= known:
-            return self._mixed(x, tasks, options)  # a task that was committed in the meantime
-        return y
+        if copied is None or copied.all_below(known):
+            return y
+        self._highest(copied.indices)  # refuses them, or the task was committed in the meantime
+        return self._mixed(x, tasks, options)
 
-    def _checked_mixed(self, tasks: Tensor, x: Any) -> tuple[Tensor, Later | None]:
+    def _checked_mixed(self, tasks: Tensor, x: Any) -> "tuple[Tensor, _HostCopy | None]":
         """The indices as the layers take them. Where looking at them would be waiting for the
         device, they are forced into range, and a copy is there to be looked at afterwards."""
         if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
@@ -367,9 +369,8 @@ class IncrementalNet(nn.Module):
         capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
         if not len(tasks) or capturing:
             return indices, None
-        if tasks.is_cuda and indices.is_cuda and self._tasks:
-            unchecked = _copied(indices)
-            return indices.clamp(0, len(self._tasks) - 1), unchecked
+        if tasks.is_cuda and indices.is_cuda and self._tasks and not torch.compiler.is_compiling():
+            return indices.clamp(0, len(self._tasks) - 1), _HostCopy.of(indices)
         self._highest(tasks)
         return indices, None
 
@@ -392,17 +393,39 @@ class IncrementalNet(nn.Module):
         self._audited.add(x.shape[1:])
 
 
-def _copied(tasks: Tensor) -> Later:
-    """A copy on the host, asked for now: who takes it waits until the device has come to where it
-    was asked for, not for what it was given to do after that."""
-    copy_there = tasks.to("cpu", non_blocking=True)  # in pinned memory
-    asked = torch.cuda.current_stream(tasks.device).record_event()
+class _HostCopy:
+    """Indices copied to the host: who looks at them waits until the device has come to where the
+    copy was asked for, not for what it was given to do after that."""
 
-    def take() -> Tensor:
-        asked.synchronize()
-        return copy_there
+    # By device and number of indices. Getting pinned memory and an event would take longer than
+    # the copy; one that is in use is not among them, so threads and nested calls share none.
+    _spare: ClassVar[dict[tuple[torch.device, int], "_HostCopy"]] = {}
+    _MOST_SPARE = 16
 
-    return take
+    def __init__(self, device: torch.device, count: int) -> None:
+        self.key = device, count
+        with torch.inference_mode(False):  # else it could not be written to outside of it
+            self.indices = torch.empty(count, dtype=torch.long, device="cpu", pin_memory=True)
+        self._unsigned = self.indices.numpy().view("uint64")  # negative ones are the highest
+        self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of(cls, indices: Tensor) -> "_HostCopy":
+        device, count = indices.device, len(indices)
+        copied = cls._spare.pop((device, count), None) or cls(device, count)
+        copied.indices.copy_(indices, non_blocking=True)
+        copied._there.record(torch.cuda.current_stream(device))
+        return copied
+
+    def all_below(self, known: int) -> bool:
+        """Whether all are of the first `known` tasks; if so, nobody may look at them again."""
+        self._there.synchronize()
+        if int(self._unsigned.max()) >= known:
+            return False
+        if len(self._spare) >= self._MOST_SPARE:
+            self._spare.clear()
+        self._spare[self.key] = self
+        return True
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:

@@ -43,6 +43,7 @@ class Recipe:
     norms: Literal["fresh", "previous"] = _option(
         "previous", "Where norms' weights start: fresh or at the previous task's."
     )
+    factors: float = _option(1.0, "Length of a new factor's vectors at the start.")
     flip: bool = _option(False, "Mirror half of the training images.")
     precision: Literal["float32", "tf32", "bfloat16"] = _option(
         "float32", "How matrices are multiplied in training: less precisely is faster on a GPU."
@@ -53,8 +54,9 @@ class Recipe:
         for name, least in (("epochs", 1), ("batch", 1), ("crop", 0)):
             if getattr(self, name) < least:
                 raise RankupError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.lr <= 0:
-            raise RankupError(f"lr must be positive, got {self.lr}")
+        for name in ("lr", "factors"):
+            if not getattr(self, name) > 0:
+                raise RankupError(f"{name} must be positive, got {getattr(self, name)}")
         for name in ("first_lr", "weight_decay"):
             if getattr(self, name) < 0:
                 raise RankupError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -130,6 +132,8 @@ def recipe_for(
     recipe = Recipe()
     if not learned:
         recipe = replace(recipe, lr=2e-2, weight_decay=0.02)
+    elif net == "mlp":
+        recipe = replace(recipe, factors=2.0)
     if samples < 10_000:
         recipe = replace(recipe, epochs=30 if colour else 60, batch=64)
     if colour:

@@ -208,7 +208,11 @@ class NetPupil:
     def begin(self, task: Task) -> Learner:
         net, recipe = self.net, self.recipe
         net.begin_task(
-            task.name, task.classes, selectors=recipe.selector_start(), norms=recipe.norms
+            task.name,
+            task.classes,
+            selectors=recipe.selector_start(),
+            norms=recipe.norms,
+            factors=recipe.factors,
         )
         try:
             net.train()

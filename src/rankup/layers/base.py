@@ -36,10 +36,12 @@ def active(task: int | Tensor) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a new task's selectors over old factors and its norms' weights start."""
+    """Where a new task's selectors over old factors and its norms' weights start, and how long its
+    own factors' vectors are at first."""
 
     selectors: float | Literal["previous"] = 0.0
     norms: Literal["fresh", "previous"] = "fresh"
+    factors: float = 1.0
 
 
 def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:

@@ -28,13 +28,14 @@ class HeadsShape(NamedTuple):
 
 class _Reckoned(NamedTuple):
     """What a device does while it moves one number to or from its memory, and how many it could
-    move while it sorts."""
+    move while it sorts, and while the host starts a product with all heads, not with each."""
 
     multiplications: float
     sorting: float
+    starting: float
 
 
-_RECKONED = {"cpu": _Reckoned(4, 5 << 18), "cuda": _Reckoned(20, 1 << 25)}
+_RECKONED = {"cpu": _Reckoned(4, 5 << 18, 0), "cuda": _Reckoned(20, 1 << 27, 1 << 22)}
 
 
 def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
@@ -45,10 +46,10 @@ def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
     A rule of shapes alone: the same batch shape takes the same way every time.
     """
     samples, places, tasks, inputs, widest, total = shape
-    at_once, sorting = _RECKONED.get(device, _RECKONED["cpu"])
+    at_once, sorting, starting = _RECKONED.get(device, _RECKONED["cpu"])
     size = block_size(samples, tasks)
     blocks = block_count(samples, tasks, size)
-    together = samples * places * total * (2 + inputs / at_once)
+    together = starting + samples * places * total * (2 + inputs / at_once)
     gathered = 3 * samples * widest * inputs
     sorted_ = sorting + 3 * blocks * (widest * inputs + size * places * (inputs + widest))
     if together <= min(gathered, sorted_):
@@ -206,17 +207,27 @@ class Heads:
 
 
 def gathered(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
+    if x.dim() == 2:
+        return heads.answers(x.unsqueeze(1), tasks).squeeze(1)
     flat = x.reshape(len(x), math.prod(x.shape[1:-1]), heads.inputs)
     return heads.answers(flat, tasks).view(*x.shape[:-1], heads.widest)
 
 
 def together(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
-    answers, leading = F.linear(x, heads.weights, heads.biases), x.shape[:-1]
+    # On a GPU a bias in the product sends it to another library, whose call takes the host longer
+    # than all the rest.
+    apart = x.is_cuda and heads.alike and heads.biases is not None
+    answers = F.linear(x, heads.weights, None if apart else heads.biases)
+    leading = x.shape[:-1]
     if not heads.alike:
         own = over_last(heads.rows.clamp(min=0).index_select(0, tasks), x)
         return answers.gather(-1, own.expand(*leading, heads.widest))
     own = tasks.view(-1, *(1,) * x.dim()).expand(*leading, 1, heads.widest)
-    return answers.view(*leading, heads.known, heads.widest).gather(-2, own).squeeze(-2)
+    logits = answers.view(*leading, heads.known, heads.widest).gather(-2, own).squeeze(-2)
+    if apart and heads.biases is not None:
+        biases = heads.biases.view(heads.known, heads.widest).index_select(0, tasks)
+        logits += over_last(biases, x)
+    return logits
 
 
 def sorted_by_task(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:

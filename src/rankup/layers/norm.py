@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import Start, TaskLayer, Tensors, over_last
+from rankup.layers.base import Start, TaskLayer, Tensors, over_channels, over_last
 from rankup.specs import NormSpec
 
 
@@ -126,7 +126,9 @@ class TaskNorm(TaskLayer):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         if self.spec.over == "layer":
             return self._mixed_layer_norm(x, tasks)
-        if self.spec.is_batch and x.dim() == 2:
+        # A GPU is slow to normalise few positions; under autocast torch's own norm, unlike this
+        # arithmetic, keeps the input's precision.
+        if self.spec.is_batch and (x.dim() == 2 or (x.is_cuda and x.dtype == self.dtype)):
             return self._mixed_batch_norm(x, tasks)
         if not len(x):
             return x  # torch does not normalise no channels at all
@@ -146,7 +148,7 @@ class TaskNorm(TaskLayer):
         return x * rows["weight"] if "weight" in rows else x
 
     def _mixed_batch_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """One pass over `x [B, C]`, after a little arithmetic on the tables."""
+        """One pass over `x`, after a little arithmetic on the tables."""
         tables = self._rows()
         scale = torch.rsqrt(tables["var"] + self.spec.eps)
         if "weight" in tables:
@@ -155,7 +157,8 @@ class TaskNorm(TaskLayer):
             shift = torch.addcmul(tables["bias"], tables["mean"], scale, value=-1)
         else:
             shift = -tables["mean"] * scale
-        return torch.addcmul(shift.index_select(0, tasks), x, scale.index_select(0, tasks))
+        shifts, scales = shift.index_select(0, tasks), scale.index_select(0, tasks)
+        return torch.addcmul(over_channels(shifts, x), x, over_channels(scales, x))
 
     def _rows_of(self, tasks: Tensor) -> Tensors:
         tables = self._rows()

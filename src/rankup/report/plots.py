@@ -17,6 +17,7 @@ from rankup.report.theme import DARK, LIGHT, MARKERS, Theme, colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
@@ -43,6 +44,7 @@ def write_plots(runs: Sequence[Run], folder: Path) -> list[str]:
         for name, figure in figures.items():
             _lay_out(figure)
             _save(figure, folder / f"{name}{LIGHT.suffix}.png")
+            _hold_labels(figure)
             _recolour(figure, LIGHT, DARK)
             _save(figure, folder / f"{name}{DARK.suffix}.png")
     return list(figures)
@@ -64,10 +66,24 @@ def _figures(runs: Sequence[Run], theme: Theme) -> dict[str, Figure]:
 
 
 def _lay_out(figure: Figure) -> None:
+    """Once: a figure that keeps its engine is laid out whenever it is drawn."""
+    for axis in _axises(figure):
+        if not axis.get_label_text():
+            axis.set_label_coords(0, 0)  # else a place is looked for, label or not
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
+
+
+def _hold_labels(figure: Figure) -> None:
+    """Where they were drawn: who draws the figure again does not look for their places."""
+    for axis in _axises(figure):
+        axis.set_label_coords(*axis.label.get_position(), axis.label.get_transform())
+
+
+def _axises(figure: Figure) -> list[Axis]:
+    return [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -75,7 +91,8 @@ def _save(figure: Figure, path: Path) -> None:
 
     # Not savefig, which draws everything once more for a layout that is there already. Without the
     # library's version in the file, equal plots are equal files.
-    FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(path, metadata={"Software": None})
 
 
 def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
@@ -90,19 +107,25 @@ def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
     inks = {old.text: new.text, old.muted: new.muted}
     tints = {old.surface: new.surface, old.line: new.line}
     tints |= dict(zip(old.runs, new.runs, strict=True))
+
+    def ink(given: Any) -> Any:
+        return inks.get(to_hex(given), given)
+
+    def tint(given: Any) -> Any:
+        return tints.get(to_hex(given), given)
+
     for artist in figure.findobj():
         if isinstance(artist, Text):
-            artist.set_color(inks.get(to_hex(artist.get_color()), artist.get_color()))
+            artist.set_color(ink(artist.get_color()))
         elif isinstance(artist, Line2D):
-            line, edge = artist.get_color(), artist.get_markeredgecolor()
-            artist.set_color(tints.get(to_hex(line), line))
-            artist.set_markeredgecolor(tints.get(to_hex(edge), edge))
+            edge = tint(artist.get_markeredgecolor())
+            artist.set_color(tint(artist.get_color()))
+            artist.set_markeredgecolor(edge)
         elif isinstance(artist, LineCollection):
-            artist.set_color([tints.get(to_hex(each), each) for each in artist.get_color()])
+            artist.set_color([tint(each) for each in artist.get_color()])
         elif isinstance(artist, Patch):
-            face, edge = artist.get_facecolor(), artist.get_edgecolor()
-            artist.set_facecolor(tints.get(to_hex(face), face))
-            artist.set_edgecolor(tints.get(to_hex(edge), edge))
+            artist.set_facecolor(tint(artist.get_facecolor()))
+            artist.set_edgecolor(tint(artist.get_edgecolor()))
 
 
 def average_plot(runs: Sequence[Run], theme: Theme) -> Figure:
@@ -185,6 +208,7 @@ def _draw_selectors(
     columns: list[Array] = []
     edges = [0.0]
     centres: dict[int, float] = {}
+    between: dict[float, float] = {}  # how wide lines are
     for source, (start, stop, width) in enumerate(_groups(factors)):
         if start == stop:
             continue
@@ -196,8 +220,7 @@ def _draw_selectors(
         left = edges[-1]
         edges += [left + width * (index + 1) / bins for index in range(bins)]
         if left:
-            width_between = 4 if source == 1 else min(1.5, 20 / len(factors))
-            axes.axvline(left, color=theme.surface, linewidth=width_between)
+            between[left] = 4 if source == 1 else min(1.5, 20 / len(factors))
         centres[source] = left + width / 2
     tasks = len(strength)
     # A few selectors far above the rest would leave all others dark.
@@ -205,6 +228,7 @@ def _draw_selectors(
     mesh = axes.pcolormesh(
         edges, np.arange(tasks + 1), np.stack(columns, axis=1), cmap="viridis", vmin=0, vmax=top
     )
+    axes.vlines(list(between), 0, tasks, theme.surface, linewidths=list(between.values()), zorder=2)
     axes.invert_yaxis()
     rows = _every(tasks, most=10)
     axes.set_yticks([t - 0.5 for t in rows], [str(t) for t in rows])
@@ -245,10 +269,10 @@ def _finish_heat_map(
     figure: Figure, axes: Axes, image: ScalarMappable, label: str, extend: str = "neither"
 ) -> None:
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, left=False, bottom=False)
     bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=25, extend=extend, label=label)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0)
+    bar.ax.tick_params(length=0, right=False)
     bar.ax.locator_params(nbins=5)
 
 
@@ -285,6 +309,7 @@ def _style(theme: Theme) -> Any:
         "axes.labelcolor": theme.muted,
         "axes.titlecolor": theme.text,
         "axes.titlelocation": "left",
+        "axes.titley": 1.0,  # else it is looked for, again and again
         "axes.titlesize": 11,
         "axes.titleweight": "bold",
         "axes.labelsize": 10,

@@ -1,0 +1,93 @@
+"""What the benchmarks of steps share: networks that know tasks, and epochs as `fit` takes them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from common import wait
+
+import rankup
+from rankup.data.tasks import Task
+from rankup.engine import Engine, Graph, Steps
+from rankup.recipe import Recipe
+from rankup.train import NetPupil
+
+_EAGER = 100  # steps in an epoch that is taken step by step
+
+Epoch = Callable[[], int]  # gives back how many steps it took
+
+
+def random_task(shape: Sequence[int], classes: int, samples: int) -> Task:
+    """What the images show is nothing to the time that a step takes."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (samples, *shape), generator=draw, dtype=torch.uint8)
+    y = torch.arange(samples) % classes
+    return Task("measured", classes, x, y, x[:100], y[:100])
+
+
+def knowing(
+    module: torch.nn.Module, rank: rankup.Rank, tasks: int, task: Task, seed: int, device: str
+) -> rankup.IncrementalNet:
+    """A network that knows so many tasks. They are as they began: no step depends on values."""
+    net = rankup.grow(module.to(device), rank, seed=seed)
+    few = [rankup.data.to_float(task.train_x[:8]).to(device)]
+    for index in range(tasks):
+        net.begin_task(f"{index}", task.classes)
+        net.commit_task(calibrate=few)
+    return net
+
+
+@dataclass
+class Learning:
+    """Networks in the midst of a task."""
+
+    pupils: list[NetPupil]
+    steps: Steps
+    capture: float  # seconds until the first step can be taken
+    notes: list[str]
+
+    @property
+    def form(self) -> str:
+        return self.steps.form if isinstance(self.steps, Graph) else "eager"
+
+    def epoch(self) -> int:
+        """As `fit` takes one: everything random is drawn, and the losses are looked at. Where
+        steps are slow, an epoch is short."""
+        steps = self.steps.learners[0].feed.steps
+        draws = [
+            learner.draws(torch.Generator(learner.feed.device).manual_seed(pupil.seed))
+            for pupil, learner in zip(self.pupils, self.steps.learners, strict=True)
+        ]
+        if not isinstance(self.steps, Graph) and steps > _EAGER:
+            steps = _EAGER
+            draws = [{name: t[:steps] for name, t in drawn.items()} for drawn in draws]
+        self.steps.epoch(draws, [1e-4] * steps, 0).tolist()
+        return steps
+
+
+def begin(
+    nets: Sequence[rankup.IncrementalNet], task: Task, recipe: Recipe, device: str
+) -> Learning:
+    pupils = [NetPupil(net, recipe, seed) for seed, net in enumerate(nets)]
+    learners = [pupil.begin(task) for pupil in pupils]
+    notes: list[str] = []
+    wait(device)
+    started = time.perf_counter()
+    steps = Engine(notes.append).start(learners)
+    wait(device)
+    return Learning(pupils, steps, time.perf_counter() - started, notes)
+
+
+def measure(epochs: dict[str, Epoch], repeats: int, device: str) -> dict[str, list[float]]:
+    """Microseconds per step, the candidates taking turns so that all see the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in epochs}
+    for repeat in range(-1, repeats):
+        for name, epoch in epochs.items():
+            wait(device)
+            started = time.perf_counter()
+            steps = epoch()
+            wait(device)
+            if repeat >= 0:  # the first round warms up
+                times[name].append((time.perf_counter() - started) / steps * 1e6)
+    return times
