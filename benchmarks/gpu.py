@@ -46,7 +46,7 @@ from torch.profiler import ProfilerActivity, profile
 import rankup
 from rankup.chain import ChainLearner
 from rankup.data.tasks import Task
-from rankup.engine import Graph
+from rankup.graph import Graph
 from rankup.recipe import Recipe, recipe_for
 
 REPLAYS = 10  # of a graph while its kernels are counted

@@ -8,11 +8,14 @@ from torch import Tensor, nn
 
 import rankup
 from rankup.chain import ChainLearner, is_chain
-from rankup.engine import Eager, Engine, Graph, Learner, _gathered, _views
+from rankup.engine import Engine
 from rankup.feed import Draws, Feed, places, take
+from rankup.flat import gathered, views
+from rankup.graph import Graph
 from rankup.learner import ModuleLearner, RankLearner
 from rankup.rank import Rank
 from rankup.recipe import Recipe
+from rankup.steps import Eager, Learner
 
 CPU = torch.device("cpu")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -184,10 +187,10 @@ def test_tensors_are_given_back_after_a_step_that_fails() -> None:
 
 def test_a_flat_tensor_comes_apart_as_it_was_put_together() -> None:
     tensors = {"a": torch.rand(2, 3), "b": torch.rand(()), "c": torch.rand(4)}
-    for name, view in _views(_gathered(tensors.values(), 0), tensors).items():
+    for name, view in views(gathered(tensors.values(), 0), tensors).items():
         assert torch.equal(view, tensors[name])
     stacked = {name: torch.stack([t, t + 1]) for name, t in tensors.items()}
-    for name, view in _views(_gathered(stacked.values(), 1), tensors).items():
+    for name, view in views(gathered(stacked.values(), 1), tensors).items():
         assert torch.equal(view, stacked[name])
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.data.transforms import to_float
-from rankup.engine import Learner
 from rankup.feed import Draws, Feed, take
 from rankup.layers import (
     FactoredConv2d,
@@ -21,9 +20,10 @@ from rankup.layers import (
     Tensors,
     active,
 )
-from rankup.layers.factored import built, projected
+from rankup.layers.given import built, projected
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
+from rankup.steps import Learner
 
 MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
 _ROWS = 2048  # samples that are projected at once
@@ -173,7 +173,7 @@ class RankLearner(ModuleLearner):
             x = self.inputs(draw)
         else:  # Without factors of its own, the layer looks at nothing but the projection.
             x = self.feed.scaled(to_float(self.x[:1])).expand(len(rows), *self.x.shape[1:])
-        with projected(first, take(self.seen, rows)):
+        with projected(first.spec.name, take(self.seen, rows)):
             logits: Tensor = self.body(x)
         return logits
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rankup import checks, dense, seeds, size
 from rankup.errors import RankupError, TaskStateError
+from rankup.hostcopy import HostCopy
 from rankup.layers import (
     FactoredConv2d,
     FactoredLinear,
@@ -355,7 +356,7 @@ class IncrementalNet(nn.Module):
         self._highest(copied.indices)  # refuses them, or the task was committed in the meantime
         return self._mixed(x, tasks, options)
 
-    def _checked_mixed(self, tasks: Tensor, x: Any) -> "tuple[Tensor, _HostCopy | None]":
+    def _checked_mixed(self, tasks: Tensor, x: Any) -> tuple[Tensor, HostCopy | None]:
         """The indices as the layers take them. Where looking at them would be waiting for the
         device, they are forced into range, and a copy is there to be looked at afterwards."""
         if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
@@ -370,7 +371,7 @@ class IncrementalNet(nn.Module):
         if not len(tasks) or capturing:
             return indices, None
         if tasks.is_cuda and indices.is_cuda and self._tasks and not torch.compiler.is_compiling():
-            return indices.clamp(0, len(self._tasks) - 1), _HostCopy.of(indices)
+            return indices.clamp(0, len(self._tasks) - 1), HostCopy.of(indices)
         self._highest(tasks)
         return indices, None
 
@@ -391,41 +392,6 @@ class IncrementalNet(nn.Module):
         with seeds.forked(self.device), torch.no_grad(), active(tasks[:1]):
             self.body(x[:1])
         self._audited.add(x.shape[1:])
-
-
-class _HostCopy:
-    """Indices copied to the host: who looks at them waits until the device has come to where the
-    copy was asked for, not for what it was given to do after that."""
-
-    # By device and number of indices. Getting pinned memory and an event would take longer than
-    # the copy; one that is in use is not among them, so threads and nested calls share none.
-    _spare: ClassVar[dict[tuple[torch.device, int], "_HostCopy"]] = {}
-    _MOST_SPARE = 16
-
-    def __init__(self, device: torch.device, count: int) -> None:
-        self.key = device, count
-        with torch.inference_mode(False):  # else it could not be written to outside of it
-            self.indices = torch.empty(count, dtype=torch.long, device="cpu", pin_memory=True)
-        self._unsigned = self.indices.numpy().view("uint64")  # negative ones are the highest
-        self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def of(cls, indices: Tensor) -> "_HostCopy":
-        device, count = indices.device, len(indices)
-        copied = cls._spare.pop((device, count), None) or cls(device, count)
-        copied.indices.copy_(indices, non_blocking=True)
-        copied._there.record(torch.cuda.current_stream(device))
-        return copied
-
-    def all_below(self, known: int) -> bool:
-        """Whether all are of the first `known` tasks; if so, nobody may look at them again."""
-        self._there.synchronize()
-        if int(self._unsigned.max()) >= known:
-            return False
-        if len(self._spare) >= self._MOST_SPARE:
-            self._spare.clear()
-        self._spare[self.key] = self
-        return True
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:

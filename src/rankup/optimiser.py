@@ -57,6 +57,12 @@ class FlatAdam:
             maximize=False,
         )
 
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        """What it takes to go on, of one replica where `flat` holds several."""
+        tables = {"flat": self.flat, "mean": self.mean, "square": self.square}
+        own = tables if number is None else {name: t[number] for name, t in tables.items()}
+        return own | {"count": self.count}
+
     def restart(self) -> None:
         for tensor in (self.mean, self.square, self.count):
             tensor.zero_()

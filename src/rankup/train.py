@@ -13,13 +13,14 @@ from torch import Tensor
 
 from rankup import seeds
 from rankup.chain import ChainLearner, is_chain
-from rankup.engine import Engine, Learner, Steps
+from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.learner import RankLearner
 from rankup.network import IncrementalNet
 from rankup.optimiser import rate
 from rankup.recipe import Recipe
+from rankup.steps import Learner, Steps
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task

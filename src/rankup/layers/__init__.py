@@ -1,14 +1,12 @@
 """The layers of a grown network. They know nothing of data, files or the command line."""
 
 from rankup.layers.base import Start, TaskLayer, Tensors, active, refuse_other_dtype
-from rankup.layers.factored import (
-    FactoredConv2d,
-    FactoredLayer,
-    FactoredLinear,
-    dense_is_cheaper,
-)
+from rankup.layers.conv import FactoredConv2d
+from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
+from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
+from rankup.layers.rules import dense_is_cheaper
 
 __all__ = [
     "FactoredConv2d",

@@ -8,10 +8,11 @@ from typing import Self
 from torch import Tensor, nn
 
 from rankup.data.tasks import Task
-from rankup.engine import Engine, Learner
+from rankup.engine import Engine
 from rankup.metrics import Footprint
 from rankup.plan import Growth
 from rankup.recipe import Recipe
+from rankup.steps import Learner
 from rankup.train import Checkpoint, OnEpoch, learn
 
 

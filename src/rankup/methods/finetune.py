@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.data.tasks import Task
-from rankup.engine import Learner
 from rankup.feed import Feed
 from rankup.layers import Start, TaskHead, active
 from rankup.learner import ModuleLearner
@@ -18,6 +17,7 @@ from rankup.methods.base import Method, Setting
 from rankup.metrics import Footprint
 from rankup.plan import make_plan
 from rankup.specs import HeadSpec
+from rankup.steps import Learner
 from rankup.store import write_file
 
 _FILE = "weights.safetensors"

@@ -6,11 +6,11 @@ from typing import Self
 from torch import Tensor
 
 from rankup.data.tasks import Task
-from rankup.engine import Learner
 from rankup.manifest import MANIFEST
 from rankup.methods.base import Method, Setting
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
+from rankup.steps import Learner
 from rankup.store import load, save
 from rankup.train import NetPupil
 

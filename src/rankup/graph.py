@@ -1,0 +1,194 @@
+"""Steps captured once in a CUDA graph and replayed, for one learner or for several together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from rankup.feed import Draws
+from rankup.flat import gathered, room, views
+from rankup.layers import Tensors
+from rankup.optimiser import FlatAdam
+from rankup.recipe import Recipe
+from rankup.steps import Form, Learner, Steps, precise, seeded
+
+_BESIDE = 2  # streams
+
+
+class Graph(Steps):
+    """One step of all learners, captured once and replayed.
+
+    The graph works on tensors of its own, into which each task's are copied. One that was captured
+    for a task so serves every later task whose tensors have the same shapes.
+    """
+
+    def __init__(
+        self, form: Form, learners: Sequence[Learner], recipe: Recipe, signature: Hashable
+    ) -> None:
+        self.form, self.recipe, self.signature = form, recipe, signature
+        # The learners at the capture: they are what a replay computes, whoever's values it is for.
+        self.captured = self.learners = learners
+        self.device = learners[0].feed.device
+        self._allocate()
+        self._capture()
+
+    def start(self, learners: Sequence[Learner]) -> None:
+        """Take the tensors of learners that are about to begin."""
+        self.learners = learners
+        for number, learner in enumerate(learners):
+            for name, tensor in (learner.read() | learner.learned()).items():
+                self.places[number][name].copy_(tensor.detach())
+        self.optimiser.restart()
+
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
+        for number, drawn in enumerate(draws):
+            for name, entries in drawn.items():
+                self.drawn[number][name].copy_(entries)
+        self.rates.copy_(torch.tensor(rates), non_blocking=True)
+        self.now.zero_()
+        self.total.zero_()
+        with seeded(self.device, seed):
+            for _ in rates:
+                self.graph.replay()
+        return self.total.clone()
+
+    def state(self, number: int) -> Tensors:
+        places = self.places[number]
+        return self.optimiser.state(number) | {
+            f"buffer/{name}": places[name] for name in self.captured[number].changed
+        }
+
+    def keep(self) -> None:
+        for number, learner in enumerate(self.learners):
+            places = self.places[number]
+            learner.keep({name: places[name] for name in learner.learned()})
+            for name in learner.changed:
+                learner.read()[name].copy_(places[name])
+
+    def _allocate(self) -> None:
+        generator = torch.Generator(self.device).manual_seed(0)
+        learned = [learner.learned() for learner in self.learners]
+        count = sum(room(tensor) for tensor in learned[0].values())
+        flat = torch.zeros(len(learned), count, device=self.device, dtype=_dtype(learned[0]))
+        self.optimiser = FlatAdam(flat, self.recipe.weight_decay)
+        self.grad = torch.empty_like(flat)
+        read = [learner.read() for learner in self.learners]
+        draws = [learner.draws(generator) for learner in self.learners]
+        # Tables with a leading dimension of replicas, or one for each of them; `places` and
+        # `drawn` are each learner's own part of them either way.
+        if self.form == "branches":
+            self.places = [_copies(tensors) for tensors in read]
+            self.drawn = [_copies(drawn) for drawn in draws]
+        else:
+            self.stacked, self.places = _stacked(read)
+            self.stacked_draws, self.drawn = _stacked(draws)
+            self.stacked |= views(flat, learned[0])
+        for number, places in enumerate(self.places):
+            places |= views(flat[number], learned[number])
+        self.now = torch.zeros(1, dtype=torch.long, device=self.device)  # the step of the epoch
+        self.rates = torch.zeros(self.learners[0].feed.steps, device=self.device)
+        self.total = flat.new_zeros(len(learned))
+
+    def _capture(self) -> None:
+        self.streams = [_stream(self.device) for _ in self.captured]
+        for learner in self.captured:
+            learner.beside = [_stream(self.device) for _ in range(_BESIDE)]
+        warm_up, self.graph = _stream(self.device), torch.cuda.CUDAGraph()
+        with ExitStack() as stack:
+            stack.enter_context(precise(self.recipe))
+            stack.enter_context(torch.cuda.device(self.device))
+            if self.form == "stacked":
+                stack.enter_context(self.captured[0].bound(self.stacked))
+            elif self.form == "branches":
+                for learner, places in zip(self.captured, self.places, strict=True):
+                    stack.enter_context(learner.bound(places))
+            warm_up.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm_up):  # libraries make themselves ready in their first call
+                for _ in range(2):
+                    self.now.zero_()
+                    self._step()
+            torch.cuda.current_stream().wait_stream(warm_up)
+            with torch.cuda.graph(self.graph):
+                self._step()
+
+    def _step(self) -> None:
+        lr = self.rates.index_select(0, self.now).view(())
+        losses = {"stacked": self._stack, "vmap": self._vmap, "branches": self._branches}[
+            self.form
+        ]()
+        self.optimiser.step(self.grad, lr)
+        if self.form == "branches":
+            for learner, drawn in zip(self.captured, self.drawn, strict=True):
+                learner.settle(self._entry(drawn))
+        self.total += losses
+        self.now += 1
+
+    def _stack(self) -> Tensor:
+        draw = {
+            name: entries.index_select(1, self.now).squeeze(1)
+            for name, entries in self.stacked_draws.items()
+        }
+        losses, grads = self.captured[0].gradient(draw)
+        gathered(grads, 1, self.grad)
+        return losses
+
+    def _vmap(self) -> Tensor:
+        learner = self.captured[0]
+        names = list(learner.learned())
+
+        def one(learned: Tensors, read: Tensors, drawn: Draws) -> tuple[Tensors, Tensor]:
+            def loss(learned: Tensors) -> Tensor:
+                answer: Tensor = functional_call(learner, read | learned, (self._entry(drawn),))
+                return answer
+
+            return grad_and_value(loss)(learned)
+
+        learned = {name: self.stacked[name] for name in names}
+        read = {name: tensor for name, tensor in self.stacked.items() if name not in learned}
+        grads, losses = vmap(one, randomness="different")(learned, read, self.stacked_draws)
+        gathered((grads[name] for name in names), 1, self.grad)
+        answer: Tensor = losses
+        return answer
+
+    def _branches(self) -> Tensor:
+        main, losses = torch.cuda.current_stream(), []
+        for number, learner in enumerate(self.captured):
+            stream = self.streams[number]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                loss, grads = learner.gradient(self._entry(self.drawn[number]))
+                gathered(grads, 0, self.grad[number])
+                losses.append(loss.detach())
+        for stream in self.streams:
+            main.wait_stream(stream)
+        return torch.stack(losses)
+
+    def _entry(self, drawn: Draws) -> Draws:
+        return {
+            name: entries.index_select(0, self.now).squeeze(0) for name, entries in drawn.items()
+        }
+
+
+def _stacked(tensors: Sequence[Tensors]) -> tuple[Tensors, list[Tensors]]:
+    """Tensors by name with a leading dimension, and each one's part of them."""
+    stacked = {name: torch.stack([each[name] for each in tensors]) for name in tensors[0]}
+    return stacked, [
+        {name: table[number] for name, table in stacked.items()} for number in range(len(tensors))
+    ]
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
+def _dtype(tensors: Tensors) -> torch.dtype:
+    return next(iter(tensors.values())).dtype

@@ -1,0 +1,137 @@
+"""Linear layers whose weights are a sum of factors."""
+
+import math
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.layers.base import over_last
+from rankup.layers.factored import FactoredLayer
+from rankup.layers.given import PROJECTED
+from rankup.layers.node import FactoredMap
+
+_read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    "U", "V", "S", "B", "base_weight"
+)
+
+
+class FactoredLinear(FactoredLayer):
+    """`nn.Linear` as a sum of factors, for inputs `[B, …, in]`."""
+
+    @property
+    def in_features(self) -> int:
+        return self.spec.inputs
+
+    @property
+    def out_features(self) -> int:
+        return self.spec.outputs
+
+    def project(self, x: Tensor) -> Tensor:
+        """What the frozen factors see of inputs `[N, in]`: constant while a task is learned."""
+        return x @ self.V.t()
+
+    def _learning(self, x: Tensor) -> Tensor:
+        rank, given = self.spec.rank, PROJECTED.get()
+        seen = given[1] if given is not None and given[0] == self.spec.name else None
+        if not self._takes_node(x, rank.used(self.count), seen):
+            return self._plain(x, self.count) if seen is None else self._projected_plain(x, seen)
+        new = rank.added(self.count) > 0
+        y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
+            x.reshape(-1, self.in_features),
+            self.new_selector,
+            self.new_U if new else None,
+            self.new_V if new else None,
+            self.new_bias if self.spec.bias else None,
+            self.U,
+            self.V,
+            seen,
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
+        """Whether the fast form of learning fits: not for a kept weight or a rank so high that W
+        is cheaper, and not under autocast or the transforms of torch.func, which do not know it."""
+        if torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active():
+            return False
+        return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))
+
+    def _projected_plain(self, x: Tensor, seen: Tensor) -> Tensor:
+        """What the node computes, in operations that torch knows."""
+        old, added = len(self.U), self.spec.rank.added(self.count)
+        y = (seen * self.new_selector[:old]) @ self.U
+        if added:
+            hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
+            y = y + (hidden * self.new_selector[old:]) @ self.new_U
+        y = y + self.new_bias if self.spec.bias else y
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def plain(self, task: int) -> nn.Module:
+        linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")
+        linear.weight = nn.Parameter(self.weight(task))
+        if self.spec.bias:
+            linear.bias = nn.Parameter(self._bias(task).clone())
+        return linear
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[-1] != self.in_features:
+            self._refuse_shape(x, f"{self.in_features} features in the last dimension")
+
+    def _positions(self, x: Tensor) -> int:
+        return x.numel() // self.in_features
+
+    def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
+        return F.linear(x, matrix)
+
+    def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
+        return hidden @ U
+
+    def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
+        # A matrix for each sample's one position is never less work. In place, because a product
+        # that is added to something otherwise begins with a copy of that.
+        if x.dim() != 2 or _transformed(x):
+            return super()._mixed(x, tasks)
+        U, V, S, B, base = self._tables()
+        hidden = F.linear(x, V).mul_(S.index_select(0, tasks))
+        y = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
+        return y if base is None else y.addmm_(x, base.t())
+
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        # One by one, a module's attributes take longer to look up than what is done with them.
+        U, V, S, B, base = _read_tables(self._buffers)
+        return U, V, S, B, base
+
+    @property
+    def _pointwise(self) -> bool:
+        return True
+
+    def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
+        flat, mirrored = _sequence(x), matrices.transpose(1, 2)
+        if start is None:
+            y = torch.bmm(flat, mirrored)
+        else:
+            y = torch.baddbmm(_sequence(start), flat, mirrored)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        return self._map_each(x, weights, None if biases is None else over_last(biases, x))
+
+    def _per_channel(self, row: Tensor) -> Tensor:
+        return row
+
+    def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
+        return over_last(rows, x)
+
+
+def _sequence(x: Tensor) -> Tensor:
+    """`[B, …, n]` with all positions of a sample in one dimension."""
+    return x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+
+
+def _transformed(x: Tensor) -> bool:
+    """Whether autocast or a transform of torch.func is on, which do not know operations in place
+    on what they have not seen."""
+    return torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active()

@@ -1,0 +1,201 @@
+"""What a step is, and the plain way to take one.
+
+A learner says what a step is: a pure function of the learner's tensors and of what was drawn for
+it. So it does not matter to the learner how its steps are taken.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.feed import Draws, Feed
+from rankup.flat import gathered, views
+from rankup.layers import Tensors
+from rankup.optimiser import FlatAdam
+from rankup.recipe import Recipe
+
+Form = Literal["stacked", "vmap", "branches"]
+
+_HERE = nullcontext()
+
+
+class Learner(nn.Module, ABC):
+    """One network on its way through one task.
+
+    Its tensors go by their names as attributes of the learner, as in `named_parameters()`. A
+    method with steps of its own overrides `gradient` (other gradients, or a second backward pass),
+    `settle` (what must hold after every update) or `draws` (rows of a replay memory), and must not
+    wait for the device in any of them.
+    """
+
+    # How several learners of this kind are captured in one graph: `gradient` itself takes tensors
+    # with a leading dimension of replicas; or torch can `vmap` its loss; or each is a branch.
+    replicas: Form = "branches"
+    # Streams beside the one that a captured step runs on, for what does not wait for its data.
+    beside: Sequence[torch.cuda.Stream] = ()
+    changed: tuple[str, ...] = ()  # what a step changes in place beside the parameters
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()
+        self.feed = feed
+        self._begun: set[torch.cuda.Stream] = set()  # streams beside with something to wait for
+
+    @abstractmethod
+    def learned(self) -> Tensors:
+        """The parameters that steps change, as they are now."""
+
+    @abstractmethod
+    def read(self) -> Tensors:
+        """All else that a step looks at: data, and what is frozen."""
+
+    @abstractmethod
+    def keep(self, learned: Tensors) -> None:
+        """Take over parameters that were learned."""
+
+    @abstractmethod
+    def forward(self, draw: Draws) -> Tensor:
+        """The loss of one step."""
+
+    def key(self) -> Hashable:
+        """Learners with equal keys and tensors of equal shapes take the same steps, so that one
+        captured graph serves them all."""
+        return id(self)
+
+    def draws(self, generator: torch.Generator) -> Draws:
+        """All that is random in an epoch, with an entry for each step."""
+        return self.feed.draws(generator)
+
+    def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
+        """The loss of one step and its gradient by each parameter."""
+        loss = self(draw)
+        return loss, torch.autograd.grad(loss, self._leaves)
+
+    def settle(self, draw: Draws) -> None:
+        """What is to be done after the parameters were changed: nothing."""
+
+    def aside(self, number: int = 0) -> AbstractContextManager[object]:
+        """Inside, compute at the same time as what comes after, where there are streams for it.
+        What is read or made inside has to be held until `join`, or its memory could be used for
+        something else before."""
+        if not self.beside:
+            return _HERE
+        stream = self.beside[number % len(self.beside)]
+        stream.wait_stream(torch.cuda.current_stream())
+        self._begun.add(stream)
+        return torch.cuda.stream(stream)
+
+    def join(self) -> None:
+        """Go on when all that was begun aside is done."""
+        while self._begun:
+            torch.cuda.current_stream().wait_stream(self._begun.pop())
+
+    @contextmanager
+    def bound(self, tensors: Tensors) -> Iterator[None]:
+        """Inside, the learner's tensors are these."""
+        before = {}
+        self._leaves = [self.get_parameter(name) for name in self.learned()]
+        try:
+            for name, tensor in tensors.items():
+                before[name] = self._exchange(name, tensor)
+            yield
+        finally:
+            for name, tensor in before.items():
+                self._exchange(name, tensor)
+
+    def _exchange(self, name: str, tensor: Tensor) -> Tensor:
+        owner, _, key = name.rpartition(".")
+        part = self.get_submodule(owner)
+        if (parameter := part._parameters.get(key)) is not None:
+            before, parameter.data = parameter.data, tensor
+        else:
+            before = part.get_buffer(key)
+            part._buffers[key] = tensor
+        return before
+
+
+class Steps(ABC):
+    """The steps of one task, for one or for several learners."""
+
+    learners: Sequence[Learner]
+
+    @abstractmethod
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
+        """Take the steps of an epoch; give back each learner's losses, summed. The seed is for
+        what a module draws by itself, as dropout does."""
+
+    @abstractmethod
+    def state(self, number: int) -> Tensors:
+        """What it takes for one learner to go on from here."""
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Hand to every learner what it has learned so far."""
+
+    def resume(self, number: int, state: Tensors) -> None:
+        for name, tensor in self.state(number).items():
+            tensor.copy_(state[name])
+
+
+class Eager(Steps):
+    """Step after step, learner after learner."""
+
+    def __init__(self, learners: Sequence[Learner], recipe: Recipe) -> None:
+        self.learners, self.recipe = learners, recipe
+        self.tensors, self.optimisers = [], []
+        for learner in learners:
+            learned = learner.learned()
+            flat = gathered((tensor.detach() for tensor in learned.values()), 0)
+            self.tensors.append(learner.read() | views(flat, learned))
+            self.optimisers.append(FlatAdam(flat, recipe.weight_decay))
+
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
+        with seeded(self.learners[0].feed.device, seed), precise(self.recipe):
+            return torch.stack([self._one(n, drawn, rates) for n, drawn in enumerate(draws)])
+
+    def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
+        learner, optimiser = self.learners[number], self.optimisers[number]
+        total = torch.zeros((), device=learner.feed.device)
+        with learner.bound(self.tensors[number]):
+            for step, lr in enumerate(rates):
+                draw = {name: entries[step] for name, entries in drawn.items()}
+                loss, grads = learner.gradient(draw)
+                optimiser.step(gathered(grads, 0), lr)
+                learner.settle(draw)
+                total += loss.detach()
+        return total
+
+    def state(self, number: int) -> Tensors:
+        optimiser, tensors = self.optimisers[number], self.tensors[number]
+        return optimiser.state() | {
+            f"buffer/{name}": tensors[name] for name in self.learners[number].changed
+        }
+
+    def keep(self) -> None:
+        for learner, tensors in zip(self.learners, self.tensors, strict=True):
+            learner.keep({name: tensors[name] for name in learner.learned()})
+
+
+@contextmanager
+def precise(recipe: Recipe) -> Iterator[None]:
+    """Inside, float32 matrices are multiplied as the recipe says."""
+    before = torch.get_float32_matmul_precision()
+    if recipe.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    with seeds.forked(device):
+        torch.manual_seed(seed)
+        yield
