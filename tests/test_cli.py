@@ -141,19 +141,48 @@ def test_an_unknown_option_value_is_refused(tmp_path: Path) -> None:
     assert "mlp" in done.stderr
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seeds", "first"), [(1, "p-digits-rank-0"), (2, "p-digits-rank/seed-0")])
+def test_ctrl_c_leaves_a_run_that_goes_on(seeds: int, first: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rankup", "run", "--tasks", "2", "--epochs", "200"]
-    process = subprocess.Popen(command, env=ENV, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    checkpoint = tmp_path / "runs" / "p-digits-rank-0" / "checkpoint.safetensors"
+    process = subprocess.Popen(
+        [*command, "--seeds", str(seeds)],
+        env=ENV,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    checkpoint = tmp_path / "runs" / first / "checkpoint.safetensors"
     while not checkpoint.exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate()
     assert process.returncode == 130
     assert "the same command with --resume goes on" in errors
     assert "Traceback" not in errors
     assert checkpoint.exists()
+    with pytest.raises(ProcessLookupError):  # soon nobody is left
+        for _ in range(200):
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def test_several_seeds_are_told_as_mean_and_deviation(tmp_path: Path) -> None:
+    command = ("run", "--seeds", 2, "--seed", 3, *QUICK, "--width", 16)
+    done = rankup(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"mean of 2 +\d+\.\d\d ± \d+\.\d\d +0\.00 ± 0\.00", done.stdout), done.stdout
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
+    root = tmp_path / "runs" / "p-digits-rank"
+    assert {p.name for p in root.iterdir()} >= {"seed-3", "seed-4", "report.html", "average.png"}
+    assert "mean of 2 seeds" in (root / "report.html").read_text()
+    assert (root / "seed-4" / "net" / "manifest.json").exists()
+    refused = rankup(*command, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "holds a run already" in refused.stderr
+    again = rankup(*command, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
 
 
 def test_a_run_goes_on_with_as_many_threads_as_it_had(tmp_path: Path) -> None:
