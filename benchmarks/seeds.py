@@ -79,7 +79,8 @@ def main() -> None:
         print(f"  {name:18}" + "".join(f"{value / 1000:8.1f}" for value in values))
     print("  ratio             " + "".join(f"{ratio:8.2f}" for ratio in ratios) + "   (bar 1.4)")
     result = {"seconds": seconds, "images_per_second": rates, "ratios": ratios}
-    print(f"written to {write_result("seeds", result, threads=str(cores), folder=options.out)}")
+    path = write_result("seeds", result, threads=str(cores), folder=options.out)
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ class Feed:
             return None
         if transform is None:
             return x
-        parts = torch.split(x, self._chunk(x))
         if isinstance(transform, Permutation):
-            return torch.cat([transform(part) for part in parts])
+            return transform(x)
+        parts = torch.split(x, self._chunk(x))
         return torch.cat([transform(to_float(part)) for part in parts])
 
     @property

@@ -107,6 +107,7 @@ def run_together(
     Gives back why seeds failed that did; the others go on without them.
     """
     torch.set_num_threads(runs[0].config.threads)
+    torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
     engine, failures = Engine(note), dict[int, TaskFailed]()
     while going := [r for r in runs if not r.finished and r.config.seed not in failures]:
         # Seeds that were stopped at different tasks catch up first.
