@@ -95,10 +95,14 @@ class Feed:
         """Training data as it is, in chunks; of more than `most` samples every second, third, …,
         because data may come sorted by class."""
         every = math.ceil(len(self) / most)
-        return self._chunks(self.task.train_x[::every], self.task.train_y[::every])
+        chunks = self._split(self.x[::every], self.task.train_y[::every])
+        if self.made is None:
+            return ((self._inputs(x), y) for x, y in chunks)
+        return ((self.scaled(to_float(x)), y) for x, y in chunks)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._chunks(self.task.test_x, self.task.test_y)
+        chunks = self._split(self.task.test_x, self.task.test_y)
+        return ((self._inputs(x), y) for x, y in chunks)
 
     def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
         """Batches of shuffled training inputs, not augmented."""
@@ -112,10 +116,9 @@ class Feed:
             return x * 255
         return x * 2 - 1 if self.recipe.pixels == "centred" else x
 
-    def _chunks(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self._chunk(x)
-        for chunk, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            yield self._inputs(chunk), labels
+        return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
     def _inputs(self, x: Tensor) -> Tensor:
         x = to_float(x)
