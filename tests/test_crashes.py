@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,3 +190,21 @@ def test_a_folder_that_is_being_saved_to_says_so(saved: Path, monkeypatch: objec
     with taken, pytest.raises(rankup.StoreError, match="another process is saving to"):
         rankup.save(net, saved)
     rankup.save(net, saved)
+
+
+def test_another_process_commits_its_first_save_while_this_one_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "net"
+    look = Path.iterdir
+
+    def looks_too_late(path: Path) -> Iterator[Path]:
+        if path == folder and not (folder / "manifest.json").exists():
+            rankup.save(taught("mlp"), tmp_path / "other")
+            shutil.copytree(tmp_path / "other", folder, dirs_exist_ok=True)
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", looks_too_late)
+    rankup.save(taught("mlp"), folder)
+    assert (tmp_path / "other").exists()
+    assert rankup.verify(folder)

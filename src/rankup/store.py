@@ -275,11 +275,10 @@ def _read_checked(path: Path, file: File) -> Tensors:
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time; what another left half-done when it died is cleared away."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / MANIFEST).exists():
-        ours = {BASE, _LOCK, "tasks"}
-        strangers = [e for e in folder.iterdir() if e.name not in ours and e.suffix != ".tmp"]
-        if strangers:
-            raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
+    # One look: between two of them another process may commit its first save.
+    names = {entry.name for entry in folder.iterdir() if entry.suffix != ".tmp"}
+    if MANIFEST not in names and names - {BASE, _LOCK, "tasks"}:
+        raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
     try:
         with filelock.FileLock(folder / _LOCK, timeout=_PATIENCE):
             for temporary in folder.rglob(".*.tmp"):
