@@ -28,6 +28,7 @@ def asked(seeds: range, tasks: int, epochs: int, threads: int, folder: Path) -> 
             RunConfig(
                 stream="p-mnist",
                 method="rank",
+                options={},
                 net="mlp",
                 width=256,
                 rank="11,1",

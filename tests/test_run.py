@@ -33,6 +33,7 @@ def config_for(stream: Stream, method: str = "rank", **recipe: object) -> RunCon
     return RunConfig(
         stream=stream.name,
         method=method,
+        options={},
         net="mlp",
         width=16,
         rank="3,1",

@@ -1,12 +1,11 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
-import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from rankup.cli_options import with_method_options, with_recipe_options
 from rankup.errors import RankupError
 from rankup.methods import METHODS
-from rankup.recipe import RECIPES, Recipe, recipe_for
+from rankup.methods import method_options as check_options
+from rankup.recipe import RECIPES, recipe_for
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,42 +49,9 @@ def main() -> None:
         sys.exit(1)
 
 
-def _with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for every field of a recipe, in place of its `recipe_options`."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "recipe_options"]
-    added = []
-    for item in fields(Recipe):
-        kind: Any = type(item.default)
-        flags = (
-            [f"--{item.name}/--no-{item.name}"]
-            if kind is bool
-            else [f"--{item.name.replace('_', '-')}"]
-        )
-        option = typer.Option(
-            *flags,
-            help=item.metadata["help"],
-            rich_help_panel="Recipe: what is left out comes from --recipe",
-            show_default=False,
-        )
-        annotation = Annotated[kind | None, option]
-        added.append(
-            inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
-
-    def wrapped(**arguments: Any) -> None:
-        options = {item.name: arguments.pop(item.name) for item in fields(Recipe)}
-        command(**arguments, recipe_options={k: v for k, v in options.items() if v is not None})
-
-    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    wrapped.__signature__ = inspect.Signature([*keyword, *added])  # type: ignore[attr-defined]
-    wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
-    return wrapped
-
-
 @app.command()
-@_with_recipe_options
+@with_recipe_options
+@with_method_options
 def run(
     stream: Annotated[str, typer.Option(help="What to learn; see `rankup streams`.")] = "p-digits",
     method: Annotated[str, typer.Option(help="How; see `rankup methods`.")] = "rank",
@@ -133,14 +101,14 @@ def run(
     ] = None,
     *,
     recipe_options: dict[str, Any],
+    method_options: dict[str, Any],
 ) -> None:
     """Learn a stream task after task and show what was remembered.
 
     Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
     config.json, metrics.jsonl, the network in net/ and a page, report.html.
     """
-    if method not in METHODS:
-        raise RankupError(f"there is no method {method!r}, only {', '.join(METHODS)}")
+    chosen_options = check_options(method, method_options)
     recipe_for(recipe)  # refuses an unknown one before anything is loaded
     # What a GPU multiplies in several streams is the same every time only with this.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -179,6 +147,7 @@ def run(
         config = runs.RunConfig(
             stream=stream,
             method=method,
+            options=asdict(chosen_options),
             net=net.value,
             width=width or (256 if net is Net.mlp else 20),
             rank=rank,
@@ -337,7 +306,7 @@ def streams(plain: Plain = False) -> None:
 @app.command()
 def methods(plain: Plain = False) -> None:
     """List the methods."""
-    _list({name: help for name, (_, help) in METHODS.items()}, plain)
+    _list({name: info.help for name, info in METHODS.items()}, plain)
 
 
 def _list(entries: dict[str, str], plain: bool) -> None:

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from rankup.feed import Draws
 from rankup.flat import gathered, room, views
 from rankup.layers import Tensors
-from rankup.optimiser import FlatAdam
+from rankup.optimiser import make_optimiser
 from rankup.recipe import Recipe
 from rankup.steps import Form, Learner, Steps, precise, seeded
 
@@ -74,7 +74,7 @@ class Graph(Steps):
         learned = [learner.learned() for learner in self.learners]
         count = sum(room(tensor) for tensor in learned[0].values())
         flat = torch.zeros(len(learned), count, device=self.device, dtype=_dtype(learned[0]))
-        self.optimiser = FlatAdam(flat, self.recipe.weight_decay)
+        self.optimiser = make_optimiser(self.recipe, flat)
         self.grad = torch.empty_like(flat)
         read = [learner.read() for learner in self.learners]
         draws = [learner.draws(generator) for learner in self.learners]

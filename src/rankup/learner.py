@@ -52,7 +52,11 @@ class ModuleLearner(Learner):
         self._reads = constant | {"x": self.x, "y": self.y}
         convolutions = nn.Conv2d | FactoredConv2d
         self._convolves = any(isinstance(part, convolutions) for part in body.modules())
-        self.replicas = "branches" if self._convolves or self.changed else "vmap"
+        own_steps = type(self).gradient is not Learner.gradient or (
+            type(self).settle is not Learner.settle
+        )
+        alone = self._convolves or self.changed or own_steps
+        self.replicas = "branches" if alone else "vmap"
 
     def learned(self) -> Tensors:
         return {f"body.{name}": p for name, p in self.body.named_parameters()}
@@ -120,7 +124,8 @@ class RankLearner(ModuleLearner):
         if self.index or net.growth.base == "keep":
             # Later than the first task, what is not factored stays as it is.
             self.changed = ()
-            self.replicas = "branches" if self._convolves else "vmap"
+        # Steps of its own are only for convolutions.
+        self.replicas = "branches" if self._convolves or self.changed else "vmap"
         self.register_buffer("seen", self._project())
         self._reads |= self._padded_tables()
         if self.seen is not None:

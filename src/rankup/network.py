@@ -24,6 +24,7 @@ from rankup.layers import (
     TaskNorm,
     Tensors,
     active,
+    pooled_statistics,
     refuse_other_dtype,
 )
 from rankup.plan import Growth, make_plan
@@ -283,32 +284,16 @@ class IncrementalNet(nn.Module):
         """Inside, batch norms hold the pooled statistics of the task's data."""
         layers = (layer for layer in self._layers() if isinstance(layer, TaskNorm))
         norms = [norm for norm in layers if norm.wants_statistics]
-        if not norms:
-            yield
-            return
-        if batches is None or isinstance(batches, Tensor):
+        if norms and (batches is None or isinstance(batches, Tensor)):
             raise TaskStateError(
                 f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
                 "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"
             )
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
-        for norm in norms:
-            norm.start_pooling()
-        try:
-            seen = 0
-            with torch.no_grad():
-                for batch in batches:
-                    self(checks.batch(batch), task=len(self._tasks))
-                    seen += 1
-            if not seen:
-                raise TaskStateError("calibrate gave no batch to take statistics from")
+        open_task = len(self._tasks)
+        with pooled_statistics(
+            self, norms, batches or (), lambda batch: self(checks.batch(batch), task=open_task)
+        ):
             yield
-        finally:
-            for norm in norms:
-                norm.pool = None
-            for module, training in modes.items():
-                module.training = training
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
         for part, tensors in zip(self.parts, learned, strict=True):

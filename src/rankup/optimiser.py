@@ -1,6 +1,7 @@
-"""Adam on one flat tensor: a step is a few operations however many parameters there are."""
+"""Optimisers on one flat tensor: a step is a few operations however many parameters there are."""
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,26 @@ def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
     if step < warm:
         return peak * 0.5 * (1 - math.cos(math.pi * step / warm))
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(steps - 1 - warm, 1)))
+
+
+class Optimiser(Protocol):
+    """What changes `flat`, by its gradient at every step."""
+
+    flat: Tensor
+
+    def step(self, grad: Tensor, lr: float | Tensor) -> None: ...
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        """What it takes to go on, of one replica where `flat` holds several."""
+
+    def restart(self) -> None:
+        """Be as before the first step, but for `flat`."""
+
+
+def make_optimiser(recipe: Recipe, flat: Tensor) -> Optimiser:
+    if recipe.optimiser == "sgd":
+        return FlatSGD(flat, recipe.weight_decay)
+    return FlatAdam(flat, recipe.weight_decay)
 
 
 class FlatAdam:
@@ -58,7 +79,6 @@ class FlatAdam:
         )
 
     def state(self, number: int | None = None) -> dict[str, Tensor]:
-        """What it takes to go on, of one replica where `flat` holds several."""
         tables = {"flat": self.flat, "mean": self.mean, "square": self.square}
         own = tables if number is None else {name: t[number] for name, t in tables.items()}
         return own | {"count": self.count}
@@ -72,3 +92,23 @@ class FlatAdam:
         if tensor.device.type != "cuda":
             return [tensor]
         return list(torch.split(tensor.view(-1), _PART))
+
+
+class FlatSGD:
+    """Gradient descent with decoupled weight decay on `flat`, without momentum."""
+
+    def __init__(self, flat: Tensor, weight_decay: float) -> None:
+        self.flat = flat
+        self.weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        if self.weight_decay:
+            self.flat.mul_(1 - lr * self.weight_decay)
+        self.flat.sub_(grad * lr)
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        return {"flat": self.flat if number is None else self.flat[number]}
+
+    def restart(self) -> None:
+        pass

@@ -24,7 +24,10 @@ class Recipe:
 
     epochs: int = _option(10, "Passes over a task's training data.")
     batch: int = _option(128, "Samples in a step.")
-    lr: float = _option(1e-2, "Learning rate of Adam; with a one-cycle schedule its peak.")
+    optimiser: Literal["adam", "sgd"] = _option(
+        "adam", "Adam, or plain gradient descent without momentum."
+    )
+    lr: float = _option(1e-2, "Learning rate; with a one-cycle schedule its peak.")
     first_lr: float = _option(0.0, "Learning rate of the first task, where it differs; 0: lr.")
     schedule: Literal["one-cycle", "constant"] = _option(
         "one-cycle", "The rate over a task: up and down along a cosine, or constant."

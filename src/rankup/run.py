@@ -27,7 +27,7 @@ from rankup.data.tasks import Task
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.methods import method_class
+from rankup.methods import method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
@@ -53,6 +53,7 @@ class RunConfig:
 
     stream: str
     method: str
+    options: dict[str, Any]  # the method's own
     net: str
     width: int
     rank: str
@@ -154,7 +155,10 @@ class SeedRun:
         self.config, self.out, self.stream = config, out, stream.to(device)
         recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
         module = make_module(config, self.stream[0]).to(device)
-        setting = Setting(module, growth_of(config), recipe, config.seed)
+        options = method_options(config.method, config.options)
+        setting = Setting(
+            module, growth_of(config), recipe, config.seed, self.stream.tasks, options
+        )
         kind = method_class(config.method)
         folder = out / NET
         self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)

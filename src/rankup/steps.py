@@ -18,7 +18,7 @@ from rankup import seeds
 from rankup.feed import Draws, Feed
 from rankup.flat import gathered, views
 from rankup.layers import Tensors
-from rankup.optimiser import FlatAdam
+from rankup.optimiser import make_optimiser
 from rankup.recipe import Recipe
 
 Form = Literal["stacked", "vmap", "branches"]
@@ -80,6 +80,10 @@ class Learner(nn.Module, ABC):
     def settle(self, draw: Draws) -> None:
         """What is to be done after the parameters were changed: nothing."""
 
+    def turn(self, epoch: int) -> None:
+        """What is to be done before an epoch, counted from 0, to what `read` and `learned` name:
+        nothing."""
+
     def aside(self, number: int = 0) -> AbstractContextManager[object]:
         """Inside, compute at the same time as what comes after, where there are streams for it.
         What is read or made inside has to be held until `join`, or its memory could be used for
@@ -124,6 +128,13 @@ class Steps(ABC):
     """The steps of one task, for one or for several learners."""
 
     learners: Sequence[Learner]
+    places: Sequence[Tensors]  # each learner's tensors, as its steps know them
+
+    def turn(self, epoch: int) -> None:
+        """Let every learner do what is to be done before an epoch."""
+        for learner, tensors in zip(self.learners, self.places, strict=True):
+            with learner.bound(tensors), torch.no_grad():
+                learner.turn(epoch)
 
     @abstractmethod
     def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
@@ -148,12 +159,12 @@ class Eager(Steps):
 
     def __init__(self, learners: Sequence[Learner], recipe: Recipe) -> None:
         self.learners, self.recipe = learners, recipe
-        self.tensors, self.optimisers = [], []
+        self.places, self.optimisers = [], []
         for learner in learners:
             learned = learner.learned()
             flat = gathered((tensor.detach() for tensor in learned.values()), 0)
-            self.tensors.append(learner.read() | views(flat, learned))
-            self.optimisers.append(FlatAdam(flat, recipe.weight_decay))
+            self.places.append(learner.read() | views(flat, learned))
+            self.optimisers.append(make_optimiser(recipe, flat))
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
         with seeded(self.learners[0].feed.device, seed), precise(self.recipe):
@@ -162,7 +173,7 @@ class Eager(Steps):
     def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
         learner, optimiser = self.learners[number], self.optimisers[number]
         total = torch.zeros((), device=learner.feed.device)
-        with learner.bound(self.tensors[number]):
+        with learner.bound(self.places[number]):
             for step, lr in enumerate(rates):
                 draw = {name: entries[step] for name, entries in drawn.items()}
                 loss, grads = learner.gradient(draw)
@@ -172,13 +183,13 @@ class Eager(Steps):
         return total
 
     def state(self, number: int) -> Tensors:
-        optimiser, tensors = self.optimisers[number], self.tensors[number]
+        optimiser, tensors = self.optimisers[number], self.places[number]
         return optimiser.state() | {
             f"buffer/{name}": tensors[name] for name in self.learners[number].changed
         }
 
     def keep(self) -> None:
-        for learner, tensors in zip(self.learners, self.tensors, strict=True):
+        for learner, tensors in zip(self.learners, self.places, strict=True):
             learner.keep({name: tensors[name] for name in learner.learned()})
 
 

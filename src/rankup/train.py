@@ -133,6 +133,7 @@ def _train(
             for pupil, learner, feed in zip(pupils, steps.learners, feeds, strict=True)
         ]
         own = seeds.number(pupils[0].seed, "module", index, epoch)
+        steps.turn(epoch)
         totals = steps.epoch(draws, rates[epoch * length : (epoch + 1) * length], own)
         for number, total in enumerate(totals.tolist()):
             if not math.isfinite(total):

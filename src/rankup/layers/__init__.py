@@ -5,7 +5,7 @@ from rankup.layers.conv import FactoredConv2d
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
-from rankup.layers.norm import TaskNorm
+from rankup.layers.norm import TaskNorm, pooled_statistics
 from rankup.layers.rules import dense_is_cheaper
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "Tensors",
     "active",
     "dense_is_cheaper",
+    "pooled_statistics",
     "refuse_other_dtype",
 ]

@@ -1,13 +1,18 @@
 """Normalisation per task."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankup.errors import TaskStateError
 from rankup.layers.base import Start, TaskLayer, Tensors, over_channels, over_last
 from rankup.specs import NormSpec
+
+Run = Callable[[Tensor], object]
 
 
 class TaskNorm(TaskLayer):
@@ -174,6 +179,35 @@ class TaskNorm(TaskLayer):
                 self._refuse_shape(x, f"{list(shape)} as the last dimensions")
         elif x.dim() < 2 or x.shape[1] != shape[0]:
             self._refuse_shape(x, f"[batch, {shape[0]} channels, …]")
+
+
+@contextmanager
+def pooled_statistics(
+    body: nn.Module, norms: Sequence[TaskNorm], batches: Iterable[Tensor], run: Run
+) -> Iterator[None]:
+    """Inside, batch norms hold the statistics of the task being learned, pooled over batches that
+    are run through the body; where there are no norms, none is."""
+    if not norms:
+        yield
+        return
+    modes = {module: module.training for module in body.modules()}
+    body.eval()
+    for norm in norms:
+        norm.start_pooling()
+    try:
+        seen = 0
+        with torch.no_grad():
+            for batch in batches:
+                run(batch)
+                seen += 1
+        if not seen:
+            raise TaskStateError("calibrate gave no batch to take statistics from")
+        yield
+    finally:
+        for norm in norms:
+            norm.pool = None
+        for module, training in modes.items():
+            module.training = training
 
 
 class Pool:

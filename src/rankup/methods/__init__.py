@@ -1,25 +1,36 @@
-"""Ways to learn a stream: the rank update and its rivals. Each is one short file that registers
-itself; `METHODS` lists them without loading any."""
+"""Ways to learn a stream: the rank update and its rivals. Each is one short file; `METHODS` lists
+them without loading any."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
+from rankup.methods.options import Options
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
 
-# Name, home and one line of help. A new method adds its line here and its file beside this one.
-METHODS: dict[str, tuple[str, str]] = {
-    "rank": (
-        "rank:RankUpdate",
-        "a little rank and a selector per task: never forgets",
-    ),
-    "finetune": (
-        "finetune:FineTune",
-        "one dense network trained on and on; forgets",
-    ),
+
+class MethodInfo(NamedTuple):
+    home: str  # its file and class
+    help: str  # in one line
+    options: type[Options] = Options
+    continual: bool = True  # sees one task after another, as all but a bound on them do
+
+
+# A new method adds its entry here, its options to options.py and its file beside this one.
+METHODS = {
+    "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
+    "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
 }
+
+
+def method_info(name: str) -> MethodInfo:
+    if name not in METHODS:
+        raise RankupError(f"there is no method {name!r}, only {', '.join(METHODS)}")
+    return METHODS[name]
 
 
 def method_class(name: str) -> "type[Method]":
@@ -28,8 +39,22 @@ def method_class(name: str) -> "type[Method]":
     >>> method_class("rank").__name__
     'RankUpdate'
     """
-    if name not in METHODS:
-        raise RankupError(f"there is no method {name!r}, only {', '.join(METHODS)}")
-    home, _, attribute = METHODS[name][0].partition(":")
+    home, _, attribute = method_info(name).home.partition(":")
     found: type[Method] = getattr(import_module(f"rankup.methods.{home}"), attribute)
     return found
+
+
+def method_options(name: str, given: Mapping[str, Any]) -> Options:
+    """A method's options; what is not given has its default.
+
+    >>> method_options("finetune", {"strength": 3})
+    Traceback (most recent call last):
+    rankup.errors.RankupError: 'strength' is not an option of finetune, which has none of its own
+    """
+    kind = method_info(name).options
+    own = [item.name for item in fields(kind)]
+    for key in given:
+        if key not in own:
+            known = ", ".join(own) or "none of its own"
+            raise RankupError(f"{key!r} is not an option of {name}, which has {known}")
+    return kind(**given)

@@ -1,6 +1,7 @@
 """What a method is: something that learns one task after another and answers for all of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from rankup.data.tasks import Task
 from rankup.engine import Engine
+from rankup.methods.options import Options
 from rankup.metrics import Footprint
 from rankup.plan import Growth
 from rankup.recipe import Recipe
@@ -19,12 +21,18 @@ from rankup.train import Checkpoint, OnEpoch, learn
 @dataclass(frozen=True)
 class Setting:
     """What a method is made from: a module for the architecture, how the rank update would grow
-    it, the recipe and the seed of all that is random."""
+    it, the recipe, the seed of all that is random, the tasks to come and the method's own options.
+
+    Of the tasks to come a method may ask how many there are and how many classes each has; their
+    data is for those that are marked as not continual.
+    """
 
     module: nn.Module
     growth: Growth
     recipe: Recipe
     seed: int
+    tasks: Sequence[Task]
+    options: Options
 
 
 class Method(ABC):

@@ -1,0 +1,196 @@
+"""What rivals share that train one dense network: its weights, a head for each task, and how all
+of it is kept between tasks."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.data.tasks import Task
+from rankup.feed import Feed
+from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
+from rankup.learner import ModuleLearner
+from rankup.methods.base import Method, Setting
+from rankup.methods.heads import LearningHeads
+from rankup.metrics import Footprint, numbers
+from rankup.plan import Plan, make_plan
+from rankup.specs import HeadSpec, LayerSpec, NormSpec
+from rankup.steps import Learner
+from rankup.store import write_file
+
+_FILE = "weights.safetensors"
+_CALIBRATION = 10_000  # samples behind a task's statistics
+
+
+class DenseMethod(Method):
+    """One dense network, trained task after task.
+
+    A method overrides what differs: `learner`, what a step is; `consolidate`, what is to be done
+    with a task that was learned. What it has to remember beside the weights is in `kept`, replayed
+    samples in `buffer`: tensors by name that are replaced and never changed, saved and counted as
+    they are.
+    """
+
+    # Norms are the network's, with running averages as torch keeps them, or each task has its own.
+    norms: ClassVar[Literal["shared", "per task"]] = "shared"
+
+    # Old tasks' heads stay as they were learned, or go on learning, from replayed samples.
+    heads: ClassVar[Literal["frozen", "learning"]] = "frozen"
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        plan = make_plan(setting.module, setting.growth)
+        self.device = plan.device
+        self.parts = [part for spec in plan.layers if (part := self._own(spec, plan)) is not None]
+        self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
+        replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
+        self.body = copy.deepcopy(setting.module, replaced)
+        with seeds.forked(plan.device):
+            # By one name, so that all of these methods start from the same weights.
+            torch.manual_seed(seeds.generator(setting.seed, "finetune").initial_seed())
+            for module in self.body.modules():
+                if callable(redraw := getattr(module, "reset_parameters", None)):
+                    redraw()
+        self.kept: Tensors = {}
+        self.buffer: Tensors = {}
+        self._feed: Feed | None = None  # of the open task
+        self._before: tuple[Tensors, Tensors, Tensors]  # what abandoning it goes back to
+
+    def learner(self, feed: Feed) -> Learner:
+        """What learns the task that was just opened."""
+        return ModuleLearner(self.body, feed, self.learned)
+
+    def consolidate(self, feed: Feed) -> None:
+        """What is to be done with the open task once it was learned: nothing."""
+
+    @property
+    def learned(self) -> int:
+        return self.head.count
+
+    def begin(self, task: Task) -> Learner:
+        state = copy.deepcopy(self.body.state_dict())
+        self._before = state, dict(self.kept), dict(self.buffer)
+        for part in self.parts:
+            part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
+        self._feed = Feed(task, self.recipe, self.device)
+        try:
+            self.body.train()
+            return self.learner(self._feed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        mode = self.body.training
+        with active(task):
+            logits: Tensor = self.body.eval()(x)
+        self.body.train(mode)
+        return logits
+
+    def end(self) -> None:
+        feed = self._feed
+        assert feed is not None
+        # Weights that stay parameters may be views of all that was learned.
+        for parameter in self.body.parameters():
+            parameter.data = parameter.data.clone()
+        self.consolidate(feed)
+        draw = seeds.generator(self.seed, "calibrate", self.learned)
+        norms = [p for p in self.parts if isinstance(p, TaskNorm) and p.wants_statistics]
+        batches = feed.sample(_CALIBRATION, draw)
+        with pooled_statistics(self.body, norms, batches, lambda x: self.predict(x, self.learned)):
+            added = [part.learned() for part in self.parts]
+        self._append(added)
+        self._feed = None
+
+    def abandon(self) -> None:
+        if self._feed is None:
+            return
+        self._feed = None
+        for part in self.parts:
+            part.close()
+        state, self.kept, self.buffer = self._before
+        self.body.load_state_dict(state)
+
+    def footprint(self) -> Footprint:
+        return Footprint(
+            _numbers(self._of_tasks() | self._shared() | self.kept), _numbers(self.buffer)
+        )
+
+    def save(self, folder: Path) -> None:
+        groups = {"shared": self._shared(), "kept": self.kept, "buffer": self.buffer}
+        tensors = {f"{group}/{name}": t for group, own in groups.items() for name, t in own.items()}
+        tensors |= self._of_tasks()
+        copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / _FILE, safetensors.torch.save(copies))
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (folder / _FILE).exists()
+
+    @classmethod
+    def load(cls, folder: Path, setting: Setting) -> Self:
+        method = cls(setting)
+        saved = safetensors.torch.load((folder / _FILE).read_bytes())
+        groups: dict[str, Tensors] = {}
+        for name, tensor in saved.items():
+            group, _, rest = name.partition("/")
+            groups.setdefault(group, {})[rest] = tensor.to(method.device)
+        with torch.no_grad():
+            for name, tensor in method._shared().items():
+                tensor.copy_(groups["shared"][name])
+        method.kept, method.buffer = groups.get("kept", {}), groups.get("buffer", {})
+        while (own := groups.get(str(method.learned))) is not None:
+            starts = [f"{part.spec.name}." for part in method.parts]
+            method._append(
+                [
+                    {k.removeprefix(start): t for k, t in own.items() if k.startswith(start)}
+                    for start in starts
+                ]
+            )
+        return method
+
+    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+        """The layer of which each task has its own."""
+        place = self.seed, plan.dtype, plan.device
+        if isinstance(spec, HeadSpec):
+            if self.heads == "frozen":
+                return TaskHead(spec, *place)
+            return LearningHeads(spec, [task.classes for task in self.setting.tasks], *place)
+        if isinstance(spec, NormSpec) and self.norms == "per task":
+            return TaskNorm(spec, *place)
+        return None
+
+    def _append(self, added: Sequence[Tensors]) -> None:
+        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
+        for part, tables in zip(self.parts, extended, strict=True):
+            part.close()
+            part.install(tables)
+
+    def _of_tasks(self) -> Tensors:
+        """What each learned task has of its own, by its index."""
+        return {
+            f"{index}/{part.spec.name}.{key}": tensor
+            for index in range(self.learned)
+            for part in self.parts
+            for key, tensor in part.added(index).items()
+        }
+
+    def _shared(self) -> Tensors:
+        """Weights and statistics that all tasks share."""
+        own = {id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()}
+        # How many batches a norm has seen changes nothing it computes.
+        return {
+            name: tensor
+            for name, tensor in self.body.state_dict(keep_vars=True).items()
+            if id(tensor) not in own and not name.endswith("num_batches_tracked")
+        }
+
+
+def _numbers(tensors: Tensors) -> float:
+    return numbers(sum(t.numel() * t.element_size() for t in tensors.values()))

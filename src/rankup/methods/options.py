@@ -1,0 +1,34 @@
+"""What can be set about each method beside its recipe, each with its help text. No torch here: the
+command line shows them before anything heavy is loaded."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin
+
+from rankup.errors import RankupError
+
+
+def option(
+    default: Any, help: str, *, least: float | None = None, above: float | None = None
+) -> Any:
+    """A field with its help text, and for a number the least it may be or what it must exceed."""
+    return field(default=default, metadata={"help": help, "least": least, "above": above})
+
+
+@dataclass(frozen=True)
+class Options:
+    """A method's own settings; most have fields of their own."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, least, above = (
+                getattr(self, item.name),
+                item.metadata["least"],
+                item.metadata["above"],
+            )
+            if least is not None and not value >= least:
+                raise RankupError(f"{item.name} must be at least {least}, got {value}")
+            if above is not None and not value > above:
+                raise RankupError(f"{item.name} must be more than {above}, got {value}")
+            if get_origin(item.type) is Literal and value not in get_args(item.type):
+                known = ", ".join(map(str, get_args(item.type)))
+                raise RankupError(f"{item.name} must be one of {known}, got {value!r}")
