@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import Options
+from rankup.methods.options import IbpWfOptions, Options, SupSupOptions
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -24,6 +24,12 @@ class MethodInfo(NamedTuple):
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "supsup": MethodInfo(
+        "supsup:SupSup", "a mask per task over random weights; never forgets", SupSupOptions
+    ),
+    "ibpwf": MethodInfo(
+        "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
+    ),
 }
 
 
