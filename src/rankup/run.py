@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,14 @@ def _learn_next(
     # The time that learning took is lost where a run was stopped just after it. Runs that learn
     # together share it.
     seconds = (time.perf_counter() - started) / len(runs)
-    for r in runs:
-        if r.out not in failed:
+    whole = [r for r in runs if r.out not in failed]
+    # On a GPU at the same time, because most of it is waiting for the disk and for answers. On the
+    # CPU not: how many threads an operation takes is each thread's own setting.
+    if runs[0].config.device == "cuda" and whole:
+        with ThreadPoolExecutor(len(whole)) as pool:
+            list(pool.map(lambda r: r.record(seconds), whole))
+    else:
+        for r in whole:
             r.record(seconds)
     return failed
 
