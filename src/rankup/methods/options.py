@@ -32,3 +32,15 @@ class Options:
             if get_origin(item.type) is Literal and value not in get_args(item.type):
                 known = ", ".join(map(str, get_args(item.type)))
                 raise RankupError(f"{item.name} must be one of {known}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class IcarlOptions(Options):
+    budget: int = option(2000, "Samples to remember in all, shared by the classes seen.", least=1)
+    strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
+
+
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=1)
+    replay: int = option(64, "Remembered samples that a step looks at.", least=1)
