@@ -4,6 +4,7 @@ them without loading any."""
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
@@ -18,6 +19,7 @@ class MethodInfo(NamedTuple):
     help: str  # in one line
     options: type[Options] = Options
     continual: bool = True  # sees one task after another, as all but a bound on them do
+    recipe: Mapping[str, Any] = MappingProxyType({})  # fields of a recipe that it needs otherwise
 
 
 # A new method adds its entry here, its options to options.py and its file beside this one.
