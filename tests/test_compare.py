@@ -12,9 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.figure import Figure
 
 import rankup.compare
 from rankup.cli import main
@@ -27,9 +30,10 @@ from rankup.report import methods_table, read_comparison, write_comparison
 from rankup.report.comparison import Comparison, Entry
 from rankup.report.comparison_plots import averages_plot, matrices_plot, memory_plot
 from rankup.report.export import as_csv, as_latex, as_markdown
+from rankup.report.figures import write_figures
 from rankup.report.placement import Box, place_labels, spread_apart
 from rankup.report.runs import Run
-from rankup.report.theme import DARK, LIGHT, colour, line_style, marker
+from rankup.report.theme import DARK, LIGHT, Theme, colour, line_style, marker
 from rankup.run import SeedRun, read_lines, run_together
 from rankup.steps import Learner
 from test_report import Page, printed, write_run
@@ -622,6 +626,29 @@ def test_lines_bands_and_maps_are_the_means_of_all_seeds() -> None:
     assert maps[1][1].tolist() == pytest.approx([50, 70])
     scales = {panel.images[0].get_clim() for panel in matrices_plot(entries).axes[:2]}
     assert scales == {(40, 90)}
+
+
+def test_plots_leave_no_light_colour_in_the_dark(tmp_path: Path) -> None:
+    made: dict[str, Figure] = {}
+
+    def make(theme: Theme) -> dict[str, Figure]:
+        entries = LIKENESSES["far apart"]
+        made.update(lines=averages_plot(entries, theme), points=memory_plot(entries, theme))
+        return made
+
+    write_figures(make, tmp_path)
+    for figure in made.values():
+        assert set(colours(figure)) == {*DARK.runs, DARK.text, DARK.muted, DARK.line, DARK.surface}
+
+
+def colours(figure: Figure) -> Iterator[str]:
+    """Of all that is drawn."""
+    for artist in figure.findobj():
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            if hasattr(artist, f"get_{part}") and artist.get_visible():
+                found = getattr(artist, f"get_{part}")()
+                each = found if np.ndim(found) == 2 else [found]
+                yield from (to_hex(one) for one in each if to_rgba(one)[3])
 
 
 def test_memory_counts_the_buffer() -> None:

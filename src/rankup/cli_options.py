@@ -13,7 +13,7 @@ import typer
 from rankup.methods import METHODS
 from rankup.recipe import RECIPES, Recipe, recipe_for
 
-_RECIPE = "Recipe: what is left out comes from --recipe"
+_RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options"
 
 

@@ -19,7 +19,8 @@ class MethodInfo(NamedTuple):
     help: str  # in one line
     options: type[Options] = Options
     continual: bool = True  # sees one task after another, as all but a bound on them do
-    recipe: Mapping[str, Any] = MappingProxyType({})  # fields of a recipe that it needs otherwise
+    # Fields of a recipe that are other for this method, unless the command line says them itself.
+    recipe: Mapping[str, Any] = MappingProxyType({})
 
 
 # A new method adds its entry here, its options to options.py and its file beside this one.

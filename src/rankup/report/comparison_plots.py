@@ -21,6 +21,7 @@ from rankup.report.figures import (
     write_figures,
 )
 from rankup.report.placement import Box, place_labels, spread_apart
+from rankup.report.runs import Array
 from rankup.report.theme import Theme, colour, is_hollow, line_style, marker
 
 if TYPE_CHECKING:
@@ -57,15 +58,14 @@ def averages_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
     figure = new_figure(_WIDTH, height + 0.75, lay_out=False)
     axes = _axes(figure, 0.75, 0.6, _WIDTH - margin - 0.75, height)
     means = [100 * entry.averages.mean(axis=0) for entry in entries]  # each [T]
-    low, high = min(map(np.min, means)), max(map(np.max, means))
-    low, high = percent_range(10 * math.floor(low / 10), 10 * math.ceil(high / 10), least=10)
+    bands = [_deviation(entry) for entry in entries]
+    low, high = _tens(np.concatenate(means), np.concatenate(bands))
     tasks = max(map(len, means))
-    for entry, mean in zip(entries, means, strict=True):
+    for entry, mean, band in zip(entries, means, bands, strict=True):
         at = range(1, len(mean) + 1)
         if len(entry.runs) > 1:
-            band = 100 * entry.averages.std(axis=0, ddof=1)
             own = colour(theme, entry.number - 1)
-            axes.fill_between(at, mean - band, mean + band, color=own, alpha=0.15, linewidth=0)
+            axes.fill_between(at, mean - band, mean + band, facecolor=own, alpha=0.15)
         style = _style(entry, theme)
         axes.plot(at, mean, **style, markevery=max(1, tasks // 10), clip_on=False)
     axes.set_xlim(0.7 if tasks < 3 else 1, max(tasks, 2))
@@ -121,24 +121,20 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
     figure = new_figure(_WIDTH, 4.4, lay_out=False)
     axes = _axes(figure, 0.75, 0.6, _WIDTH - 0.95, 3.65)
     stored = [max(1.0, entry.parameters + entry.buffer) for entry in entries]
-    reached = [100 * statistics.mean(entry.accuracy) for entry in entries]
-    low, high = percent_range(
-        10 * math.floor(min(reached) / 10), 10 * math.ceil(max(reached) / 10), least=10
-    )
+    reached = np.array([100 * statistics.mean(entry.accuracy) for entry in entries])
+    deviations = np.array([_deviation(entry)[-1] for entry in entries])
     axes.set_xscale("log")
     axes.set_xlim(*_decades(stored))
-    axes.set_ylim(low, high)
+    axes.set_ylim(_tens(reached, deviations))
     ticks = _memory_ticks(*axes.get_xlim())
     axes.set_xticks(ticks, [_amount(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("stored: parameters and replay buffer, in float32 numbers")
     axes.set_ylabel("average accuracy (%)")
     axes.grid()
-    for entry, x, y in zip(entries, stored, reached, strict=True):
+    for entry, x, y, deviation in zip(entries, stored, reached, deviations, strict=True):
         own = colour(theme, entry.number - 1)
-        if len(entry.runs) > 1:
-            deviation = 100 * statistics.stdev(entry.accuracy)
-            axes.vlines([x], y - deviation, y + deviation, own, linewidths=1.2)
+        axes.vlines([x], y - deviation, y + deviation, own, linewidths=1.2)
         axes.plot([x], [y], **{**_style(entry, theme), "markersize": 7.5}, clip_on=False, zorder=3)
     # Labels are set in pixels, in which text has a size.
     canvas: Any = FigureCanvasAgg(figure)
@@ -230,6 +226,22 @@ def _style(entry: Entry, theme: Theme) -> dict[str, Any]:
         "markerfacecolor": theme.surface if is_hollow(theme, index) else own,
         "linewidth": 1.8,
     }
+
+
+def _deviation(entry: Entry) -> Array:
+    """`[T]`: of the seeds' A_t in per cent; none of a single seed's."""
+    if len(entry.runs) == 1:
+        return np.zeros(entry.averages.shape[1])
+    deviation: Array = 100 * entry.averages.std(axis=0, ddof=1)
+    return deviation
+
+
+def _tens(means: Array, deviations: Array) -> tuple[float, float]:
+    """A range of whole tens of per cent that holds all of it."""
+    low, high = float((means - deviations).min()), float((means + deviations).max())
+    return percent_range(
+        max(0, 10 * math.floor(low / 10)), min(100, 10 * math.ceil(high / 10)), least=10
+    )
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
