@@ -267,7 +267,8 @@ def versions() -> dict[str, str]:
     return {"rankup": rankup.__version__, "torch": torch.__version__}
 
 
-def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    """Refuse a folder in which that run can neither begin nor go on."""
     path = out / CONFIG
     if path.exists() and not resume:
         raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
@@ -283,6 +284,12 @@ def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
                 f"{out} was begun with {name} {stored.get(name)}, not {wanted[name]}: go on with "
                 "the same options, or begin a new run with --out"
             )
+
+
+def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    check_folder(config, out, resume)
+    path = out / CONFIG
+    if path.exists():
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
