@@ -188,6 +188,8 @@ def test_a_gpu_captures_it_once(kind: str) -> None:
 
 def test_seeds_can_learn_together() -> None:
     assert_replicas_are_the_learners_alone([make(seed=0), make(seed=1)], toys(64)[0])
+    convolutions = make("convolutions")  # which are slow under vmap
+    assert convolutions.begin(convolutions.setting.tasks[0]).replicas == "branches"
 
 
 @pytest.mark.parametrize(("share", "reason"), [(0.0, "more than 0"), (1.5, "at most 1")])

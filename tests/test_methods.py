@@ -42,13 +42,14 @@ class Expected(NamedTuple):
 
 
 def factors_in_use(method: Any) -> float:
-    """What weight factors come to, whose number the data decides."""
+    """What weight factors come to, of which the data decide how many there are."""
     stored = 2.0 * (64 + HEAD)  # biases and heads
-    for layer, length, bits in zip(method.parts, (64 + 32, 32 + 32, 0), (256, 256, 0), strict=True):
-        if bits:
-            chosen = layer.selections
-            stored += int(chosen.any(0).sum()) * length + int(chosen.sum()) + 2 * bits / 32
-            stored += 2 * bits  # what is believed of each stick
+    lengths = {"hidden.0": 64 + 32, "hidden.1": 32 + 32}
+    for layer in method.parts:
+        if layer.spec.name in lengths:
+            chosen = layer.selections  # [2, 64]
+            stored += int(chosen.any(0).sum()) * lengths[layer.spec.name] + int(chosen.sum())
+            stored += 2 * 64 / 32 + 2 * 64  # a bit for each, and what is believed of each stick
     return stored
 
 
@@ -66,7 +67,7 @@ EXPECTED = {
         0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
     ),
     "supsup": Expected(0.95, NONE, stored=2 * HEAD + 2 * (64 * 32 + 32 * 32) / 32),
-    "ibpwf": Expected(0.95, NONE, stored=factors_in_use),
+    "ibpwf": Expected(0.95, NONE, stored=factors_in_use, options={"dictionary": 64}),
 }
 
 

@@ -26,8 +26,8 @@ BUILT: ContextVar[dict[str, Tensor] | None] = ContextVar("rankup_built", default
 
 @contextmanager
 def built(kernels: dict[str, Tensor]) -> Iterator[None]:
-    """Inside, convolutions by these names have their kernels for the task being learned already:
-    they are what their `build` gave."""
+    """Inside, layers by these names have their weights for the task being learned already, as
+    factored convolutions have from their `build`."""
     token = BUILT.set(kernels)
     try:
         yield

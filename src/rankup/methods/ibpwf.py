@@ -24,8 +24,8 @@ _FASTER = 30.0  # times that log-odds learn as fast as weights: they have furthe
 
 
 class WeightFactors(TaskWeightMethod):
-    """Stored are the factors that some task selects, and of each task which ones it selects, their
-    scales, its biases, its head and its norms; at last what is believed of the prior's sticks."""
+    """Stored are the factors that some task selects; of each task which ones, their scales, its
+    biases, its head and its norms; and what is believed of the prior's sticks."""
 
     @property
     def options(self) -> IbpWfOptions:
@@ -58,7 +58,8 @@ class DictionaryWeight(TaskWeight):
 
     `sticks [2, K]` are the logarithms of a and b of the Kumaraswamy posterior of each stick v_k
     after all tasks so far, the next one's prior, and `expected [K]` what that prior makes of a new
-    task's selection, as log-odds. The task being learned has all of this as differences from it.
+    task's selection, as log-odds. The task being learned has its own as differences from them, so
+    that weight decay pulls to the prior.
     """
 
     U: Tensor
@@ -143,8 +144,8 @@ class DictionaryWeight(TaskWeight):
         return {name: value.to(**self._factory) for name, value in values.items()}
 
     def learned(self) -> Tensors:
-        """Rounds the selection. What is left out of each factor by chance while it is learned is
-        made up for by its scale."""
+        """Rounds the selection; a scale takes in how probable its factor was, because in the mean
+        no more of it was learned with."""
         parts, chosen = super().learned(), self.selected()
         own = chosen & ~self.taken
         learned = {
