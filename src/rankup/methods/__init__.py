@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import Options
+from rankup.methods.options import Options, ParallelOptions
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -24,6 +24,11 @@ class MethodInfo(NamedTuple):
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "parallel": MethodInfo(
+        "parallel:Parallel",
+        "a network of its own for each task, dense or of low rank: never forgets",
+        ParallelOptions,
+    ),
 }
 
 

@@ -32,3 +32,13 @@ class Options:
             if get_origin(item.type) is Literal and value not in get_args(item.type):
                 known = ", ".join(map(str, get_args(item.type)))
                 raise RankupError(f"{item.name} must be one of {known}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ParallelOptions(Options):
+    size: str = option("full", "What each network is: dense ('full'), or its rank (2, 4, …).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size != "full" and not (str(self.size).isdecimal() and int(self.size)):
+            raise RankupError(f"size must be a rank of at least 1 or 'full', got {self.size!r}")
