@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import Options, ParallelOptions
+from rankup.methods.options import MultitaskOptions, Options, ParallelOptions
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -28,6 +28,12 @@ METHODS = {
         "parallel:Parallel",
         "a network of its own for each task, dense or of low rank: never forgets",
         ParallelOptions,
+    ),
+    "multitask": MethodInfo(
+        "multitask:Multitask",
+        "one dense network that learns all tasks at once; not continual, a bound",
+        MultitaskOptions,
+        continual=False,
     ),
 }
 

@@ -42,3 +42,10 @@ class ParallelOptions(Options):
         super().__post_init__()
         if self.size != "full" and not (str(self.size).isdecimal() and int(self.size)):
             raise RankupError(f"size must be a rank of at least 1 or 'full', got {self.size!r}")
+
+
+@dataclass(frozen=True)
+class MultitaskOptions(Options):
+    single_head: bool = option(
+        False, "One head over the classes of all tasks together, not one for each task."
+    )
