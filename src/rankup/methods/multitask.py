@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rankup.data.tasks import Task
 from rankup.data.transforms import Augmentation, augment, to_float, transform_each
 from rankup.errors import RankupError
 from rankup.feed import Draws, Feed, take
-from rankup.layers import TaskLayer, active
+from rankup.layers import Start, TaskLayer, Tensors, active
 from rankup.learner import ModuleLearner, loss_of
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
@@ -50,19 +48,30 @@ class Multitask(DenseMethod):
             self._append([part.learned() for part in self.parts])
 
     def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
-        if not (self.single_head and isinstance(spec, HeadSpec)):
+        if not isinstance(spec, HeadSpec):
             return super()._own(spec, plan)
         classes = [task.classes for task in self.setting.tasks]
-        return SingleHead(spec, classes, self.seed, plan.dtype, plan.device)
+        kind = SingleHead if self.single_head else AllHeads
+        return kind(spec, classes, self.seed, plan.dtype, plan.device)
 
 
-class SingleHead(LearningHeads):
+class AllHeads(LearningHeads):
+    """Heads that start together."""
+
+    def open(self, values: Tensors) -> None:
+        for task, own in enumerate(self.slices):
+            self.count = task  # what is drawn, and where it goes, depends on it
+            super().open(self.start(own.stop - own.start, Start()))
+        self.count = 0
+
+
+class SingleHead(AllHeads):
     """One head over the classes of all tasks: its answers are all logits for a mixed batch, and for
     a task its own and one more, the largest of all others. Whoever takes the largest of these is
     right only where the right class is the largest of all."""
 
     def forward(self, x: Tensor) -> Tensor:
-        logits, task = F.linear(x, self.weight, self.bias), self._task(x)
+        logits, task = self.all(x), self._task(x)
         if isinstance(task, Tensor):
             return logits
         own = self.slices[task]
@@ -82,11 +91,9 @@ class MultitaskLearner(ModuleLearner):
 
 
 class Part(Feed):
-    """One task of several, which is never made as a whole: all of them would take much memory."""
+    """One task of several. It is never made as a whole: all of them would take much memory."""
 
-    @property
-    def made(self) -> None:
-        return None
+    made = None
 
 
 class Union(Feed):
@@ -94,8 +101,7 @@ class Union(Feed):
     transformed when they are gathered.
 
     Args:
-        one_label: whether a class has a label of its own among those of all tasks, or as in its
-            task.
+        one_label: whether classes are counted through all tasks, or in each from 0 on.
     """
 
     made = None
@@ -105,40 +111,31 @@ class Union(Feed):
     ) -> None:
         there: dict[Tensor, Tensor] = {}
         here = [t if t.train_x.device == device else t.moved(device, there) for t in tasks]
-        for task in here:
-            for what in ("shape", "dtype"):
-                first, own = (getattr(t.train_x[0], what) for t in (here[0], task))
-                if own != first:
-                    raise RankupError(
-                        f"tasks that are learned at once need inputs of one {what}, got {first} "
-                        f"in {here[0].name!r} and {own} in {task.name!r}"
-                    )
-        self._parts = [Part(task, recipe, device) for task in here]
-        self._one_label = one_label
-        # Of every sample of every task: where its image is, its label and its task.
-        distinct = {id(task.train_x): task.train_x for task in here}
-        sizes = [0, *(len(x) for x in distinct.values())]
-        starts = dict(zip(distinct, accumulate(sizes), strict=False))
-        self._x = torch.cat(list(distinct.values())) if len(distinct) > 1 else here[0].train_x
-        self._rows = torch.cat(
-            [starts[id(t.train_x)] + torch.arange(len(t.train_y), device=device) for t in here]
-        )
-        firsts = accumulate([0, *(task.classes for task in here)]) if one_label else [0] * len(here)
-        self._labels = torch.cat(
-            [task.train_y + first for task, first in zip(here, firsts, strict=False)]
-        )
-        lengths = torch.tensor([len(task.train_y) for task in here], device=device)
-        self._tasks = torch.arange(len(here), device=device).repeat_interleave(lengths)
-        self._transform = transform_each([t.transform for t in here], to_float(self._x[:1]))
+        _refuse_unlike(here)
+        self._parts, self._one_label = [Part(task, recipe, device) for task in here], one_label
+        images: dict[int, Tensor] = {}
+        starts: dict[int, int] = {}
+        tables = []
+        for number, task in enumerate(here):
+            held = id(task.train_x)
+            if held not in images:
+                starts[held] = sum(map(len, images.values()))
+                images[held] = task.train_x
+            rows = starts[held] + torch.arange(len(task.train_y), device=device)
+            labels = task.train_y + (sum(t.classes for t in here[:number]) if one_label else 0)
+            tables.append(torch.stack([rows, labels, torch.full_like(rows, number)]))
+        self._samples = torch.cat(tables, 1)  # of each where its image is, its label and its task
+        self._images = torch.cat([*images.values()]) if len(images) > 1 else here[0].train_x
+        self._transform = transform_each([t.transform for t in here], to_float(self._images[:1]))
         whole = replace(here[0], name=f"all {len(here)} tasks", transform=None)
         super().__init__(whole, recipe, device)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._samples.shape[1]
 
     @property
     def x(self) -> Tensor:
-        return self._x
+        return self._images
 
     @property
     def parts(self) -> Sequence[Feed]:
@@ -150,13 +147,8 @@ class Union(Feed):
 
     def draws(self, generator: torch.Generator) -> Draws:
         drawn = super().draws(generator)
-        rows = drawn["rows"]
-        places = {
-            "rows": self._rows[rows],
-            "labels": self._labels[rows],
-            "tasks": self._tasks[rows],
-        }
-        return drawn | places
+        rows, labels, tasks = self._samples[:, drawn["rows"]]
+        return drawn | {"rows": rows, "labels": labels, "tasks": tasks}
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
         picked = to_float(take(x, draw["rows"]))
@@ -166,3 +158,14 @@ class Union(Feed):
         if self._transform is not None:
             picked = self._transform(picked, draw["tasks"])
         return self.scaled(picked)
+
+
+def _refuse_unlike(tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        for what in ("shape", "dtype"):
+            first, own = (getattr(each.train_x[0], what) for each in (tasks[0], task))
+            if own != first:
+                raise RankupError(
+                    f"tasks that are learned at once need inputs of one {what}, got {first} in "
+                    f"{tasks[0].name!r} and {own} in {task.name!r}"
+                )

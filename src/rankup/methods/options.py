@@ -35,6 +35,18 @@ class Options:
 
 
 @dataclass(frozen=True)
+class IcarlOptions(Options):
+    budget: int = option(2000, "Samples to remember in all, shared by the classes seen.", least=1)
+    strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
+
+
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=1)
+    replay: int = option(64, "Remembered samples that a step looks at.", least=1)
+
+
+@dataclass(frozen=True)
 class ParallelOptions(Options):
     size: str = option("full", "What each network is: dense ('full'), or its rank (2, 4, …).")
 
