@@ -109,7 +109,7 @@ def test_transforms_of_any_kind_go_by_sample() -> None:
         def __call__(self, x: Tensor) -> Tensor:
             return 1 - x
 
-    transforms = [None, Permutation(torch.randperm(64)), Rotation(30.0), Negative()]
+    transforms = [Permutation(torch.randperm(64)), None, Rotation(30.0), Negative()]
     x, which = torch.rand(50, 1, 8, 8), torch.randint(4, (50,))
     each = transform_each(transforms, x)
     assert each is not None

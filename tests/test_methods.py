@@ -44,6 +44,9 @@ NONE = (0.0, 0.0)
 EXPECTED = {
     "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
     "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
+    "orthog": Expected(
+        0.96, (0.0, 0.05), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
+    ),
     "parallel": Expected(0.97, NONE, stored=2 * (SHARED + HEAD)),
     "multitask": Expected(0.97, NONE, stored=SHARED + 2 * HEAD),
 }
@@ -60,7 +63,8 @@ def stream() -> Stream:
 
 def make(name: str, stream: Stream, net: str = "mlp", epochs: int = 3) -> Method:
     growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
-    recipe = Recipe(**{"epochs": epochs, "batch": 32, **EXPECTED[name].recipe})
+    own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
+    recipe = Recipe(**{"epochs": epochs, "batch": 32, **own})
     options = method_options(name, EXPECTED[name].options)
     return method_class(name)(Setting(NETS[net](), growth, recipe, 0, stream.tasks, options))
 

@@ -4,10 +4,11 @@ them without loading any."""
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import MultitaskOptions, Options, ParallelOptions
+from rankup.methods.options import MultitaskOptions, Options, OrthogOptions, ParallelOptions
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -18,12 +19,25 @@ class MethodInfo(NamedTuple):
     help: str  # in one line
     options: type[Options] = Options
     continual: bool = True  # sees one task after another, as all but a bound on them do
+    # Fields of a recipe that are other for this method, unless the command line says them itself.
+    recipe: Mapping[str, Any] = MappingProxyType({})
 
+
+# Methods that are made for plain gradient descent, at the rate of their authors.
+_SGD = MappingProxyType(
+    {"optimiser": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.0}
+)
 
 # A new method adds its entry here, its options to options.py and its file beside this one.
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "orthog": MethodInfo(
+        "orthog:Orthog",
+        "replay, and an orthogonal subspace of features for each task",
+        OrthogOptions,
+        recipe=_SGD,
+    ),
     "parallel": MethodInfo(
         "parallel:Parallel",
         "a network of its own for each task, dense or of low rank: never forgets",

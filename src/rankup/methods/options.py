@@ -47,6 +47,17 @@ class ReplayOptions(Options):
 
 
 @dataclass(frozen=True)
+class OrthogOptions(ReplayOptions):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=0)
+    basis: Literal["orthogonal", "identity"] = option(
+        "orthogonal", "Tasks' subspaces are columns of a random orthogonal matrix, or coordinates."
+    )
+    stiefel: Literal["auto", "yes", "no"] = option(
+        "auto", "Keep weights orthonormal: yes, no, or where there are convolutions (auto)."
+    )
+
+
+@dataclass(frozen=True)
 class ParallelOptions(Options):
     size: str = option("full", "What each network is: dense ('full'), or its rank (2, 4, …).")
 
