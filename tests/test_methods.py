@@ -44,6 +44,15 @@ NONE = (0.0, 0.0)
 EXPECTED = {
     "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
     "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
+    "icarl": Expected(
+        0.96, (-0.03, 0.03), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"budget": 100}
+    ),
+    "agem": Expected(
+        0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
+    ),
+    "er-ring": Expected(
+        0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
+    ),
     "orthog": Expected(
         0.96, (0.0, 0.05), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
     ),

@@ -15,7 +15,7 @@ import typer
 
 from rankup.cli_options import with_method_options, with_recipe_options
 from rankup.errors import RankupError
-from rankup.methods import METHODS
+from rankup.methods import METHODS, method_info
 from rankup.methods import method_options as check_options
 from rankup.recipe import RECIPES, recipe_for
 
@@ -136,7 +136,7 @@ def run(
         learned=bool(rule.first),
         device=where,
     )
-    chosen = replace(chosen, **recipe_options)
+    chosen = replace(chosen, **{**method_info(method).recipe, **recipe_options})
     name = f"{stream.replace('/', '_')}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{seed}")
     asked = []

@@ -10,7 +10,7 @@ import typer
 from rankup.methods import METHODS
 from rankup.recipe import Recipe
 
-_RECIPE = "Recipe: what is left out comes from --recipe"
+_RECIPE = "Recipe: what is left out comes from --method and --recipe"
 _METHODS = "Methods' own options"
 
 

@@ -150,7 +150,6 @@ class SeedRun:
     """One seed's run folder, and what it holds in memory."""
 
     def __init__(self, config: RunConfig, stream: Stream, out: Path, resume: bool = False) -> None:
-        _open_folder(config, out, resume)
         device = torch.device(config.device)
         self.config, self.out, self.stream = config, out, stream.to(device)
         recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
@@ -160,6 +159,8 @@ class SeedRun:
             module, growth_of(config), recipe, config.seed, self.stream.tasks, options
         )
         kind = method_class(config.method)
+        kind.check(setting)
+        _open_folder(config, out, resume)
         folder = out / NET
         self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)
         self.tests = [Feed(task, recipe, device) for task in self.stream]

@@ -8,7 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import MultitaskOptions, Options, OrthogOptions, ParallelOptions
+from rankup.methods.options import (
+    IcarlOptions,
+    MultitaskOptions,
+    Options,
+    OrthogOptions,
+    ParallelOptions,
+    ReplayOptions,
+)
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -32,6 +39,21 @@ _SGD = MappingProxyType(
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "icarl": MethodInfo(
+        "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
+    ),
+    "agem": MethodInfo(
+        "agem:AGEM",
+        "no step that a batch of remembered samples would call harmful",
+        ReplayOptions,
+        recipe=_SGD,
+    ),
+    "er-ring": MethodInfo(
+        "er_ring:ERRing",
+        "every step also on remembered samples, the last ones of each class",
+        ReplayOptions,
+        recipe=_SGD,
+    ),
     "orthog": MethodInfo(
         "orthog:Orthog",
         "replay, and an orthogonal subspace of features for each task",

@@ -25,11 +25,28 @@ from rankup.steps import Learner
 
 
 class Multitask(DenseMethod):
-    """One network and a head per task, or with `single_head` one head over all their classes. All
-    that is not a head is shared, norms included, which see batches of all tasks. The first task
-    that comes brings all the others with it; an epoch is a pass over all tasks' data."""
+    """One network and a head per task. The first task that comes brings all the others with it, and
+    an epoch is a pass over the data of all of them. What is not a head is shared, norms included,
+    which see batches of all tasks.
+
+    With `single_head` there is one head over the classes of all tasks, each of which is a class of
+    its own, also where tasks have the same ones, as permutations do. An answer is right only if it
+    is the right class of all.
+    """
 
     heads = "learning"
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        first, *others = setting.tasks
+        for task in others:
+            for what in ("shape", "dtype"):
+                one, other = (getattr(each.train_x[0], what) for each in (first, task))
+                if one != other:
+                    raise RankupError(
+                        f"multitask needs tasks whose inputs have one {what}, got {one} in "
+                        f"{first.name!r} and {other} in {task.name!r}"
+                    )
 
     def __init__(self, setting: Setting) -> None:
         assert isinstance(setting.options, MultitaskOptions)
@@ -111,7 +128,6 @@ class Union(Feed):
     ) -> None:
         there: dict[Tensor, Tensor] = {}
         here = [t if t.train_x.device == device else t.moved(device, there) for t in tasks]
-        _refuse_unlike(here)
         self._parts, self._one_label = [Part(task, recipe, device) for task in here], one_label
         images: dict[int, Tensor] = {}
         starts: dict[int, int] = {}
@@ -158,14 +174,3 @@ class Union(Feed):
         if self._transform is not None:
             picked = self._transform(picked, draw["tasks"])
         return self.scaled(picked)
-
-
-def _refuse_unlike(tasks: Sequence[Task]) -> None:
-    for task in tasks:
-        for what in ("shape", "dtype"):
-            first, own = (getattr(each.train_x[0], what) for each in (tasks[0], task))
-            if own != first:
-                raise RankupError(
-                    f"tasks that are learned at once need inputs of one {what}, got {first} in "
-                    f"{tasks[0].name!r} and {own} in {task.name!r}"
-                )

@@ -17,6 +17,8 @@ from rankup.layers.base import over_last
 from rankup.methods.base import Setting
 from rankup.methods.er_ring import ERRing, ERRingLearner
 from rankup.methods.options import OrthogOptions
+from rankup.plan import make_plan
+from rankup.specs import HeadSpec
 from rankup.steps import Learner
 from rankup.trace import trace
 
@@ -30,11 +32,6 @@ class Subspaces:
     def __init__(
         self, width: int, tasks: int, basis: str, draw: torch.Generator, place: dict[str, Any]
     ) -> None:
-        if width < tasks:
-            raise RankupError(
-                f"{tasks} tasks need orthogonal subspaces of the last hidden layer, which must be "
-                f"at least as wide, got a width of {width}"
-            )
         owner = torch.arange(width) // (width // tasks)  # of what is left over none
         self.masks = (owner == torch.arange(tasks)[:, None]).to(**place)  # [T, width]
         self.basis: Tensor | None = None
@@ -94,28 +91,42 @@ class Orthog(ERRing):
     whichever are fewer: gradients of different tasks then stay orthogonal in all layers. By default
     that is so where there are convolutions, as with the authors.
 
-    The rest is replay as in ER-Ring, from which norms and heads are, too: shared and learning.
+    The rest is replay as in ER-Ring; norms are shared and heads go on learning, as they do there.
     """
 
     steps = OrthogLearner
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        specs = make_plan(setting.module, setting.growth).layers
+        (width,) = (spec.inputs for spec in specs if isinstance(spec, HeadSpec))
+        if width < len(setting.tasks):
+            raise RankupError(
+                f"orthog gives each task a subspace of the last hidden layer, which must be at "
+                f"least as wide as the number of tasks, {len(setting.tasks)}, got {width}"
+            )
+        if _stays_orthonormal(setting) and setting.recipe.optimiser != "sgd":
+            raise RankupError(
+                f"orthog keeps weights orthonormal and needs the optimiser that follows the "
+                f"gradient, sgd, not {setting.recipe.optimiser}; or else stiefel no"
+            )
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         options = setting.options
         assert isinstance(options, OrthogOptions)
-        head = self.head
-        count, draw = len(setting.tasks), seeds.generator(self.seed, "subspaces")
+        head, draw = self.head, seeds.generator(self.seed, "subspaces")
         place = {"device": self.device, "dtype": head.dtype}
-        self.subspaces = Subspaces(head.spec.inputs, count, options.basis, draw, place)
+        width, tasks = head.spec.inputs, len(setting.tasks)
+        self.subspaces = Subspaces(width, tasks, options.basis, draw, place)
         found = trace(setting.module)
         before = found.seen_through_relu(head.spec.name) if found is not None else None
         if before is None:
             head.register_forward_pre_hook(self._see)
         else:
             self.body.get_submodule(before).register_forward_hook(self._project)
-        convolves = any(isinstance(part, nn.Conv2d) for part in self.body.modules())
         self.orthonormal: list[str] = []
-        if options.stiefel == "yes" or (options.stiefel == "auto" and convolves):
+        if _stays_orthonormal(setting):
             self._make_orthonormal()
 
     def _make_orthonormal(self) -> None:
@@ -141,6 +152,13 @@ class Orthog(ERRing):
 
     def _see(self, _: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         return (torch.relu(self.subspaces.project(*inputs)),)
+
+
+def _stays_orthonormal(setting: Setting) -> bool:
+    assert isinstance(setting.options, OrthogOptions)
+    asked = setting.options.stiefel
+    convolves = any(isinstance(part, nn.Conv2d) for part in setting.module.modules())
+    return asked == "yes" or (asked == "auto" and convolves)
 
 
 def tangent(weight: Tensor, grad: Tensor) -> Tensor:
