@@ -290,13 +290,12 @@ def test_captured_steps_agree_with_steps_one_by_one(name: str) -> None:
     for captured in (False, True):
         method = make(stream, device="cuda", flip=True, crop=1)
         learner = method.begin(stream[0])
-        recipe = method.recipe
-        steps = Graph("branches", [learner], recipe, None) if captured else Eager([learner], recipe)
+        steps = Graph("branches", [learner], None) if captured else Eager([learner])
         if captured:
             steps.start([learner])
         drawn = learner.draws(torch.Generator(device).manual_seed(0))
         rates = [2.0**-9] * 10 + [0.0] * (learner.feed.steps - 10)
-        losses = steps.epoch([drawn], rates, 0)
+        losses = steps.epoch([drawn], [rates], 0)
         steps.keep()
         found.append((losses, [p.detach().clone() for p in learner.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=0)

@@ -264,8 +264,8 @@ def test_steps_are_on_the_batch_and_on_the_memory_by_plain_gradient_descent() ->
         total = total + F.cross_entropy(logits, torch.tensor([label]))
     expected = torch.autograd.grad(total / 24, list(learner.learned().values()))
     before = {name: p.detach().clone() for name, p in learner.learned().items()}
-    steps = Eager([learner], method.recipe)
-    steps.epoch([{name: entries[:1] for name, entries in drawn.items()}], [0.25], 0)
+    steps = Eager([learner])
+    steps.epoch([{name: entries[:1] for name, entries in drawn.items()}], [[0.25]], 0)
     steps.keep()
     for (name, parameter), grad in zip(learner.learned().items(), expected, strict=True):
         torch.testing.assert_close(parameter, before[name] - 0.25 * grad, rtol=1e-4, atol=1e-6)
@@ -326,10 +326,10 @@ def test_weights_are_orthonormal_after_a_thousand_steps(module: Callable[[], nn.
     method = make(module, stream, stiefel="yes")
     before = {name: method.body.get_parameter(name).detach().clone() for name in method.orthonormal}
     learner = method.begin(stream[0])
-    steps, count = Eager([learner], method.recipe), 0
+    steps, count = Eager([learner]), 0
     while count < 1000:
         drawn = learner.draws(torch.Generator().manual_seed(count))
-        steps.epoch([drawn], [0.1] * 6, 0)
+        steps.epoch([drawn], [[0.1] * 6], 0)
         count += 6
     steps.keep()
     assert orthonormality(method) < 1e-5
@@ -419,11 +419,11 @@ def test_captured_steps_of_two_seeds_agree_with_steps_one_by_one(stiefel: str) -
             learners.append(method.begin(stream[1]))
         form = learners[0].replicas
         assert form == "branches"
-        steps = Graph(form, learners, recipe, None) if captured else Eager(learners, recipe)
+        steps = Graph(form, learners, None) if captured else Eager(learners)
         if captured:
             steps.start(learners)
         drawn = [x.draws(torch.Generator(device).manual_seed(n)) for n, x in enumerate(learners)]
-        losses = steps.epoch(drawn, [2.0**-4] * 6, 0)
+        losses = steps.epoch(drawn, [[2.0**-4] * 6] * 2, 0)
         steps.keep()
         found.append((losses, [p.detach().clone() for x in learners for p in x.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=0)
