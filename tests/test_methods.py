@@ -44,6 +44,9 @@ NONE = (0.0, 0.0)
 EXPECTED = {
     "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
     "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
+    "ewc": Expected(
+        0.92, (0.0, 0.08), stored=2 * SHARED + 2 * HEAD, options={"strength": 100.0, "samples": 200}
+    ),
 }
 
 

@@ -32,3 +32,15 @@ class Options:
             if get_origin(item.type) is Literal and value not in get_args(item.type):
                 known = ", ".join(map(str, get_args(item.type)))
                 raise RankupError(f"{item.name} must be one of {known}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class EwcOptions(Options):
+    strength: float = option(100.0, "Weight of the penalty on moving important weights.", least=0)
+    gamma: float = option(
+        1.0, "Factor on the importance of earlier tasks whenever one is added.", least=0
+    )
+    samples: int = option(1024, "Training samples behind a task's importances.", least=1)
+    anchors: Literal["latest", "all"] = option(
+        "latest", "Weights are held to where the latest task left them, or to where each one did."
+    )
