@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import EwcOptions, Options
+from rankup.methods.options import EwcOptions, NsclOptions, Options
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -25,6 +25,7 @@ METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
     "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
+    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
 }
 
 

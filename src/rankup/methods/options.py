@@ -44,3 +44,15 @@ class EwcOptions(Options):
     anchors: Literal["latest", "all"] = option(
         "latest", "Weights are held to where the latest task left them, or to where each one did."
     )
+
+
+@dataclass(frozen=True)
+class NsclOptions(Options):
+    energy: float = option(
+        0.1, "Share of its old inputs' energy to which a layer is not bound.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.energy > 1:
+            raise RankupError(f"energy must be at most 1, got {self.energy}")
