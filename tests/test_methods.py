@@ -48,6 +48,15 @@ EXPECTED = {
         0.92, (0.0, 0.08), stored=2 * SHARED + 2 * HEAD, options={"strength": 100.0, "samples": 200}
     ),
     "nscl": Expected(0.95, (-0.02, 0.04), stored=SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2),
+    "icarl": Expected(
+        0.96, (-0.03, 0.03), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"budget": 100}
+    ),
+    "agem": Expected(
+        0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
+    ),
+    "er-ring": Expected(
+        0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
+    ),
 }
 
 
@@ -62,7 +71,8 @@ def stream() -> Stream:
 
 def make(name: str, stream: Stream, net: str = "mlp", epochs: int = 3) -> Method:
     growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
-    recipe = Recipe(**{"epochs": epochs, "batch": 32, **EXPECTED[name].recipe})
+    own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
+    recipe = Recipe(**{"epochs": epochs, "batch": 32, **own})
     options = method_options(name, EXPECTED[name].options)
     return method_class(name)(Setting(NETS[net](), growth, recipe, 0, stream.tasks, options))
 

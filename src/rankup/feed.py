@@ -111,10 +111,7 @@ class Feed:
             yield self._inputs(self.task.train_x.index_select(0, part))
 
     def scaled(self, x: Tensor) -> Tensor:
-        x = x.to(self.dtype)
-        if self.recipe.pixels == "raw":
-            return x * 255
-        return x * 2 - 1 if self.recipe.pixels == "centred" else x
+        return scaled(x.to(self.dtype), self.recipe)
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self._chunk(x)
@@ -128,6 +125,13 @@ class Feed:
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
+
+
+def scaled(x: Tensor, recipe: Recipe) -> Tensor:
+    """Pixels from 0 to 1 as a recipe wants them."""
+    if recipe.pixels == "raw":
+        return x * 255
+    return x * 2 - 1 if recipe.pixels == "centred" else x
 
 
 def take(table: Tensor, rows: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ class ModuleLearner(Learner):
         return logits
 
     def inputs(self, draw: Draws) -> Tensor:
-        x = self.feed.batch(self.x, draw)
+        return self._laid_out(self.feed.batch(self.x, draw))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
         if self._convolves and x.is_cuda and x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x

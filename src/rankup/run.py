@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,14 @@ def _learn_next(
     # The time that learning took is lost where a run was stopped just after it. Runs that learn
     # together share it.
     seconds = (time.perf_counter() - started) / len(runs)
-    for r in runs:
-        if r.out not in failed:
+    whole = [r for r in runs if r.out not in failed]
+    # On a GPU at the same time, because most of it is waiting for the disk and for answers. On the
+    # CPU not: how many threads an operation takes is each thread's own setting.
+    if runs[0].config.device == "cuda" and whole:
+        with ThreadPoolExecutor(len(whole)) as pool:
+            list(pool.map(lambda r: r.record(seconds), whole))
+    else:
+        for r in whole:
             r.record(seconds)
     return failed
 
@@ -154,7 +161,6 @@ class SeedRun:
     """One seed's run folder, and what it holds in memory."""
 
     def __init__(self, config: RunConfig, stream: Stream, out: Path, resume: bool = False) -> None:
-        _open_folder(config, out, resume)
         device = torch.device(config.device)
         self.config, self.out, self.stream = config, out, stream.to(device)
         recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
@@ -164,6 +170,8 @@ class SeedRun:
             module, growth_of(config), recipe, config.seed, self.stream.tasks, options
         )
         kind = method_class(config.method)
+        kind.check(setting)
+        _open_folder(config, out, resume)
         folder = out / NET
         self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)
         self.tests = [Feed(task, recipe, device) for task in self.stream]
@@ -259,7 +267,8 @@ def versions() -> dict[str, str]:
     return {"rankup": rankup.__version__, "torch": torch.__version__}
 
 
-def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    """Refuse a folder in which that run can neither begin nor go on."""
     path = out / CONFIG
     if path.exists() and not resume:
         raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
@@ -275,6 +284,12 @@ def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
                 f"{out} was begun with {name} {stored.get(name)}, not {wanted[name]}: go on with "
                 "the same options, or begin a new run with --out"
             )
+
+
+def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    check_folder(config, out, resume)
+    path = out / CONFIG
+    if path.exists():
         return
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ def _train(
     failures: list[TaskFailed | None] = [None] * len(pupils)
     for epoch in range(first, epochs):
         draws = [
-            learner.draws(seeds.generator(pupil.seed, "epoch", index, epoch, device=feed.device))
+            learner.draws(seeds.of_epoch(pupil.seed, index, epoch, feed.device))
             for pupil, learner, feed in zip(pupils, steps.learners, feeds, strict=True)
         ]
         own = seeds.number(pupils[0].seed, "module", index, epoch)

@@ -4,10 +4,17 @@ them without loading any."""
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import EwcOptions, NsclOptions, Options
+from rankup.methods.options import (
+    EwcOptions,
+    IcarlOptions,
+    NsclOptions,
+    Options,
+    ReplayOptions,
+)
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -18,7 +25,14 @@ class MethodInfo(NamedTuple):
     help: str  # in one line
     options: type[Options] = Options
     continual: bool = True  # sees one task after another, as all but a bound on them do
+    # Fields of a recipe that are other for this method, unless the command line says them itself.
+    recipe: Mapping[str, Any] = MappingProxyType({})
 
+
+# Methods that are made for plain gradient descent, at the rate of their authors.
+_SGD = MappingProxyType(
+    {"optimiser": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.0}
+)
 
 # A new method adds its entry here, its options to options.py and its file beside this one.
 METHODS = {
@@ -26,6 +40,21 @@ METHODS = {
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
     "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
     "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
+    "icarl": MethodInfo(
+        "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
+    ),
+    "agem": MethodInfo(
+        "agem:AGEM",
+        "no step that a batch of remembered samples would call harmful",
+        ReplayOptions,
+        recipe=_SGD,
+    ),
+    "er-ring": MethodInfo(
+        "er_ring:ERRing",
+        "every step also on remembered samples, the last ones of each class",
+        ReplayOptions,
+        recipe=_SGD,
+    ),
 }
 
 

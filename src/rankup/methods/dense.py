@@ -43,6 +43,7 @@ class DenseMethod(Method):
     heads: ClassVar[Literal["frozen", "learning"]] = "frozen"
 
     def __init__(self, setting: Setting) -> None:
+        self.check(setting)
         self.setting = setting
         plan = make_plan(setting.module, setting.growth)
         self.device = plan.device

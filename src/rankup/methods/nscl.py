@@ -29,15 +29,17 @@ class NSCL(DenseMethod):
     Learning*: every step of the optimiser, not its gradient, is projected onto the directions in
     which the inputs of each layer, over all tasks so far, have the least energy.
 
-    A bias is the weight of an input that is always 1, which so belongs to the inputs. The authors
-    cut eigenvalues at a multiple of the smallest; here `energy` is the share of their sum that may
-    be cut, which is how the authors judge a cut. Directions that hold nothing are cut in any case.
+    A bias is the weight of an input that is always 1, and protected as that. The authors take the
+    eigenvectors whose eigenvalues are below a multiple of the smallest, and look at the share of
+    energy that these hold; here that share is given, so that it means the same for every layer.
+    Directions that hold nothing are free in any case. The authors' code divides a projection by its
+    norm as well, a lower rate where there is more room: here the rate is the recipe's.
 
-    Stored are the weights, the heads and one half of each symmetric covariance, summed over
-    samples: sums need no count of what they are over.
+    Stored are the weights, the heads and half of each covariance, which is symmetric: as a sum over
+    samples, which needs no count of them.
 
-    Each task has norms of its own: nothing shared is left that would have to be protected by a
-    penalty, as the authors do.
+    Each task has norms of its own, so that nothing is shared but what is projected; the authors
+    share theirs, under a penalty.
     """
 
     norms = "per task"

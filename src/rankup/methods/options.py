@@ -36,7 +36,7 @@ class Options:
 
 @dataclass(frozen=True)
 class EwcOptions(Options):
-    strength: float = option(100.0, "Weight of the penalty on moving important weights.", least=0)
+    strength: float = option(100.0, "Weight of the method's own term of the loss.", least=0)
     gamma: float = option(
         1.0, "Factor on the importance of earlier tasks whenever one is added.", least=0
     )
@@ -56,3 +56,15 @@ class NsclOptions(Options):
         super().__post_init__()
         if self.energy > 1:
             raise RankupError(f"energy must be at most 1, got {self.energy}")
+
+
+@dataclass(frozen=True)
+class IcarlOptions(Options):
+    budget: int = option(2000, "Samples to remember in all, shared by the classes seen.", least=1)
+    strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
+
+
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=1)
+    replay: int = option(64, "Remembered samples that a step looks at.", least=1)
