@@ -27,7 +27,11 @@ from rankup.recipe import Recipe
 GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
 NETS = {
     "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
-    "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
+    "convolutions": lambda: nn.Sequential(
+        *(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU()),
+        *(nn.Conv2d(6, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(24, 10)),
+    ),
 }
 STREAM = make_stream("p-digits", tasks=3)
 RECIPE = Recipe(epochs=2, batch=32)
