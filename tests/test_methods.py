@@ -44,6 +44,10 @@ NONE = (0.0, 0.0)
 EXPECTED = {
     "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
     "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
+    "ewc": Expected(
+        0.92, (0.0, 0.08), stored=2 * SHARED + 2 * HEAD, options={"strength": 100.0, "samples": 200}
+    ),
+    "nscl": Expected(0.95, (-0.02, 0.04), stored=SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2),
     "icarl": Expected(
         0.96, (-0.03, 0.03), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"budget": 100}
     ),

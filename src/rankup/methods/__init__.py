@@ -8,7 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import IcarlOptions, Options, ReplayOptions
+from rankup.methods.options import (
+    EwcOptions,
+    IcarlOptions,
+    NsclOptions,
+    Options,
+    ReplayOptions,
+)
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -32,6 +38,8 @@ _SGD = MappingProxyType(
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
+    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
     "icarl": MethodInfo(
         "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
     ),

@@ -35,6 +35,30 @@ class Options:
 
 
 @dataclass(frozen=True)
+class EwcOptions(Options):
+    strength: float = option(100.0, "Weight of the method's own term of the loss.", least=0)
+    gamma: float = option(
+        1.0, "Factor on the importance of earlier tasks whenever one is added.", least=0
+    )
+    samples: int = option(1024, "Training samples behind a task's importances.", least=1)
+    anchors: Literal["latest", "all"] = option(
+        "latest", "Weights are held to where the latest task left them, or to where each one did."
+    )
+
+
+@dataclass(frozen=True)
+class NsclOptions(Options):
+    energy: float = option(
+        0.1, "Share of its old inputs' energy to which a layer is not bound.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.energy > 1:
+            raise RankupError(f"energy must be at most 1, got {self.energy}")
+
+
+@dataclass(frozen=True)
 class IcarlOptions(Options):
     budget: int = option(2000, "Samples to remember in all, shared by the classes seen.", least=1)
     strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
