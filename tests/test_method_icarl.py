@@ -34,10 +34,14 @@ def embedded(method: ICaRL, x: Tensor) -> Tensor:
     return x / x.norm(dim=1, keepdim=True)
 
 
+def centred(images: Tensor) -> Tensor:
+    return images / 255 * 2 - 1
+
+
 def plain_means(method: ICaRL, task: int) -> Tensor:
     means = []
     for label in range(2):
-        mean = embedded(method, method.buffer[f"{task}/{label}"] / 255).mean(0)
+        mean = embedded(method, centred(method.buffer[f"{task}/{label}"])).mean(0)
         means.append(mean / mean.norm())
     return torch.stack(means)
 
@@ -67,7 +71,7 @@ def test_exemplars_are_herded_by_the_networks_own_features() -> None:
     method = make("icarl", stream, options=BUDGET, pixels="centred")
     for index, task in enumerate(stream.tasks[:2]):
         method.learn(task, None, None)
-        features = embedded(method, task.train_x / 255 * 2 - 1).double()
+        features = embedded(method, centred(task.train_x)).double()
         for label in range(2):
             rows = (task.train_y == label).nonzero().flatten()
             best = rows[brute(features[rows], 30 // (2 + 2 * index))]
@@ -185,23 +189,23 @@ def digits() -> Stream:
 
 
 def test_an_answer_is_the_nearest_mean_of_exemplars(digits: Stream) -> None:
-    method = make("icarl", digits, options=BUDGET)
+    method = make("icarl", digits, options=BUDGET, pixels="centred")
     for task in digits.tasks[:2]:
         method.learn(task, None, None)
     for index in range(2):
-        x = digits[index].test_x / 255
+        x = centred(digits[index].test_x)
         means = plain_means(method, index)
         expected = [[-float((f - mean).norm()) for mean in means] for f in embedded(method, x)]
         torch.testing.assert_close(method.predict(x, index), torch.tensor(expected))
     method.begin(digits[2])
-    x = digits[2].test_x / 255
+    x = centred(digits[2].test_x)
     torch.testing.assert_close(method.predict(x, 2), answer(method, x, 2))
 
 
 def test_means_follow_the_network(digits: Stream) -> None:
-    method = make("icarl", digits, options=BUDGET)
+    method = make("icarl", digits, options=BUDGET, pixels="centred")
     method.learn(digits[0], None, None)
-    x = digits[0].test_x / 255
+    x = centred(digits[0].test_x)
     first = method.predict(x, 0)
     assert method.means(0) is method.means(0)  # computed once
     learner = method.begin(digits[1])
