@@ -92,7 +92,7 @@ def test_help_is_instant_and_teaches(tmp_path: Path) -> None:
     helped = rankup("--help", cwd=tmp_path)
     # Half a second on an idle machine, with room for a busy one; torch alone takes over a second.
     assert time.perf_counter() - started < 1.5
-    for command in ("run", "report", "info", "verify", "streams", "methods"):
+    for command in ("run", "compare", "report", "info", "verify", "streams", "methods"):
         assert command in helped.stdout
     loaded = subprocess.run(
         [sys.executable, "-c", "import rankup.cli, sys; print('torch' in sys.modules)"],

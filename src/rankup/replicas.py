@@ -45,18 +45,30 @@ def run_seeds(
     note: Callable[[str], None],
 ) -> dict[int, str]:
     """Run all seeds; give back why those failed that did."""
+    failures = run_all(seeds, on_progress=on_progress, note=note)
+    return {seed.config.seed: failures[seed.out] for seed in seeds if seed.out in failures}
+
+
+def run_all(
+    seeds: Sequence[Seed],
+    *,
+    on_progress: OnProgress | None = None,
+    note: Callable[[str], None],
+) -> dict[Path, str]:
+    """Run all that is asked for, which may differ in more than the seed; give back why runs failed
+    that did, by their folders."""
     if len(seeds) == 1 or seeds[0].config.device == "cuda":
         runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
         failures = run_together(runs, on_progress=on_progress, note=note)
-        return {seed: str(why) for seed, why in failures.items()}
+        return {out: str(why) for out, why in failures.items()}
     return _in_processes(seeds, on_progress)
 
 
-def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[int, str]:
+def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[Path, str]:
     context = multiprocessing.get_context("spawn")
     told: Any = context.Queue()
     workers = min(len(seeds), len(os.sched_getaffinity(0)))
-    failures: dict[int, str] = {}
+    failures: dict[Path, str] = {}
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (told,))
     try:
         pending = {pool.submit(_run_one, seed): seed for seed in seeds}
@@ -65,7 +77,7 @@ def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict
             for done in [future for future in pending if future.done()]:
                 seed = pending.pop(done)
                 if (why := done.result()) is not None:
-                    failures[seed.config.seed] = why
+                    failures[seed.out] = why
         pool.shutdown()
         return failures
     except BaseException as error:

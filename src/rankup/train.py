@@ -120,30 +120,34 @@ def _train(
 ) -> list[TaskFailed | None]:
     """Whatever is random in an epoch comes from the seed, the task's index and the epoch's number,
     so an interrupted run goes on from a checkpoint as if nothing had happened."""
-    recipe, index = pupils[0].recipe, pupils[0].learned
+    epochs, index = pupils[0].recipe.epochs, pupils[0].learned
     feeds = [learner.feed for learner in steps.learners]
     first = _resumed(steps, resume)
-    peak = recipe.first_lr if index == 0 and recipe.first_lr else recipe.lr
     length = feeds[0].steps
-    rates = [rate(recipe, peak, n, recipe.epochs * length) for n in range(recipe.epochs * length)]
+    peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
+    rates = [
+        [rate(pupil.recipe, peak, n, epochs * length) for n in range(epochs * length)]
+        for pupil, peak in zip(pupils, peaks, strict=True)
+    ]
     failures: list[TaskFailed | None] = [None] * len(pupils)
-    for epoch in range(first, recipe.epochs):
+    for epoch in range(first, epochs):
         draws = [
             learner.draws(seeds.of_epoch(pupil.seed, index, epoch, feed.device))
             for pupil, learner, feed in zip(pupils, steps.learners, feeds, strict=True)
         ]
         own = seeds.number(pupils[0].seed, "module", index, epoch)
         steps.turn(epoch)
-        totals = steps.epoch(draws, rates[epoch * length : (epoch + 1) * length], own)
+        now = slice(epoch * length, (epoch + 1) * length)
+        totals = steps.epoch(draws, [each[now] for each in rates], own)
         for number, total in enumerate(totals.tolist()):
             if not math.isfinite(total):
                 failures[number] = failures[number] or TaskFailed(
                     f"task {feeds[number].task.name!r} diverged: the loss of epoch {epoch + 1} is "
-                    f"{total / length}; a learning rate below {peak:g} may help"
+                    f"{total / length}; a learning rate below {peaks[number]:g} may help"
                 )
             elif on_epoch is not None and (tell := on_epoch[number]) is not None:
                 look = _look(pupils[number], steps, feeds[number])
-                done = Epoch(epoch + 1, recipe.epochs, total / length, look)
+                done = Epoch(epoch + 1, epochs, total / length, look)
                 tell(done, Checkpoint(epoch + 1, steps.state(number)))
         if all(failures):
             break
