@@ -9,7 +9,6 @@ import rankup
 from little import CLASSES, after, answer, cross_entropies, entry, gradient, little_stream, make
 from rankup.data.streams import Stream, make_stream
 from rankup.methods.icarl import ICaRL, Lists, herded
-from rankup.recipe import Recipe
 from rankup.steps import Eager
 
 BUDGET = {"budget": 30}
@@ -112,6 +111,19 @@ def test_every_exemplar_is_seen_about_once_in_an_epoch() -> None:
     assert times.double().mean() < 1.2
 
 
+def test_tasks_that_replay_other_numbers_of_exemplars_share_no_graph() -> None:
+    stream = little_stream(3, 3, 3, 3, 3)
+    method = make("icarl", stream, options={"budget": 40})  # more than the samples of a task
+    keys, replayed = [], []
+    for task in stream:
+        learner = method.begin(task)
+        keys.append(learner.key())
+        replayed.append(learner.replay)
+        method.end()
+    assert replayed == [0, 16, 27, 27, 27]
+    assert [keys.index(key) for key in keys] == [0, 1, 2, 2, 2]
+
+
 def moved(learner) -> None:
     """Make the learning network another than the one it began as."""
     draw = torch.Generator().manual_seed(9)
@@ -153,7 +165,7 @@ def test_distillation_does_not_pull_before_something_has_changed(net: str, recip
     stream = little_stream(3, 3, 3)
     learner = after(make("icarl", stream, net, options=BUDGET, **recipe), stream, 2)
     draw = entry(learner)
-    steps = Eager([learner], learner.feed.recipe)
+    steps = Eager([learner])
 
     def pull() -> list[Tensor]:
         with learner.bound(steps.places[0]):
@@ -165,7 +177,7 @@ def test_distillation_does_not_pull_before_something_has_changed(net: str, recip
             return list(torch.autograd.grad(loss, learner._leaves))
 
     assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in pull())
-    steps.epoch([{name: entries[None] for name, entries in draw.items()}], [0.1], 0)
+    steps.epoch([{name: entries[None] for name, entries in draw.items()}], [[0.1]], 0)
     assert all(bool(grad.any()) for grad in pull()[:2])
 
 
@@ -174,9 +186,9 @@ def test_the_frozen_network_stays_as_it_was_and_is_not_learned() -> None:
     learner = after(make("icarl", stream, "resnet18", options=BUDGET), stream, 1)
     before = {name: t.clone() for name, t in learner.old.state_dict().items()}
     assert not any(name.startswith("old") for name in learner.learned())
-    steps = Eager([learner], Recipe(batch=16))
+    steps = Eager([learner])
     drawn = learner.draws(torch.Generator().manual_seed(0))
-    steps.epoch([drawn], [0.01] * learner.feed.steps, 0)
+    steps.epoch([drawn], [[0.01] * learner.feed.steps], 0)
     steps.keep()
     after_it = learner.old.state_dict()
     assert all(torch.equal(tensor, after_it[name]) for name, tensor in before.items())

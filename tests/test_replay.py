@@ -363,12 +363,11 @@ def test_captured_steps_are_the_steps_one_by_one(name: str, net: str) -> None:
     for captured in (False, True):
         method = make(name, stream, net, "cuda", REPLAY[name], flip=True)
         learner = after(method, stream, 2)
-        recipe = method.setting.recipe
-        steps = Graph("branches", [learner], recipe, None) if captured else Eager([learner], recipe)
+        steps = Graph("branches", [learner], None) if captured else Eager([learner])
         if captured:
             steps.start([learner])
         draws = learner.draws(seeds.generator(0, "test", device="cuda"))
-        losses = steps.epoch([draws], [2.0**-7] * learner.feed.steps, 0)
+        losses = steps.epoch([draws], [[2.0**-7] * learner.feed.steps], 0)
         steps.keep()
         found.append((losses, [p.detach().clone() for p in method.body.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)
