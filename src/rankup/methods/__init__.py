@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankup.errors import RankupError
 from rankup.methods.options import (
     EwcOptions,
+    IbpWfOptions,
     IcarlOptions,
     NsclOptions,
     Options,
     ReplayOptions,
+    SupSupOptions,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +56,12 @@ METHODS = {
         "every step also on remembered samples, the last ones of each class",
         ReplayOptions,
         recipe=_SGD,
+    ),
+    "supsup": MethodInfo(
+        "supsup:SupSup", "a mask per task over random weights; never forgets", SupSupOptions
+    ),
+    "ibpwf": MethodInfo(
+        "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
     ),
 }
 

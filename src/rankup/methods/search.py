@@ -27,6 +27,12 @@ SEARCH: Mapping[str, Iterable[list[Settings]]] = {
     "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
     "agem": _REPLAY,
     "er-ring": _REPLAY,
+    "supsup": [
+        _each("lr", 3e-3, 1e-2, 3e-2),
+        _each("weight_decay", 0.0, 1e-2),
+        _each("share", 0.1, 0.3),
+    ],
+    "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
 }
 
 
