@@ -12,8 +12,11 @@ from rankup.methods.options import (
     EwcOptions,
     IbpWfOptions,
     IcarlOptions,
+    MultitaskOptions,
     NsclOptions,
     Options,
+    OrthogOptions,
+    ParallelOptions,
     ReplayOptions,
     SupSupOptions,
 )
@@ -62,6 +65,23 @@ METHODS = {
     ),
     "ibpwf": MethodInfo(
         "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
+    ),
+    "orthog": MethodInfo(
+        "orthog:Orthog",
+        "replay, and an orthogonal subspace of features for each task",
+        OrthogOptions,
+        recipe=_SGD,
+    ),
+    "parallel": MethodInfo(
+        "parallel:Parallel",
+        "a network of its own for each task, dense or of low rank: never forgets",
+        ParallelOptions,
+    ),
+    "multitask": MethodInfo(
+        "multitask:Multitask",
+        "one dense network that learns all tasks at once; not continual, a bound",
+        MultitaskOptions,
+        continual=False,
     ),
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from functools import partial
 
 import torch
@@ -17,7 +16,7 @@ from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
 from rankup.methods.options import NsclOptions
-from rankup.steps import Learner
+from rankup.steps import Learner, exact
 
 Layer = nn.Linear | nn.Conv2d
 
@@ -134,17 +133,6 @@ class ConfinedLearner(ModuleLearner):
             for layer in self.confined:
                 assert isinstance(layer, Confined)
                 layer.settle()
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def as_matrix(layer: Layer) -> Tensor:

@@ -89,3 +89,31 @@ class IbpWfOptions(Options):
         0.5, "Probability from which on a factor is selected for good.", above=0, most=1
     )
     temperature: float = option(2 / 3, "How soft selections are while they are learned.", above=0)
+
+
+@dataclass(frozen=True)
+class OrthogOptions(ReplayOptions):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=0)
+    basis: Literal["orthogonal", "identity"] = option(
+        "orthogonal", "Tasks' subspaces are columns of a random orthogonal matrix, or coordinates."
+    )
+    stiefel: Literal["auto", "yes", "no"] = option(
+        "auto", "Keep weights orthonormal: yes, no, or where there are convolutions (auto)."
+    )
+
+
+@dataclass(frozen=True)
+class ParallelOptions(Options):
+    size: str = option("full", "What each network is: dense ('full'), or its rank (2, 4, …).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size != "full" and not (str(self.size).isdecimal() and int(self.size)):
+            raise RankupError(f"size must be a rank of at least 1 or 'full', got {self.size!r}")
+
+
+@dataclass(frozen=True)
+class MultitaskOptions(Options):
+    single_head: bool = option(
+        False, "One head over the classes of all tasks together, not one for each task."
+    )

@@ -33,6 +33,13 @@ SEARCH: Mapping[str, Iterable[list[Settings]]] = {
         _each("share", 0.1, 0.3),
     ],
     "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
+    "orthog": [
+        _each("lr", 0.05, 0.1, 0.2),
+        _each("basis", "orthogonal", "identity"),
+        _each("stiefel", "yes", "no"),
+    ],
+    "parallel": _ADAM,
+    "multitask": _ADAM,
 }
 
 
