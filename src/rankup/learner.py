@@ -23,6 +23,7 @@ from rankup.layers import (
 from rankup.layers.given import built, projected
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
+from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
 MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
@@ -51,8 +52,7 @@ class ModuleLearner(Learner):
         constant = self._constant()
         self.changed = tuple(constant) if any(p.requires_grad for p in body.parameters()) else ()
         self._reads = constant | {"x": self.x, "y": self.y}
-        convolutions = nn.Conv2d | FactoredConv2d
-        self._convolves = any(isinstance(part, convolutions) for part in body.modules())
+        self._convolves = any(_convolves(part) for part in body.modules())
         own_steps = type(self).gradient is not Learner.gradient or (
             type(self).settle is not Learner.settle
         )
@@ -102,6 +102,12 @@ class ModuleLearner(Learner):
             if not isinstance(part, TaskLayer)
             for key, tensor in part.named_buffers(recurse=False)
         }
+
+
+def _convolves(part: nn.Module) -> bool:
+    if isinstance(part, TaskLayer):
+        return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
+    return isinstance(part, nn.Conv2d)
 
 
 class RankLearner(ModuleLearner):

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
 from rankup.methods.options import (
+    EwcOptions,
+    IbpWfOptions,
     IcarlOptions,
     MultitaskOptions,
+    NsclOptions,
     Options,
     OrthogOptions,
     ParallelOptions,
     ReplayOptions,
+    SupSupOptions,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +43,8 @@ _SGD = MappingProxyType(
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
+    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
     "icarl": MethodInfo(
         "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
     ),
@@ -53,6 +59,12 @@ METHODS = {
         "every step also on remembered samples, the last ones of each class",
         ReplayOptions,
         recipe=_SGD,
+    ),
+    "supsup": MethodInfo(
+        "supsup:SupSup", "a mask per task over random weights; never forgets", SupSupOptions
+    ),
+    "ibpwf": MethodInfo(
+        "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
     ),
     "orthog": MethodInfo(
         "orthog:Orthog",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from rankup.methods.er_ring import ERRing, ERRingLearner
 from rankup.methods.options import OrthogOptions
 from rankup.plan import make_plan
 from rankup.specs import HeadSpec
-from rankup.steps import Learner
+from rankup.steps import Learner, exact
 from rankup.trace import trace
 
 _ITERATIONS = 10  # enough for steps ten times as long as the vectors that they change
@@ -64,7 +63,7 @@ class OrthogLearner(ERRingLearner):
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         loss, grads = super().gradient(draw)
         by_name = dict(zip(self.learned(), grads, strict=True))
-        with _exact():
+        with torch.no_grad(), exact():
             for name in self.orthonormal:
                 by_name[name] = tangent(self.get_parameter(name).data, by_name[name])
         return loss, list(by_name.values())
@@ -74,7 +73,7 @@ class OrthogLearner(ERRingLearner):
         for name in self.orthonormal:
             matrix = _matrix(self.get_parameter(name).data)
             by_size.setdefault(len(matrix), []).append(matrix)
-        with _exact():
+        with torch.no_grad(), exact():
             for matrices in by_size.values():
                 grams = torch.stack([matrix @ matrix.t() for matrix in matrices])
                 for matrix, root in zip(matrices, inverse_roots(grams), strict=True):
@@ -186,15 +185,3 @@ def _matrix(weight: Tensor) -> Tensor:
     """A weight as a matrix of at least as many columns as rows; of contiguous memory a view."""
     matrix = weight.flatten(1)
     return matrix if len(matrix) <= matrix.shape[1] else matrix.t()
-
-
-@contextmanager
-def _exact() -> Iterator[None]:
-    """Inside, matrices are multiplied in full precision: less would leave the manifold."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
