@@ -1,0 +1,34 @@
+"""Small whole numbers as bits without a gap, so that what is stored is what is counted."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """Whole numbers below 2**bits as bytes: the lowest bit of all of them, then the next.
+
+    >>> pack(torch.tensor([1, 3, 0, 2, 1]), 2)
+    tensor([83,  1], dtype=torch.uint8)
+    """
+    numbers = numbers.flatten()
+    planes = torch.cat([(numbers >> place & 1).to(torch.uint8) for place in range(bits)])
+    eights = F.pad(planes, (0, -len(planes) % 8)).view(-1, 8)
+    return (eights << _eight(eights)).sum(1, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The `count` numbers that were packed.
+
+    >>> unpack(pack(torch.tensor([1, 3, 0, 2, 1]), 2), 2, 5)
+    tensor([1, 3, 0, 2, 1], dtype=torch.int32)
+    """
+    planes = (packed[:, None] >> _eight(packed) & 1).flatten()[: bits * count].view(bits, count)
+    numbers = torch.zeros(count, dtype=torch.int32, device=packed.device)
+    for place, plane in enumerate(planes):
+        numbers += plane.int() << place
+    return numbers
+
+
+def _eight(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
