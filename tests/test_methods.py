@@ -44,6 +44,13 @@ NONE = (0.0, 0.0)
 EXPECTED = {
     "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
     "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
+    "hat": Expected(
+        0.95,
+        NONE,
+        stored=SHARED + 2 * HEAD + 2 * 64 / 32,  # a bit per unit and task
+        recipe={"optimiser": "sgd", "lr": 0.5},
+        options={"strength": 0.1},
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import Options
+from rankup.methods.options import HatOptions, Options
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -24,6 +24,9 @@ class MethodInfo(NamedTuple):
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "hat": MethodInfo(
+        "hat:HardAttention", "learns which units a task uses and freezes them", HatOptions
+    ),
 }
 
 
