@@ -51,6 +51,8 @@ EXPECTED = {
         recipe={"optimiser": "sgd", "lr": 0.5},
         options={"strength": 0.1},
     ),
+    # Biases per task, and two bits for a weight's owner: one of two tasks, or nobody.
+    "packnet": Expected(0.97, NONE, stored=SHARED + 64 + 2 * HEAD + (SHARED - 64) * 2 / 32),
 }
 
 

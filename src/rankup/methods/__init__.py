@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import HatOptions, Options
+from rankup.methods.options import HatOptions, Options, PackNetOptions
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -26,6 +26,9 @@ METHODS = {
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
     "hat": MethodInfo(
         "hat:HardAttention", "learns which units a task uses and freezes them", HatOptions
+    ),
+    "packnet": MethodInfo(
+        "packnet:PackNet", "prunes after every task, to give the rest to the next", PackNetOptions
     ),
 }
 
