@@ -191,6 +191,21 @@ def test_a_page_where_nothing_worked(call: Call) -> None:
     assert as_csv(read_comparison(Path("c"))).splitlines()[1].startswith("buggy,yes,0,")
 
 
+def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+    rankup.compare._release("ewc", "cuda")
+    assert freed == [True]
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(RankupError, match="the GPU answers no more since ewc failed; the same"):
+        rankup.compare._release("ewc", "cuda")
+
+
 @pytest.mark.usefixtures("no_plots")
 def test_what_is_finished_is_not_run_again(call: Call, learned: list[tuple[str, int]]) -> None:
     first = call("compare", "--methods", "finetune,buggy", *QUICK)
@@ -299,7 +314,7 @@ REFUSED = {
     "none": (["--methods", ""], "there is no method '', only rank"),
     "twice": (["--methods", "rank,rank"], "the method 'rank' is named 2 times, not once"),
     "stream": (["--methods", "rank", "--stream", "p-digit"], "there is no stream 'p-digit'"),
-    "epochs": (["--methods", "rank", "--epochs", "0"], "epochs must be at least 1, got 0"),
+    "epochs": (["--stream", "p-mnist", "--epochs", "0"], "epochs must be at least 1, got 0"),
     "recipe": (["--recipe", "best"], "there is no recipe 'best', only default, paper"),
     "folder": (["--methods", "rank", "--out", "mine"], "mine holds other files: name a new"),
     "file": (["--methods", "rank", "--out", "mine/x"], "mine/x holds other files: name a new"),

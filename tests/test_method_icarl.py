@@ -9,7 +9,6 @@ import rankup
 from little import CLASSES, after, answer, cross_entropies, entry, gradient, little_stream, make
 from rankup.data.streams import Stream, make_stream
 from rankup.methods.icarl import ICaRL, Lists, herded
-from rankup.recipe import Recipe
 from rankup.steps import Eager
 
 BUDGET = {"budget": 30}
@@ -34,10 +33,14 @@ def embedded(method: ICaRL, x: Tensor) -> Tensor:
     return x / x.norm(dim=1, keepdim=True)
 
 
+def centred(images: Tensor) -> Tensor:
+    return images / 255 * 2 - 1
+
+
 def plain_means(method: ICaRL, task: int) -> Tensor:
     means = []
     for label in range(2):
-        mean = embedded(method, method.buffer[f"{task}/{label}"] / 255).mean(0)
+        mean = embedded(method, centred(method.buffer[f"{task}/{label}"])).mean(0)
         means.append(mean / mean.norm())
     return torch.stack(means)
 
@@ -67,7 +70,7 @@ def test_exemplars_are_herded_by_the_networks_own_features() -> None:
     method = make("icarl", stream, options=BUDGET, pixels="centred")
     for index, task in enumerate(stream.tasks[:2]):
         method.learn(task, None, None)
-        features = embedded(method, task.train_x / 255 * 2 - 1).double()
+        features = embedded(method, centred(task.train_x)).double()
         for label in range(2):
             rows = (task.train_y == label).nonzero().flatten()
             best = rows[brute(features[rows], 30 // (2 + 2 * index))]
@@ -106,6 +109,19 @@ def test_every_exemplar_is_seen_about_once_in_an_epoch() -> None:
     times = learner.draws(torch.Generator())["memory"].flatten().bincount(minlength=100)
     assert set(times.tolist()) <= {1, 2}
     assert times.double().mean() < 1.2
+
+
+def test_tasks_that_replay_other_numbers_of_exemplars_share_no_graph() -> None:
+    stream = little_stream(3, 3, 3, 3, 3)
+    method = make("icarl", stream, options={"budget": 40})  # more than the samples of a task
+    keys, replayed = [], []
+    for task in stream:
+        learner = method.begin(task)
+        keys.append(learner.key())
+        replayed.append(learner.replay)
+        method.end()
+    assert replayed == [0, 16, 27, 27, 27]
+    assert [keys.index(key) for key in keys] == [0, 1, 2, 2, 2]
 
 
 def moved(learner) -> None:
@@ -149,7 +165,7 @@ def test_distillation_does_not_pull_before_something_has_changed(net: str, recip
     stream = little_stream(3, 3, 3)
     learner = after(make("icarl", stream, net, options=BUDGET, **recipe), stream, 2)
     draw = entry(learner)
-    steps = Eager([learner], learner.feed.recipe)
+    steps = Eager([learner])
 
     def pull() -> list[Tensor]:
         with learner.bound(steps.places[0]):
@@ -161,7 +177,7 @@ def test_distillation_does_not_pull_before_something_has_changed(net: str, recip
             return list(torch.autograd.grad(loss, learner._leaves))
 
     assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in pull())
-    steps.epoch([{name: entries[None] for name, entries in draw.items()}], [0.1], 0)
+    steps.epoch([{name: entries[None] for name, entries in draw.items()}], [[0.1]], 0)
     assert all(bool(grad.any()) for grad in pull()[:2])
 
 
@@ -170,9 +186,9 @@ def test_the_frozen_network_stays_as_it_was_and_is_not_learned() -> None:
     learner = after(make("icarl", stream, "resnet18", options=BUDGET), stream, 1)
     before = {name: t.clone() for name, t in learner.old.state_dict().items()}
     assert not any(name.startswith("old") for name in learner.learned())
-    steps = Eager([learner], Recipe(batch=16))
+    steps = Eager([learner])
     drawn = learner.draws(torch.Generator().manual_seed(0))
-    steps.epoch([drawn], [0.01] * learner.feed.steps, 0)
+    steps.epoch([drawn], [[0.01] * learner.feed.steps], 0)
     steps.keep()
     after_it = learner.old.state_dict()
     assert all(torch.equal(tensor, after_it[name]) for name, tensor in before.items())
@@ -185,23 +201,23 @@ def digits() -> Stream:
 
 
 def test_an_answer_is_the_nearest_mean_of_exemplars(digits: Stream) -> None:
-    method = make("icarl", digits, options=BUDGET)
+    method = make("icarl", digits, options=BUDGET, pixels="centred")
     for task in digits.tasks[:2]:
         method.learn(task, None, None)
     for index in range(2):
-        x = digits[index].test_x / 255
+        x = centred(digits[index].test_x)
         means = plain_means(method, index)
         expected = [[-float((f - mean).norm()) for mean in means] for f in embedded(method, x)]
         torch.testing.assert_close(method.predict(x, index), torch.tensor(expected))
     method.begin(digits[2])
-    x = digits[2].test_x / 255
+    x = centred(digits[2].test_x)
     torch.testing.assert_close(method.predict(x, 2), answer(method, x, 2))
 
 
 def test_means_follow_the_network(digits: Stream) -> None:
-    method = make("icarl", digits, options=BUDGET)
+    method = make("icarl", digits, options=BUDGET, pixels="centred")
     method.learn(digits[0], None, None)
-    x = digits[0].test_x / 255
+    x = centred(digits[0].test_x)
     first = method.predict(x, 0)
     assert method.means(0) is method.means(0)  # computed once
     learner = method.begin(digits[1])

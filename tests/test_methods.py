@@ -57,6 +57,9 @@ NONE = (0.0, 0.0)
 EXPECTED = {
     "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
     "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
+    "ewc": Expected(
+        0.92, (0.0, 0.08), stored=2 * SHARED + 2 * HEAD, options={"strength": 100.0, "samples": 200}
+    ),
     "icarl": Expected(
         0.96, (-0.03, 0.03), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"budget": 100}
     ),
@@ -66,8 +69,23 @@ EXPECTED = {
     "er-ring": Expected(
         0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
     ),
+    "hat": Expected(
+        0.95,
+        NONE,
+        stored=SHARED + 2 * HEAD + 2 * 64 / 32,  # a bit per unit and task
+        recipe={"optimiser": "sgd", "lr": 0.5},
+        options={"strength": 0.1},
+    ),
+    # Biases per task, and two bits for a weight's owner: one of two tasks, or nobody.
+    "packnet": Expected(0.97, NONE, stored=SHARED + 64 + 2 * HEAD + (SHARED - 64) * 2 / 32),
     "supsup": Expected(0.95, NONE, stored=2 * HEAD + 2 * (64 * 32 + 32 * 32) / 32),
+    "orthog": Expected(
+        0.96, (0.0, 0.05), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
+    ),
+    "nscl": Expected(0.95, (-0.02, 0.04), stored=SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2),
     "ibpwf": Expected(0.95, NONE, stored=factors_in_use, options={"dictionary": 64}),
+    "parallel": Expected(0.97, NONE, stored=2 * (SHARED + HEAD)),
+    "multitask": Expected(0.97, NONE, stored=SHARED + 2 * HEAD),
 }
 
 
@@ -132,8 +150,8 @@ def test_what_it_saves_comes_back_bit_for_bit(
     name: str, net: str, stream: Stream, tmp_path: Path
 ) -> None:
     method = make(name, stream, net, epochs=3)
-    for task in stream.tasks[method.learned : 2]:
-        method.learn(task, None, None)
+    while method.learned < 2:
+        method.learn(stream[method.learned], None, None)
     method.save(tmp_path / "net")
     loaded = method_class(name).load(tmp_path / "net", make(name, stream, net, epochs=3).setting)
     assert loaded.learned == method.learned >= 2

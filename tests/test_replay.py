@@ -207,6 +207,12 @@ def test_a_class_with_fewer_samples_than_places_fills_them_all() -> None:
 # Steps
 
 
+def shift(body: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.add_(0.01)
+
+
 @pytest.mark.parametrize("held", [1, 6, 9])
 @pytest.mark.parametrize("replay", [4, 6, 20])
 def test_a_memory_is_gone_through_evenly(held: int, replay: int) -> None:
@@ -269,6 +275,27 @@ def test_one_captured_graph_would_serve_all_tasks_but_the_first(name: str, net: 
     assert signatures[1] == signatures[2] == signatures[3]
 
 
+@pytest.mark.parametrize("net", ["mlp", "resnet18"])
+@pytest.mark.parametrize("name", REPLAY)
+def test_what_differs_between_tasks_is_in_what_a_step_reads(name: str, net: str) -> None:
+    """An earlier task's step on a later one's tensors, as in a captured graph, is the later's."""
+    stream = little_stream(3, 3, 3, 3)
+    method = make(name, stream, net, options=REPLAY[name])
+    earlier = after(method, stream, 1)
+    shift(method.body)
+    method.end()
+    later = method.begin(stream[2])
+    shift(method.body)  # no longer where it began, so that distillation pulls
+    draw = entry(later)
+    tensors = {name: t.detach().clone() for name, t in (later.read() | later.learned()).items()}
+    loss, grads = gradient(later, draw)
+    with earlier.bound(tensors):
+        captured, found = earlier.gradient(draw)
+    torch.testing.assert_close(captured, loss)
+    for one, other in zip(found, grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 class Unwaiting(TorchDispatchMode):
     """Refuses whatever would wait for a GPU, or whose shape depends on values."""
 
@@ -306,9 +333,7 @@ def test_several_seeds_may_be_mapped_over(name: str) -> None:
     """What a captured graph of several MLPs computes, computed on the CPU."""
     stream = little_stream(3, 3, 3, 3)
     learners = [after(make(name, stream, options=REPLAY[name]), stream, 2) for _ in range(2)]
-    with torch.no_grad():
-        for parameter in learners[1].body.parameters():
-            parameter.add_(0.01)
+    shift(learners[1].body)
     assert learners[0].replicas == "vmap"
     draws = [entry(learner, seed=seed) for seed, learner in enumerate(learners)]
 
@@ -338,12 +363,11 @@ def test_captured_steps_are_the_steps_one_by_one(name: str, net: str) -> None:
     for captured in (False, True):
         method = make(name, stream, net, "cuda", REPLAY[name], flip=True)
         learner = after(method, stream, 2)
-        recipe = method.setting.recipe
-        steps = Graph("branches", [learner], recipe, None) if captured else Eager([learner], recipe)
+        steps = Graph("branches", [learner], None) if captured else Eager([learner])
         if captured:
             steps.start([learner])
         draws = learner.draws(seeds.generator(0, "test", device="cuda"))
-        losses = steps.epoch([draws], [2.0**-7] * learner.feed.steps, 0)
+        losses = steps.epoch([draws], [[2.0**-7] * learner.feed.steps], 0)
         steps.keep()
         found.append((losses, [p.detach().clone() for p in method.body.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)

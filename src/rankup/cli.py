@@ -9,6 +9,7 @@ import typer
 
 from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import Request, with_method_options, with_request
+from rankup.cli_tune import tune
 from rankup.errors import RankupError
 from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
@@ -79,6 +80,7 @@ def run(
 
 
 app.command()(compare)
+app.command()(tune)
 
 
 def _show(paths: list[Path], page: Path) -> None:

@@ -34,17 +34,17 @@ def compare(
     page, report.html, and the table as table.csv, table.md and table.tex.
     """
     names = chosen_methods(methods)
-    from rankup import compare as comparing
+    from rankup.compare import MethodRuns
     from rankup.launch import Launch
     from rankup.progress import MethodBars, bars, note
 
     net = "" if request.net is Net.mlp else f"-{request.net.value}"
     root = out or Path("runs") / f"compare-{request.stream_name}{net}"
     launch = Launch(request)
-    comparison = comparing.Comparison(launch, names, root)
+    runs = MethodRuns(launch, names, root)
     with bars() as bar:
-        watch = MethodBars(bar, launch.tasks, len(comparison.unfinished))
-        comparison.run(watch, partial(note, bar))
+        watch = MethodBars(bar, launch.tasks, len(runs.unfinished))
+        runs.run(watch, partial(note, bar))
     shown = show_comparison(root, root / "report.html")
     if failed := [entry.method for entry in shown.failed if entry.method in names]:
         raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")

@@ -12,6 +12,7 @@ import typer
 
 from rankup.methods import METHODS
 from rankup.recipe import RECIPES, Recipe, recipe_for
+from rankup.settings import base_recipe
 
 _RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options"
@@ -52,7 +53,11 @@ class Request:
     ] = None
     tasks: Annotated[int | None, typer.Option(help="How many tasks of the stream.")] = None
     recipe: Annotated[
-        str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in RECIPES.items()))
+        str,
+        typer.Option(
+            help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
+            + "; or a folder that `rankup tune` has written"
+        ),
     ] = "default"
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0
     seeds: Annotated[
@@ -71,9 +76,12 @@ class Request:
         ),
     ] = None
     recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
+    held_out: float = 0.0  # share of the training data that stands for the test data
 
     def __post_init__(self) -> None:
-        replace(recipe_for(self.recipe), **self.recipe_options)  # refuses before data is loaded
+        replace(
+            recipe_for(base_recipe(self.recipe)), **self.recipe_options
+        )  # refuses before data is loaded
 
     @property
     def stream_name(self) -> str:
@@ -85,7 +93,7 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a `Request` and one for every field of a recipe, in place of
     its `request`."""
     asked = inspect.signature(Request).parameters
-    shared = {name: asked[name] for name in asked if name != "recipe_options"}
+    shared = {name: asked[name] for name in asked if name not in ("recipe_options", "held_out")}
     recipe = {item.name: _parameter(item, _RECIPE) for item in fields(Recipe)}
 
     def wrapped(**arguments: Any) -> None:

@@ -38,7 +38,7 @@ class Watch(Protocol):
     def end(self) -> None: ...
 
 
-class Comparison:
+class MethodRuns:
     """A folder of methods' runs that may begin or go on; refused before anything is run or written
     where it may not."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,15 @@ class Feed:
     def x(self) -> Tensor:
         """What batches are gathered from."""
         return self.task.train_x if self.made is None else self.made
+
+    @property
+    def parts(self) -> Sequence[Feed]:
+        """The feeds of the tasks that are learned at once: just this one."""
+        return [self]
+
+    def guess(self) -> float:
+        """What guessing well gets right: the share of the most frequent class."""
+        return float(self.task.train_y.bincount().max()) / len(self)
 
     def draws(self, generator: torch.Generator) -> Draws:
         """What an epoch's batches are made of: the rows of each, `[steps, batch]`, and what is

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from rankup.cli_options import Device, Net, Request
+from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError
-from rankup.methods import method_options
+from rankup.methods import method_info, method_options
 from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
 from rankup.report.runs import CONFIG, read_config
 from rankup.run import RunConfig, parse_rank, versions
-from rankup.settings import settings_for
+from rankup.settings import Settings, base_recipe, settings_for
 
 
 class Launch:
@@ -53,12 +54,25 @@ class Launch:
     def seeds(self) -> range:
         return range(self.request.seed, self.request.seed + self.request.seeds)
 
-    def of(self, method: str, given: Mapping[str, Any], folders: Mapping[int, Path]) -> list[Seed]:
+    def of(
+        self,
+        method: str,
+        given: Mapping[str, Any],
+        folders: Mapping[int, Path],
+        *,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> list[Seed]:
         """A method's runs, one for each seed, with its own options that were given, in the seeds'
-        folders."""
+        folders.
+
+        Args:
+            recipe: fields of the recipe to try, in place of those that were found by tuning.
+        """
         asked = self.request
-        settings = settings_for(method, asked.stream, asked.net.value)
-        recipe = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
+        settings = settings_for(method, asked.stream, asked.net.value, asked.recipe)
+        if recipe is not None:
+            settings = Settings(dict(method_info(method).recipe) | dict(recipe), {})
+        chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
         options = method_options(method, {**settings.options, **given})
         return [
             Seed(
@@ -74,9 +88,10 @@ class Launch:
                     seed=seed,
                     device=self.device,
                     threads=_threads(asked, out),
-                    recipe={"name": asked.recipe, **asdict(recipe)},
+                    recipe={"name": asked.recipe, **asdict(chosen)},
                     task_names=self._names[seed],
                     versions=versions(),
+                    held_out=asked.held_out,
                 ),
                 asked.data,
                 out,
@@ -88,9 +103,10 @@ class Launch:
 
     def _stream(self, seed: int, download: bool = False) -> Stream:
         asked = self.request
-        return make_stream(
+        made = make_stream(
             asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
         )
+        return hold_out(made, asked.held_out, seed) if asked.held_out else made
 
 
 def _device(asked: Device) -> str:
@@ -104,7 +120,7 @@ def _device(asked: Device) -> str:
 def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recipe:
     shape = stream[0].train_x.shape[1:]
     return recipe_for(
-        asked.recipe,
+        base_recipe(asked.recipe),
         colour=len(shape) == 3 and shape[0] == 3,
         size=shape[-1],
         samples=len(stream[0].train_y),

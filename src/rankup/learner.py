@@ -46,6 +46,7 @@ class ModuleLearner(Learner):
     def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
         super().__init__(feed)
         self.body, self.index = body, index
+        self.kind: Hashable = id(body)  # bodies of one kind take the same steps
         self.register_buffer("x", feed.x)
         self.register_buffer("y", feed.task.train_y)
         constant = self._constant()
@@ -70,7 +71,7 @@ class ModuleLearner(Learner):
 
     def key(self) -> Hashable:
         # Data that is made anew at every step is transformed by the task's own transform.
-        return id(self.body), id(self.feed.task.transform) if self.feed.made is None else None
+        return self.kind, id(self.feed.task.transform) if self.feed.made is None else None
 
     def forward(self, draw: Draws) -> Tensor:
         with active(self.index), self._autocast():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError
 from rankup.run import OnProgress, RunConfig, SeedRun, run, run_together
@@ -32,10 +33,13 @@ class Seed:
     made: Stream | None = None  # its stream, where that was made already
 
     def stream(self) -> Stream:
+        if self.made is not None:
+            return self.made
         config = self.config
-        return self.made or make_stream(
+        made = make_stream(
             config.stream, tasks=config.tasks, seed=config.seed, data=self.data, progress=False
         )
+        return hold_out(made, config.held_out, config.seed) if config.held_out else made
 
 
 def run_seeds(

@@ -66,6 +66,7 @@ class RunConfig:
     recipe: dict[str, Any]
     task_names: list[str]
     versions: dict[str, str]
+    held_out: float = 0.0  # share of the training data that stood for the test data
 
     def but_for_its_seed(self) -> str:
         """What runs have in common that differ in their seeds alone."""

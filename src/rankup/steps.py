@@ -206,6 +206,17 @@ def precise(recipe: Recipe) -> Iterator[None]:
 
 
 @contextmanager
+def exact() -> Iterator[None]:
+    """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     with seeds.forked(device):
         torch.manual_seed(seed)

@@ -168,9 +168,19 @@ def _resumed(steps: Steps, resume: Sequence[Checkpoint | None] | None) -> int:
 def _look(pupil: Pupil, steps: Steps, feed: Feed) -> Callable[[], float]:
     def look() -> float:
         steps.keep()
-        return accuracy(lambda x: pupil.predict(x, pupil.learned), feed.train(_PROBE))
+        return _reached(pupil, feed, _PROBE)
 
     return look
+
+
+def _reached(pupil: Pupil, feed: Feed, most: int) -> float:
+    """The accuracy of what is being learned on so many of its training samples."""
+    each = max(1, most // len(feed.parts))
+    found = [
+        accuracy(lambda x, task=task: pupil.predict(x, task), part.train(each))  # type: ignore[misc]
+        for task, part in enumerate(feed.parts, pupil.learned)
+    ]
+    return sum(found) / len(found)
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor, Tensor]]) -> float:
@@ -186,11 +196,8 @@ def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor,
 
 def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
     """Whether a task's accuracy on its own training data is no better than guessing."""
-    reached = accuracy(lambda x: pupil.predict(x, pupil.learned), feed.train(_WITNESS))
-    labels = feed.task.train_y
-    # Guessing well means to name the most frequent class.
-    guess = float(labels.bincount().max()) / len(labels)
-    error = math.sqrt(guess * (1 - guess) / min(len(labels), _WITNESS))
+    reached, guess = _reached(pupil, feed, _WITNESS), feed.guess()
+    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS))
     # A handful of samples cannot be three errors away, but all of them can be right.
     if reached <= guess + 3 * error and reached < 1:
         return TaskFailed(

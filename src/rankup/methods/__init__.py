@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
 from rankup.methods.options import (
+    EwcOptions,
+    HatOptions,
     IbpWfOptions,
     IcarlOptions,
+    MultitaskOptions,
+    NsclOptions,
     Options,
+    OrthogOptions,
+    PackNetOptions,
+    ParallelOptions,
     ReplayOptions,
     SupSupOptions,
 )
@@ -38,6 +45,7 @@ _SGD = MappingProxyType(
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
     "icarl": MethodInfo(
         "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
     ),
@@ -53,11 +61,35 @@ METHODS = {
         ReplayOptions,
         recipe=_SGD,
     ),
+    "hat": MethodInfo(
+        "hat:HardAttention", "learns which units a task uses and freezes them", HatOptions
+    ),
+    "packnet": MethodInfo(
+        "packnet:PackNet", "prunes after every task, to give the rest to the next", PackNetOptions
+    ),
     "supsup": MethodInfo(
         "supsup:SupSup", "a mask per task over random weights; never forgets", SupSupOptions
     ),
+    "orthog": MethodInfo(
+        "orthog:Orthog",
+        "replay, and an orthogonal subspace of features for each task",
+        OrthogOptions,
+        recipe=_SGD,
+    ),
+    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
     "ibpwf": MethodInfo(
         "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
+    ),
+    "parallel": MethodInfo(
+        "parallel:Parallel",
+        "a network of its own for each task: never forgets",
+        ParallelOptions,
+    ),
+    "multitask": MethodInfo(
+        "multitask:Multitask",
+        "learns all tasks at once: a bound, not continual",
+        MultitaskOptions,
+        continual=False,
     ),
 }
 

@@ -34,7 +34,7 @@ def herded(features: Tensor, count: int) -> Tensor:
     nearest to the mean of all: each is the best to add to those before it.
 
     >>> herded(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), 2)
-    tensor([1, 0])
+    tensor([1, 2])
     """
     features = features.double()
     mean = features.mean(0)

@@ -124,7 +124,7 @@ class ReplayLearner(ModuleLearner):
             self._reads[name] = tensor
 
     def key(self) -> Hashable:
-        return super().key(), self.held > 0
+        return super().key(), self.replay if self.held else None
 
     def draws(self, generator: torch.Generator) -> Draws:
         drawn = super().draws(generator)

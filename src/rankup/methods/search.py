@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankup.errors import RankupError
+from rankup.methods import method_info
 
 Settings = dict[str, Any]  # fields of the recipe, and the method's own options
-TRIALS = 12
+TRIALS = 12  # of each method
 
 
 def _each(name: str, *values: Any) -> list[Settings]:
@@ -20,14 +20,36 @@ _REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
 
 # Every combination of one setting from each list is a trial.
 SEARCH: Mapping[str, Iterable[list[Settings]]] = {
-    "rank": _ADAM,
+    "rank": [_each("lr", 3e-3, 1e-2, 2e-2, 3e-2), _each("weight_decay", 0.0, 1e-2, 1e-1)],
     "finetune": _ADAM,
+    "ewc": [_each("lr", 1e-3, 3e-3, 1e-2), _each("strength", 10.0, 1e2, 1e3, 1e4)],
+    "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
+    "agem": _REPLAY,
+    "er-ring": _REPLAY,
+    "hat": [
+        [{"optimiser": "sgd", "lr": 0.05}, {"optimiser": "adam", "lr": 1e-3}],
+        _each("strength", 0.1, 0.75, 2.5),
+        _each("s_max", 100.0, 400.0),
+    ],
+    "packnet": [
+        _each("lr", 1e-3, 3e-3, 1e-2),
+        _each("weight_decay", 0.0, 1e-2),
+        _each("retrain", 1 / 3, 1 / 2),
+    ],
     "supsup": [
         _each("lr", 3e-3, 1e-2, 3e-2),
         _each("weight_decay", 0.0, 1e-2),
         _each("share", 0.1, 0.3),
     ],
+    "orthog": [
+        _each("lr", 0.05, 0.1, 0.2),
+        _each("basis", "orthogonal", "identity"),
+        _each("stiefel", "yes", "no"),
+    ],
+    "nscl": [_each("lr", 1e-3, 3e-3, 1e-2), _each("energy", 0.01, 0.05, 0.1, 0.3)],
     "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
+    "parallel": _ADAM,
+    "multitask": _ADAM,
 }
 
 
@@ -35,10 +57,9 @@ def trials(method: str) -> list[Settings]:
     """All settings to try for a method.
 
     >>> len(trials("rank")), trials("rank")[0]
-    (12, {'lr': 0.0003, 'weight_decay': 0.0})
+    (12, {'lr': 0.003, 'weight_decay': 0.0})
     """
-    if method not in SEARCH:
-        raise RankupError(f"there is nothing to tune about {method!r}, only {', '.join(SEARCH)}")
+    method_info(method)
     merged = []
     for chosen in itertools.product(*SEARCH[method]):
         settings: Settings = {}
