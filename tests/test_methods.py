@@ -59,7 +59,6 @@ EXPECTED = {
     "ewc": Expected(
         0.92, (0.0, 0.08), stored=2 * SHARED + 2 * HEAD, options={"strength": 100.0, "samples": 200}
     ),
-    "nscl": Expected(0.95, (-0.02, 0.04), stored=SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2),
     "icarl": Expected(
         0.96, (-0.03, 0.03), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"budget": 100}
     ),
@@ -69,11 +68,21 @@ EXPECTED = {
     "er-ring": Expected(
         0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
     ),
+    "hat": Expected(
+        0.95,
+        NONE,
+        stored=SHARED + 2 * HEAD + 2 * 64 / 32,  # a bit per unit and task
+        recipe={"optimiser": "sgd", "lr": 0.5},
+        options={"strength": 0.1},
+    ),
+    # Biases per task, and two bits for a weight's owner: one of two tasks, or nobody.
+    "packnet": Expected(0.97, NONE, stored=SHARED + 64 + 2 * HEAD + (SHARED - 64) * 2 / 32),
     "supsup": Expected(0.95, NONE, stored=2 * HEAD + 2 * (64 * 32 + 32 * 32) / 32),
-    "ibpwf": Expected(0.95, NONE, stored=factors_in_use),
     "orthog": Expected(
         0.96, (0.0, 0.05), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
     ),
+    "nscl": Expected(0.95, (-0.02, 0.04), stored=SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2),
+    "ibpwf": Expected(0.95, NONE, stored=factors_in_use),
     "parallel": Expected(0.97, NONE, stored=2 * (SHARED + HEAD)),
     "multitask": Expected(0.97, NONE, stored=SHARED + 2 * HEAD),
 }

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankup.errors import RankupError
 from rankup.methods.options import (
     EwcOptions,
+    HatOptions,
     IbpWfOptions,
     IcarlOptions,
     MultitaskOptions,
     NsclOptions,
     Options,
     OrthogOptions,
+    PackNetOptions,
     ParallelOptions,
     ReplayOptions,
     SupSupOptions,
@@ -44,7 +46,6 @@ METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
     "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
-    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
     "icarl": MethodInfo(
         "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
     ),
@@ -60,11 +61,14 @@ METHODS = {
         ReplayOptions,
         recipe=_SGD,
     ),
+    "hat": MethodInfo(
+        "hat:HardAttention", "learns which units a task uses and freezes them", HatOptions
+    ),
+    "packnet": MethodInfo(
+        "packnet:PackNet", "prunes after every task, to give the rest to the next", PackNetOptions
+    ),
     "supsup": MethodInfo(
         "supsup:SupSup", "a mask per task over random weights; never forgets", SupSupOptions
-    ),
-    "ibpwf": MethodInfo(
-        "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
     ),
     "orthog": MethodInfo(
         "orthog:Orthog",
@@ -72,14 +76,18 @@ METHODS = {
         OrthogOptions,
         recipe=_SGD,
     ),
+    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
+    "ibpwf": MethodInfo(
+        "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
+    ),
     "parallel": MethodInfo(
         "parallel:Parallel",
-        "a network of its own for each task, dense or of low rank: never forgets",
+        "a network of its own for each task: never forgets",
         ParallelOptions,
     ),
     "multitask": MethodInfo(
         "multitask:Multitask",
-        "one dense network that learns all tasks at once; not continual, a bound",
+        "learns all tasks at once: a bound, not continual",
         MultitaskOptions,
         continual=False,
     ),

@@ -117,3 +117,14 @@ class MultitaskOptions(Options):
     single_head: bool = option(
         False, "One head over the classes of all tasks together, not one for each task."
     )
+
+
+@dataclass(frozen=True)
+class HatOptions(Options):
+    strength: float = option(0.75, "Price of units that no earlier task uses.", least=0)
+    s_max: float = option(400.0, "Slope of the gates at the end of every epoch.", least=1)
+
+
+@dataclass(frozen=True)
+class PackNetOptions(Options):
+    retrain: float = option(0.5, "Share of the epochs after pruning.", least=0, most=1)

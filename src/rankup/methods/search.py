@@ -22,22 +22,32 @@ _REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
 SEARCH: Mapping[str, Iterable[list[Settings]]] = {
     "rank": [_each("lr", 3e-3, 1e-2, 2e-2, 3e-2), _each("weight_decay", 0.0, 1e-2, 1e-1)],
     "finetune": _ADAM,
-    "ewc": [_each("lr", 3e-4, 1e-3), _each("strength", 1.0, 10.0, 1e2, 1e3, 1e4, 1e5)],
-    "nscl": [_each("lr", 1e-4, 3e-4, 1e-3), _each("energy", 0.01, 0.05, 0.1, 0.3)],
+    "ewc": [_each("lr", 1e-3, 3e-3, 1e-2), _each("strength", 10.0, 1e2, 1e3, 1e4)],
     "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
     "agem": _REPLAY,
     "er-ring": _REPLAY,
+    "hat": [
+        [{"optimiser": "sgd", "lr": 0.05}, {"optimiser": "adam", "lr": 1e-3}],
+        _each("strength", 0.1, 0.75, 2.5),
+        _each("s_max", 100.0, 400.0),
+    ],
+    "packnet": [
+        _each("lr", 1e-3, 3e-3, 1e-2),
+        _each("weight_decay", 0.0, 1e-2),
+        _each("retrain", 1 / 3, 1 / 2),
+    ],
     "supsup": [
         _each("lr", 3e-3, 1e-2, 3e-2),
         _each("weight_decay", 0.0, 1e-2),
         _each("share", 0.1, 0.3),
     ],
-    "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
     "orthog": [
         _each("lr", 0.05, 0.1, 0.2),
         _each("basis", "orthogonal", "identity"),
         _each("stiefel", "yes", "no"),
     ],
+    "nscl": [_each("lr", 1e-3, 3e-3, 1e-2), _each("energy", 0.01, 0.05, 0.1, 0.3)],
+    "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
     "parallel": _ADAM,
     "multitask": _ADAM,
 }

@@ -1,0 +1,200 @@
+"""Hard attention to the task (Serrà et al., ICML 2018): every task learns which units it uses, and
+what units in use compute from one another stays as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.feed import Draws, Feed
+from rankup.layers import TaskNorm, Tensors
+from rankup.methods.base import Setting
+from rankup.methods.bits import pack, unpack
+from rankup.methods.guard import GuardedLearner, GuardedMethod
+from rankup.methods.options import HatOptions
+from rankup.specs import FactoredSpec
+from rankup.steps import Learner
+
+_FARTHEST = 6  # from zero that an embedding may be
+_SATURATED = 50  # where the compensation of a gradient stops growing
+
+_gates: ContextVar[Tensors] = ContextVar("rankup_gates")
+
+
+@contextmanager
+def gated(gates: Tensors) -> Iterator[None]:
+    """Inside, these are the gates of layers, by name and for each unit."""
+    token = _gates.set(gates)
+    try:
+        yield
+    finally:
+        _gates.reset(token)
+
+
+class HardAttention(GuardedMethod):
+    """A layer's outputs are multiplied by a gate for each unit; a convolution's behind the batch
+    norm that alone reads it, which would turn a zero into something else. Once a task was learned
+    its gates are bits. Weights from a unit in use to a unit in use are frozen.
+
+    Norms are per task. What is neither gated nor a task's own is learned with the first task.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        behind = dict(self.plan.folds)
+        self.places = {
+            spec.name: self.body.get_submodule(behind.get(spec.name, spec.name))
+            for spec in self.layers
+        }
+        for spec in self.layers:
+            self.places[spec.name].register_forward_hook(partial(_gate, spec))
+        self.units = sum(spec.outputs for spec in self.layers)
+        none = torch.zeros(0, math.ceil(self.units / 8), dtype=torch.uint8, device=self.device)
+        self.kept["masks"] = none
+        self._embedding: Tensor  # of the open task
+
+    def learner(self, feed: Feed) -> Learner:
+        options, draw = self.setting.options, seeds.generator(self.seed, "hat", self.learned)
+        assert isinstance(options, HatOptions)
+        embedding = torch.randn(self.units, generator=draw).to(self.device, self.plan.dtype)
+        learner = HatLearner(self, feed, embedding, options)
+        self._embedding = learner.embedding
+        return learner
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        with gated(self.split(self.mask(task))):
+            return super().predict(x, task)
+
+    def consolidate(self, feed: Feed) -> None:
+        bits = pack(self.mask(self.learned).int(), 1)
+        self.kept["masks"] = torch.cat([self.kept["masks"], bits[None]])
+
+    def mask(self, task: int) -> Tensor:
+        """Which units a task uses: a gate is open or closed as soon as the task is looked at."""
+        masks = self.kept["masks"]
+        if task < len(masks):
+            return unpack(masks[task], 1, self.units).bool()
+        return self._embedding.detach() > 0
+
+    def claimed(self) -> Tensor:
+        """Which units are in use by tasks that were learned."""
+        none = torch.zeros(self.units, dtype=torch.bool, device=self.device)
+        return torch.stack([none, *(self.mask(task) for task in range(self.learned))]).any(0)
+
+    def split(self, units: Tensor) -> Tensors:
+        """What is about all units as each layer's."""
+        parts = torch.split(units, [spec.outputs for spec in self.layers])
+        return {spec.name: part for spec, part in zip(self.layers, parts, strict=True)}
+
+    def frozen(self, feed: Feed) -> Tensors:
+        """Which weights the learned tasks depend on, by the weights' names."""
+        frozen, claimed = self.constant(), self.split(self.claimed())
+        reached = self.reached(claimed, feed)
+        for spec in self.layers:
+            outputs, inputs = claimed[spec.name], reached[spec.name]
+            weights = outputs[:, None] & inputs
+            frozen[f"{spec.name}.weight"] = weights[..., None, None] if spec.conv else weights
+            if spec.bias:
+                frozen[f"{spec.name}.bias"] = outputs
+        return frozen
+
+    def reached(self, claimed: Tensors, feed: Feed) -> Tensors:
+        """Which inputs of each layer can be other than zero when only claimed units are in use.
+
+        NaN stands for "can be": it goes through sums, ReLUs, means and whatever else is between
+        layers, and where all that comes together is zero, zero it is.
+        """
+        reached: Tensors = {}
+
+        def look(spec: FactoredSpec, part: nn.Module, args: tuple[Tensor, ...]) -> None:
+            found = (args[0] != 0).movedim(-3 if spec.conv else -1, 0).flatten(1).any(1)
+            reached[spec.name] = found | reached.get(spec.name, found)
+
+        def in_use(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
+            units = _over(spec, claimed[spec.name])
+            return torch.zeros_like(output).masked_fill(units, math.nan)
+
+        def anything(part: nn.Module, args: object, output: Tensor) -> Tensor:
+            return torch.full_like(output, math.nan)
+
+        with ExitStack() as hooks:
+            for part in self.parts:
+                if isinstance(part, TaskNorm):  # has biases; its gate, if it has one, comes next
+                    hooks.enter_context(part.register_forward_hook(anything))
+            for spec in self.layers:
+                layer, place = self.body.get_submodule(spec.name), self.places[spec.name]
+                hooks.enter_context(layer.register_forward_pre_hook(partial(look, spec)))
+                hooks.enter_context(place.register_forward_hook(partial(in_use, spec)))
+            with gated(claimed), torch.no_grad():
+                (x,) = feed.sample(2, torch.Generator())
+                super().predict(torch.full_like(x, math.nan), self.learned)
+        return reached
+
+
+class HatLearner(GuardedLearner):
+    """A task with the embedding its gates come from."""
+
+    unclaimed: Tensor
+
+    def __init__(
+        self, method: HardAttention, feed: Feed, embedding: Tensor, options: HatOptions
+    ) -> None:
+        super().__init__(method.body, feed, method.learned, method.frozen(feed))
+        self.options, self.split = options, method.split
+        self.embedding = nn.Parameter(embedding)
+        self.look_at("unclaimed", (~method.claimed()).to(embedding.dtype))
+
+    def learned(self) -> Tensors:
+        return {"embedding": self.embedding, **super().learned()}
+
+    def keep(self, learned: Tensors) -> None:
+        super().keep(learned)
+        self.embedding.data = learned["embedding"].detach()
+
+    def draws(self, generator: torch.Generator) -> Draws:
+        """With the gates' slope, which in every epoch grows from almost none to a step's."""
+        steepest, steps = self.options.s_max, self.feed.steps
+        # From its end, which an epoch of a single step has.
+        slopes = torch.linspace(steepest, 1 / steepest, steps, device=generator.device).flip(0)
+        return super().draws(generator) | {"slope": slopes}
+
+    def forward(self, draw: Draws) -> Tensor:
+        """With a price on units that no task uses yet."""
+        # A sigmoid whose derivative keeps its digits where it is almost 1: `_compensation`
+        # multiplies what is left of it by large numbers.
+        gates = F.logsigmoid(draw["slope"] * self.embedding).exp()
+        with gated(self.split(gates)):
+            loss = super().forward(draw)
+        price = (gates * self.unclaimed).sum() / self.unclaimed.sum().clamp(min=1)
+        return loss + self.options.strength * price
+
+    def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
+        loss, (by_embedding, *others) = super().gradient(draw)
+        return loss, [by_embedding * self._compensation(draw["slope"]), *others]
+
+    def settle(self, draw: Draws) -> None:
+        super().settle(draw)
+        self.embedding.detach().clamp_(-_FARTHEST, _FARTHEST)
+
+    def _compensation(self, slope: Tensor) -> Tensor:
+        """Makes a gate's gradient as wide as that of a sigmoid of slope 1, however steep it is."""
+        embedding = self.embedding.detach()
+        steep = (slope * embedding).clamp(-_SATURATED, _SATURATED)
+        return self.options.s_max / slope * (steep.cosh() + 1) / (embedding.cosh() + 1)
+
+
+def _gate(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
+    return output * _over(spec, _gates.get()[spec.name]).to(output.dtype)
+
+
+def _over(spec: FactoredSpec, units: Tensor) -> Tensor:
+    """Numbers for a layer's units, broadcast over its outputs."""
+    return units if spec.conv is None else units[:, None, None]

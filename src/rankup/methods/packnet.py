@@ -1,0 +1,128 @@
+"""PackNet (Mallya and Lazebnik, CVPR 2018): every weight belongs to one task, and later tasks may
+use it but not change it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rankup import seeds
+from rankup.feed import Feed
+from rankup.layers import Tensors, active
+from rankup.methods.base import Setting
+from rankup.methods.bits import pack, unpack
+from rankup.methods.guard import GuardedLearner, GuardedMethod, buffer_name
+from rankup.methods.options import PackNetOptions
+from rankup.steps import Learner
+
+
+class PackNet(GuardedMethod):
+    """A task trains all weights that are free, keeps the largest of them, the share that every task
+    to come will have, and goes on with those alone. It runs with its own weights and with those of
+    tasks before it. Biases and norms are per task."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        weights = [f"{spec.name}.weight" for spec in self.layers]
+        biases = [f"{spec.name}.bias" for spec in self.layers if spec.bias]
+        self.weights = {name: self.body.get_parameter(name) for name in weights}
+        self.biases = {name: self.body.get_parameter(name) for name in biases}
+        self.bits = len(setting.tasks).bit_length()  # of an owner: 0 is nobody, 1 the first task
+        for name, weight in self.weights.items():
+            self._keep_owners(name, torch.zeros_like(weight, dtype=torch.int32))
+        for name, bias in self.biases.items():
+            self.kept[name] = bias.detach().new_empty(0, len(bias))
+        self._learner: PackNetLearner  # of the open task
+
+    def owners(self, name: str) -> Tensor:
+        """Whose the numbers of a weight are."""
+        weight = self.weights[name]
+        return unpack(self.kept[_owners(name)], self.bits, weight.numel()).view_as(weight)
+
+    @torch.no_grad()
+    def learner(self, feed: Feed) -> Learner:
+        owned = {name: self.owners(name) > 0 for name in self.weights}
+        held = {name: torch.where(owned[name], w, 0) for name, w in self.weights.items()}
+        if self.learned:
+            # Free weights are drawn anew: from zero they learn less.
+            for name, weight in self.weights.items():
+                weight.copy_(torch.where(owned[name], weight, self._drawn(name)))
+            for name, bias in self.biases.items():
+                bias.copy_(self.kept[name][-1])
+        self._learner = PackNetLearner(self, feed, self.constant() | owned, held)
+        return self._learner
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        if task == self.learned:  # All weights are in use.
+            return super().predict(x, task)
+        mode = self.body.training
+        with active(task):
+            logits: Tensor = functional_call(self.body.eval(), self._of(task), (x,))
+        self.body.train(mode)
+        return logits
+
+    def consolidate(self, feed: Feed) -> None:
+        if self._learner.pruned_before == feed.recipe.epochs:
+            self._learner.prune()
+        for name in self.weights:
+            others = self._learner.frozen(f"body.{name}")
+            self._keep_owners(name, torch.where(others, self.owners(name), self.learned + 1))
+        for name, bias in self.biases.items():
+            self.kept[name] = torch.cat([self.kept[name], bias.detach()[None]])
+
+    def _of(self, task: int) -> Tensors:
+        """What a task that was learned runs with."""
+        own = {name: self.kept[name][task] for name in self.biases}
+        for name, weight in self.weights.items():
+            owners = self.owners(name)
+            own[name] = torch.where((owners > 0) & (owners <= task + 1), weight, 0)
+        return own
+
+    def _keep_owners(self, name: str, owners: Tensor) -> None:
+        self.kept[_owners(name)] = pack(owners, self.bits)
+
+    def _drawn(self, name: str) -> Tensor:
+        """A weight as torch's layers start with."""
+        drawn = torch.empty(self.weights[name].shape)
+        draw = seeds.generator(self.seed, "packnet", name, self.learned)
+        return nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=draw).to(self.weights[name])
+
+    def _shared(self) -> Tensors:
+        return {name: t for name, t in super()._shared().items() if name not in self.biases}
+
+
+class PackNetLearner(GuardedLearner):
+    """A task on its way to a share of the free weights: the others become zero and stay it."""
+
+    def __init__(self, method: PackNet, feed: Feed, frozen: Tensors, held: Tensors) -> None:
+        super().__init__(method.body, feed, method.learned, frozen, held)
+        options, epochs = method.setting.options, feed.recipe.epochs
+        assert isinstance(options, PackNetOptions)
+        self.weights = [f"body.{name}" for name in method.weights]
+        self.sharers = len(method.setting.tasks) - method.learned
+        # Whoever wants to retrain does so for an epoch at least, the only one if need be: without
+        # it most of what was learned is cut off.
+        again = max(1, round(options.retrain * epochs)) if options.retrain else 0
+        self.pruned_before = epochs - again
+        self.changed += tuple(buffer_name("frozen", name) for name in self.weights)
+
+    def turn(self, epoch: int) -> None:
+        if epoch == self.pruned_before:
+            self.prune()
+
+    @torch.no_grad()
+    def prune(self) -> None:
+        for name in self.weights:
+            frozen = self.frozen(name)
+            share = round(int((~frozen).sum()) / self.sharers)
+            sizes = self.get_parameter(name).abs().masked_fill(frozen, -1)
+            largest = sizes.flatten().topk(share).indices
+            frozen.fill_(True).view(-1)[largest] = False
+        self.put_back()
+
+
+def _owners(name: str) -> str:
+    return f"{name}.owners"

@@ -1,0 +1,42 @@
+"""What a captured graph does with tensors, on a machine without a GPU."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rankup.feed import Draws
+from rankup.learner import ModuleLearner
+from rankup.recipe import Recipe
+from rankup.steps import Eager
+
+
+class Replayed(Eager):
+    """Steps of the first learner it was given, on tensors of its own, into which those of any later
+    learner are copied and out of which what was learned is."""
+
+    def __init__(self, learner: ModuleLearner, recipe: Recipe) -> None:
+        super().__init__([learner], recipe)
+        self.captured = learner
+        learned = learner.learned()
+        (tensors,) = self.places
+        self.places = [{n: t if n in learned else t.clone() for n, t in tensors.items()}]
+
+    def start(self, learner: ModuleLearner) -> None:
+        self.learners = [learner]
+        for name, tensor in (learner.read() | learner.learned()).items():
+            self.places[0][name].copy_(tensor.detach())
+        self.optimisers[0].restart()
+        self.captured.index = learner.index  # that of an open task, as it was
+
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
+        learners, self.learners = self.learners, [self.captured]
+        try:
+            return super().epoch(draws, rates, seed)
+        finally:
+            self.learners = learners
+
+    def keep(self) -> None:
+        (learner,), (tensors,) = self.learners, self.places
+        learner.keep({name: tensors[name] for name in learner.learned()})
+        for name in learner.changed:
+            learner.read()[name].copy_(tensors[name])
