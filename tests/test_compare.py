@@ -116,7 +116,8 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def counted(seeds: list[Seed], **others: Any) -> dict[int, str]:
         ran.extend((seed.config.method, seed.config.seed) for seed in seeds)
         runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
-        return {seed: str(why) for seed, why in run_together(runs, **others).items()}
+        failed = run_together(runs, **others)
+        return {seed.config.seed: str(failed[seed.out]) for seed in seeds if seed.out in failed}
 
     monkeypatch.setattr(rankup.compare, "run_seeds", counted)
     return ran
@@ -384,13 +385,10 @@ def folder(tmp_path: Path) -> Path:
         for seed, rows in enumerate(seeds):
             sgd = method in ("ewc", "a<b>")
             recipe = {"name": "default", "epochs": 7, "lr": 0.1 if sgd else 0.01}
-            options = {"strength": 5.0} if method == "ewc" else {}
-            write_run(
-                root / method / f"seed-{seed}",
-                rows,
-                **{"method": method, "seed": seed, "tasks": 2, "recipe": recipe},
-                options=options,
-            )
+            own = {"method": method, "seed": seed, "tasks": 2}
+            options = {"ewc": {"strength": 5.0}, "joint|all": {"size": "full"}}.get(method, {})
+            folder = root / method / f"seed-{seed}"
+            write_run(folder, rows, **own, options=options, recipe=recipe)
     index = {
         "asked": {"stream": "p-digits"},
         "seeds": [0, 1],
@@ -439,7 +437,10 @@ def test_a_wide_table_fits_80_columns_without_breaking_names(tmp_path: Path) -> 
 
 
 def test_the_csv_has_results_and_settings_of_every_method(comparison: Comparison) -> None:
-    rows = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    text = as_csv(comparison)
+    assert text.splitlines()[0].startswith("method,continual,seeds,failed,accuracy,accuracy_std,")
+    assert text.splitlines()[0].endswith(",options.size,options.strength")
+    rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["method"] for row in rows] == ["joint|all", "rank", "fine_tune", "ewc", "a<b>"]
     rank, tuned, ewc, failed = rows[1:]
     assert (rank["accuracy"], rank["accuracy_std"]) == ("82.5", "3.5355")

@@ -32,6 +32,7 @@ def write_run(folder: Path, rows: list[list[float]], **config: Any) -> Path:
     settings = {
         "stream": "p-digits",
         "method": "rank",
+        "options": {},
         "net": "mlp",
         "width": 256,
         "rank": "11,1",

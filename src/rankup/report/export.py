@@ -39,6 +39,8 @@ def as_csv(comparison: Comparison) -> str:
     """A row for each method with all its settings; accuracy and forgetting in per cent."""
     rows = [{**_numbers(entry), **columns(entry)} for entry in comparison.ranked]
     names = dict.fromkeys((*_RESULTS, *(name for row in rows for name in row)))
+    # What only some methods have comes last.
+    names = dict.fromkeys(sorted(names, key=lambda name: name.startswith("options.")))
     file = io.StringIO()
     writer = csv.DictWriter(file, list(names), restval="", lineterminator="\n")
     writer.writeheader()
