@@ -32,7 +32,7 @@ def ours(rank: int, task: Task) -> Run:
     steps = begin([net], task, rankup.Recipe(batch=BATCH), "cpu").steps
 
     def run(rows: Tensor) -> None:
-        steps.epoch([{"rows": rows}], [1e-3] * len(rows), 0)
+        steps.epoch([{"rows": rows}], [[1e-3] * len(rows)], 0)
 
     return run
 

@@ -64,7 +64,7 @@ class Learning:
         if not isinstance(self.steps, Graph) and steps > _EAGER:
             steps = _EAGER
             draws = [{name: t[:steps] for name, t in drawn.items()} for drawn in draws]
-        self.steps.epoch(draws, [1e-4] * steps, 0).tolist()
+        self.steps.epoch(draws, [[1e-4] * steps] * len(draws), 0).tolist()
         return steps
 
 

@@ -1,5 +1,6 @@
 """The command line as a person uses it."""
 
+import json
 import os
 import re
 import signal
@@ -91,7 +92,7 @@ def test_help_is_instant_and_teaches(tmp_path: Path) -> None:
     helped = rankup("--help", cwd=tmp_path)
     # Half a second on an idle machine, with room for a busy one; torch alone takes over a second.
     assert time.perf_counter() - started < 1.5
-    for command in ("run", "report", "info", "verify", "streams", "methods"):
+    for command in ("run", "compare", "report", "info", "verify", "streams", "methods"):
         assert command in helped.stdout
     loaded = subprocess.run(
         [sys.executable, "-c", "import rankup.cli, sys; print('torch' in sys.modules)"],
@@ -109,6 +110,10 @@ REFUSED = {
     ),
     "method": (["run", "--method", "magic"], "there is no method 'magic', only rank, finetune"),
     "recipe": (["run", "--recipe", "best"], "there is no recipe 'best', only default, paper"),
+    "optimiser": (
+        ["run", "--method", "agem", "--optimiser", "adam", "--out", "x"],
+        "agem projects the gradient and needs the optimiser that follows it, sgd, not adam",
+    ),
     "schedule": (["run", "--schedule", "linear"], "schedule must be one of one-cycle, constant"),
     "rank": (["run", "--rank", "11"], "rank is written as 11,1 or 0.1,0.02"),
     "negative rank": (["run", "--rank", "-1,1"], "first must not be negative, got -1"),
@@ -133,6 +138,16 @@ def test_bad_input_gets_one_sentence_and_a_non_zero_exit(case: str, tmp_path: Pa
     assert last.startswith("rankup: ")
     assert re.search(message, last), last
     assert "Traceback" not in done.stderr
+    if case == "optimiser":  # nothing stands in the way of another try
+        assert not (tmp_path / "x").exists()
+
+
+def test_a_method_has_a_recipe_of_its_own_but_for_what_is_given(tmp_path: Path) -> None:
+    command = ("run", "--method", "agem", "--lr", 0.2, "--tasks", 1, "--epochs", 5, "--out", "x")
+    done = rankup(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = json.loads((tmp_path / "x" / "config.json").read_text())["recipe"]
+    assert (recipe["optimiser"], recipe["schedule"], recipe["lr"]) == ("sgd", "constant", 0.2)
 
 
 def test_an_unknown_option_value_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def after_steps(steps: Eager | Graph, count: int = 12) -> tuple[Tensor, list[Ten
         for seed, learner in enumerate(steps.learners)
     ]
     short = [{name: entries[:count] for name, entries in drawn.items()} for drawn in draws]
-    losses = steps.epoch(short, [RATE] * count, 0)
+    losses = steps.epoch(short, [[RATE] * count] * len(short), 0)
     steps.keep()
     return losses, [
         torch.cat([p.detach().flatten() for p in learner.parameters()])
@@ -86,10 +86,10 @@ RANKS = [Rank(3, 1), Rank(0, 0, seeded=[20, 9]), Rank(2, 1, seeded=5), Rank(3, 0
 @pytest.mark.parametrize("tasks", [0, 2])
 @pytest.mark.parametrize("rank", RANKS)
 def test_the_step_written_by_hand_is_autograds(rank: Rank, tasks: int) -> None:
-    plain = learners(RankLearner, rank=rank, tasks=tasks)
-    by_hand = learners(ChainLearner, rank=rank, tasks=tasks)
     recipe = Recipe(batch=8, weight_decay=0.1)
-    assert_agree(after_steps(Eager(plain, recipe)), after_steps(Eager(by_hand, recipe)))
+    plain = learners(RankLearner, rank=rank, tasks=tasks, recipe=recipe)
+    by_hand = learners(ChainLearner, rank=rank, tasks=tasks, recipe=recipe)
+    assert_agree(after_steps(Eager(plain)), after_steps(Eager(by_hand)))
 
 
 def test_the_step_written_by_hand_takes_augmented_images() -> None:
@@ -101,7 +101,7 @@ def test_the_step_written_by_hand_takes_augmented_images() -> None:
         net.begin_task("open", 10)
         feed = Feed(stream[0], recipe, CPU, F64)
         assert is_chain(net, feed)
-        found.append(after_steps(Eager([kind(net.train(), feed)], recipe)))
+        found.append(after_steps(Eager([kind(net.train(), feed)])))
     assert_agree(*found)
 
 
@@ -148,8 +148,9 @@ def test_chains_with_other_losses_or_precisions_take_the_general_step() -> None:
 @pytest.mark.parametrize("rank", RANKS)
 def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> None:
     recipe = Recipe(batch=8, weight_decay=0.1)
-    bare, padded = learners(kind, rank=rank), learners(kind, rank=rank, pad=16)
-    assert_agree(after_steps(Eager(bare, recipe)), after_steps(Eager(padded, recipe)))
+    bare = learners(kind, rank=rank, recipe=recipe)
+    padded = learners(kind, rank=rank, recipe=recipe, pad=16)
+    assert_agree(after_steps(Eager(bare)), after_steps(Eager(padded)))
     for learner in padded:  # the network itself has no rows of zeros
         assert all(len(layer.U) == layer.spec.rank.used(1) for layer in learner._factored.values())
 
@@ -232,10 +233,50 @@ def test_a_method_may_bring_steps_of_its_own() -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
     learner = Sgd(body, Feed(task(0), Recipe(batch=8), CPU), 0)
-    losses, _ = after_steps(Eager([learner], Recipe()))
+    losses, _ = after_steps(Eager([learner]))
     assert float(losses[0]) > 0
     assert all(float(p.detach().abs().max()) <= 0.0625 for p in body.parameters())
     assert any(bool((p.detach().abs() == 0.0625).any()) for p in body.parameters())
+
+
+class Turning(ModuleLearner):
+    """Halves its weights before the second epoch."""
+
+    def turn(self, epoch: int) -> None:
+        if epoch == 1:
+            for parameter in self.body.parameters():
+                parameter.mul_(0.5)
+
+
+def test_what_is_done_before_an_epoch_is_done_to_what_learns() -> None:
+    body = nn.Linear(12, 3)
+    steps = Eager([Turning(body, Feed(task(0), RECIPE, CPU), 0)])
+    steps.turn(0)
+    steps.keep()
+    before = body.weight.detach().clone()
+    steps.turn(1)
+    steps.keep()
+    assert torch.equal(body.weight, 0.5 * before)
+
+
+@GPU
+def test_captured_learners_may_have_recipes_of_their_own() -> None:
+    device = torch.device("cuda")
+    recipes = [Recipe(batch=8), Recipe(batch=8, optimiser="sgd"), Recipe(batch=8, weight_decay=0.5)]
+    found = []
+    for captured in (False, True):
+        pupils = [learners(RankLearner, recipe=each, device=device)[0] for each in recipes]
+        steps = Graph("branches", pupils, None) if captured else Eager(pupils)
+        if captured:
+            steps.start(pupils)
+        draws = [each.draws(torch.Generator(device).manual_seed(0)) for each in pupils]
+        rates = [[RATE * (number + 1)] * pupils[0].feed.steps for number in range(3)]
+        losses = steps.epoch(draws, rates, 0)
+        steps.keep()
+        flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in pupils]
+        found.append((losses, flat))
+    assert_agree(*found)
+    assert not torch.allclose(found[0][1][0], found[0][1][2])
 
 
 @GPU
@@ -254,15 +295,15 @@ def test_captured_replicas_agree_with_the_seed_alone(
 ) -> None:
     device = torch.device("cuda")
     recipe = Recipe(batch=4, weight_decay=0.1)
-    alone = Eager(learners(RankLearner, 3, rank=rank, recipe=recipe, device=device), recipe)
+    alone = Eager(learners(RankLearner, 3, rank=rank, recipe=recipe, device=device))
     pupils = learners(kind, 3, rank=rank, recipe=recipe, device=device, pad=16)
-    graph = Graph(form, pupils, recipe, None)
+    graph = Graph(form, pupils, None)
     graph.start(pupils)
     assert pupils[0].feed.steps == 24
     draws = [each.draws(torch.Generator(device).manual_seed(n)) for n, each in enumerate(pupils)]
     found = []
     for steps in (alone, graph):
-        losses = steps.epoch(draws, [RATE] * 20 + [0.0] * 4, 0)
+        losses = steps.epoch(draws, [[RATE] * 20 + [0.0] * 4] * len(draws), 0)
         steps.keep()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in steps.learners]
         found.append((losses, flat))
@@ -285,11 +326,12 @@ def test_captured_convolutions_agree_with_the_seed_alone() -> None:
             net.begin_task("open", 10, selectors="previous")
             feed = Feed(stream[1], recipe, device, F64)
             pupils.append(RankLearner(net.train(), feed, 16 if captured else 1))
-        steps = Graph("branches", pupils, recipe, None) if captured else Eager(pupils, recipe)
+        steps = Graph("branches", pupils, None) if captured else Eager(pupils)
         if captured:
             steps.start(pupils)
         draws = [p.draws(torch.Generator(device).manual_seed(n)) for n, p in enumerate(pupils)]
-        losses = steps.epoch(draws, [RATE] * 10 + [0.0] * (pupils[0].feed.steps - 10), 0)
+        rates = [RATE] * 10 + [0.0] * (pupils[0].feed.steps - 10)
+        losses = steps.epoch(draws, [rates] * len(draws), 0)
         steps.keep()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in pupils]
         found.append((losses, flat))

@@ -17,7 +17,9 @@ from scipy.ndimage import rotate
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
+import rankup
 from rankup.data import STREAMS, DataError, Permutation, Rotation, Stream, Task, digits, make_stream
+from rankup.data.heldout import hold_out
 from rankup.data.transforms import augment, crop, draw_augmentation, flip, to_float
 
 
@@ -392,3 +394,18 @@ def test_every_stream_is_described() -> None:
         "s-cifar100": 20,
         "s-miniimagenet": 20,
     }
+
+
+def test_what_is_held_out_is_training_data_and_is_not_trained_on() -> None:
+    whole = make_stream("p-digits", tasks=3)
+    part = hold_out(whole, 0.25, seed=5)
+    for task, own in zip(whole, part, strict=True):
+        joined = torch.cat([own.train_x, own.test_x]).flatten(1)
+        assert len(own.test_y) == round(0.25 * len(task.train_y))
+        # All of the training data, each sample once, and nothing else.
+        assert sorted(joined.tolist()) == sorted(task.train_x.flatten(1).tolist())
+        assert own.transform is task.transform
+    assert part[0].train_x is part[2].train_x
+    assert not torch.equal(part[0].test_x, hold_out(whole, 0.25, seed=6)[0].test_x)
+    with pytest.raises(rankup.RankupError, match="between 0 and 1, got 1.5"):
+        hold_out(whole, 1.5, seed=0)

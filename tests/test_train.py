@@ -14,7 +14,7 @@ from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
 from rankup.layers import active
 from rankup.learner import RankLearner, loss_of
-from rankup.optimiser import FlatAdam, rate
+from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
 from rankup.train import Checkpoint, Epoch
@@ -72,6 +72,28 @@ def test_the_flat_optimiser_is_adam_with_decoupled_weight_decay() -> None:
         reference.step()
     expected = torch.cat([p.detach().flatten() for p in theirs])
     torch.testing.assert_close(ours.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_descent_has_no_momentum_and_decoupled_weight_decay() -> None:
+    start, grad = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.25])
+    flat = FlatSGD(start.clone(), weight_decay=0.1)
+    for _ in range(2):
+        flat.step(grad, 0.5)
+    once = start * 0.95 - 0.5 * grad
+    torch.testing.assert_close(flat.flat, once * 0.95 - 0.5 * grad)
+
+
+def test_replicas_may_have_optimisers_of_their_own() -> None:
+    recipes = [Recipe(), Recipe(optimiser="sgd"), Recipe(weight_decay=0.5)]
+    rows, grad, rates = torch.ones(3, 4), torch.rand(3, 4), torch.tensor([0.1, 0.2, 0.3])
+    together = EachItsOwn(recipes, rows.clone())
+    together.step(grad, rates)
+    alone = [FlatAdam(rows[0].clone(), 0.0), FlatSGD(rows[1].clone(), 0.0)]
+    alone.append(FlatAdam(rows[2].clone(), 0.5))
+    for number, optimiser in enumerate(alone):
+        optimiser.step(grad[number], float(rates[number]))
+        assert torch.equal(together.flat[number], optimiser.flat)
+        assert torch.equal(together.state(number)["flat"], optimiser.flat)
 
 
 def test_one_cycle_rises_then_falls_and_constant_stays() -> None:

@@ -1,38 +1,124 @@
-"""Options of the command line that come from dataclasses: a recipe's fields, methods' own."""
+"""Options of the command line that come from dataclasses: what is asked of every run, a recipe's
+fields, methods' own."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import Field, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import Field, dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rankup.methods import METHODS
-from rankup.recipe import Recipe
+from rankup.recipe import RECIPES, Recipe, recipe_for
+from rankup.settings import base_recipe
 
-_RECIPE = "Recipe: what is left out comes from --recipe"
+_RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options"
 
 
-def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for every field of a recipe, in place of its `recipe_options`: a
-    dict of those that were given."""
-    return _with_fields(
-        command, "recipe_options", {f.name: _parameter(f, _RECIPE) for f in fields(Recipe)}
+class Net(StrEnum):
+    mlp = "mlp"
+    resnet18 = "resnet18"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every command that learns is asked alike."""
+
+    stream: Annotated[str, typer.Option(help="What to learn; see `rankup streams`.")] = "p-digits"
+    net: Annotated[Net, typer.Option(help="The network's architecture.")] = Net.mlp
+    width: Annotated[
+        int | None, typer.Option(help="Hidden units (256), or ResNet18's channels (20).")
+    ] = None
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            help="Rank that the first and each later task adds: 11,1 (the MLP's) or as shares of "
+            "a layer's outputs 0.1,0.02 (ResNet18's)."
+        ),
+    ] = None
+    seeded: Annotated[
+        str | None,
+        typer.Option(
+            help="Seeded factors per layer: 256, or 1536,768 by layer, or 4x its outputs."
+        ),
+    ] = None
+    tasks: Annotated[int | None, typer.Option(help="How many tasks of the stream.")] = None
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
+            + "; or a folder that `rankup tune` has written"
+        ),
+    ] = "default"
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0
+    seeds: Annotated[
+        int, typer.Option(help="So many seeds from --seed on, trained together.", min=1)
+    ] = 1
+    data: Annotated[Path | None, typer.Option(help="Where data sets are, else $RANKUP_DATA.")] = (
+        None
     )
+    download: Annotated[bool, typer.Option("--download", help="Get missing data.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was stopped.")] = False
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads on the CPU, else as many as help; several seeds have one each.", min=1
+        ),
+    ] = None
+    recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
+    held_out: float = 0.0  # share of the training data that stands for the test data
+
+    def __post_init__(self) -> None:
+        replace(
+            recipe_for(base_recipe(self.recipe)), **self.recipe_options
+        )  # refuses before data is loaded
+
+    @property
+    def stream_name(self) -> str:
+        """As a part of a folder's name."""
+        return self.stream.replace("/", "_")
+
+
+def with_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a `Request` and one for every field of a recipe, in place of
+    its `request`."""
+    asked = inspect.signature(Request).parameters
+    shared = {name: asked[name] for name in asked if name not in ("recipe_options", "held_out")}
+    recipe = {item.name: _parameter(item, _RECIPE) for item in fields(Recipe)}
+
+    def wrapped(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in shared}
+        chosen = {name: arguments.pop(name) for name in recipe}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        command(**arguments, request=Request(**given, recipe_options=chosen))
+
+    return _signed(wrapped, command, "request", [*shared.values(), *recipe.values()])
 
 
 def with_method_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for every field of every method's options, in place of its
     `method_options`: a dict of those that were given."""
-    return _with_fields(
-        command,
-        "method_options",
-        {
-            name: _parameter(item, _METHODS, f"{', '.join(methods)}: {item.metadata['help']}")
-            for name, (item, methods) in _method_fields().items()
-        },
-    )
+    added = {
+        name: _parameter(item, _METHODS, f"{', '.join(methods)}: {item.metadata['help']}")
+        for name, (item, methods) in _method_fields().items()
+    }
+
+    def wrapped(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in added}
+        given = {name: value for name, value in given.items() if value is not None}
+        command(**arguments, method_options=given)
+
+    return _signed(wrapped, command, "method_options", added.values())
 
 
 def _method_fields() -> dict[str, tuple[Field[Any], list[str]]]:
@@ -61,19 +147,19 @@ def _parameter(item: Field[Any], panel: str, help: str | None = None) -> inspect
     )
 
 
-def _with_fields(
-    command: Callable[..., None], instead_of: str, added: dict[str, inspect.Parameter]
+def _signed(
+    wrapped: Callable[..., None],
+    command: Callable[..., None],
+    instead_of: str,
+    added: Iterable[inspect.Parameter],
 ) -> Callable[..., None]:
-    def own() -> Iterator[inspect.Parameter]:
-        for parameter in inspect.signature(command).parameters.values():
+    """Let a function look like a command that has parameters in place of one of its own."""
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for parameter in (*inspect.signature(command).parameters.values(), *added):
             if parameter.name != instead_of:
                 yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
-    def wrapped(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in added}
-        arguments[instead_of] = {name: v for name, v in given.items() if v is not None}
-        command(**arguments)
-
-    wrapped.__signature__ = inspect.Signature([*own(), *added.values()])  # type: ignore[attr-defined]
+    wrapped.__signature__ = inspect.Signature(list(parameters()))  # type: ignore[attr-defined]
     wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
     return wrapped

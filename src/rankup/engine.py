@@ -12,26 +12,30 @@ from rankup.steps import Eager, Form, Learner, Steps
 
 
 class Engine:
-    """Chooses how steps are taken, by a fixed rule, and captures a graph only when it must."""
+    """Chooses how steps are taken, by a fixed rule, and captures a graph only when it must.
 
-    def __init__(self, note: Callable[[str], None] = warnings.warn) -> None:
-        self.note = note
+    Args:
+        alike: whether learners differ in their seeds alone. Those that differ in more share no
+            operations, only a graph.
+    """
+
+    def __init__(self, note: Callable[[str], None] = warnings.warn, alike: bool = True) -> None:
+        self.note, self.alike = note, alike
         self._graph: Graph | None = None
 
     def start(self, learners: Sequence[Learner]) -> Steps:
-        recipe = learners[0].feed.recipe
         form = self._form(learners)
         if form is None:
-            return Eager(learners, recipe)
+            return Eager(learners)
         signature = form, *(_signature(learner) for learner in learners)
         if self._graph is None or self._graph.signature != signature:
             self._graph = None  # first, so that its memory is free
             try:
-                self._graph = Graph(form, learners, recipe, signature)
+                self._graph = Graph(form, learners, signature)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0]
                 self.note(f"steps are taken one by one, as they cannot be captured: {reason}")
-                return Eager(learners, recipe)
+                return Eager(learners)
         self._graph.start(learners)
         return self._graph
 
@@ -45,7 +49,10 @@ class Engine:
         if len({_shapes(learner.learned()) for learner in learners}) > 1:
             self.note("seeds are trained one by one, as what they learn differs in shape")
             return None
-        alike = len({_shapes(learner.read()) for learner in learners}) == 1
+        if len({learner.feed.recipe.precision for learner in learners}) > 1:
+            self.note("runs are trained one by one, as they multiply in different precision")
+            return None
+        alike = self.alike and len({_shapes(learner.read()) for learner in learners}) == 1
         return learners[0].replicas if len(learners) > 1 and alike else "branches"
 
 

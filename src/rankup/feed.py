@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,15 @@ class Feed:
         """What batches are gathered from."""
         return self.task.train_x if self.made is None else self.made
 
+    @property
+    def parts(self) -> Sequence[Feed]:
+        """The feeds of the tasks that are learned at once: just this one."""
+        return [self]
+
+    def guess(self) -> float:
+        """What guessing well gets right: the share of the most frequent class."""
+        return float(self.task.train_y.bincount().max()) / len(self)
+
     def draws(self, generator: torch.Generator) -> Draws:
         """What an epoch's batches are made of: the rows of each, `[steps, batch]`, and what is
         random about their augmentation.
@@ -111,10 +120,7 @@ class Feed:
             yield self._inputs(self.task.train_x.index_select(0, part))
 
     def scaled(self, x: Tensor) -> Tensor:
-        x = x.to(self.dtype)
-        if self.recipe.pixels == "raw":
-            return x * 255
-        return x * 2 - 1 if self.recipe.pixels == "centred" else x
+        return scaled(x.to(self.dtype), self.recipe)
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self._chunk(x)
@@ -128,6 +134,13 @@ class Feed:
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
+
+
+def scaled(x: Tensor, recipe: Recipe) -> Tensor:
+    """Pixels from 0 to 1 as a recipe wants them."""
+    if recipe.pixels == "raw":
+        return x * 255
+    return x * 2 - 1 if recipe.pixels == "centred" else x
 
 
 def take(table: Tensor, rows: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from rankup.feed import Draws
 from rankup.flat import gathered, room, views
 from rankup.layers import Tensors
-from rankup.optimiser import make_optimiser
-from rankup.recipe import Recipe
+from rankup.optimiser import EachItsOwn, make_optimiser
 from rankup.steps import Form, Learner, Steps, precise, seeded
 
 _BESIDE = 2  # streams
@@ -26,10 +25,8 @@ class Graph(Steps):
     for a task so serves every later task whose tensors have the same shapes.
     """
 
-    def __init__(
-        self, form: Form, learners: Sequence[Learner], recipe: Recipe, signature: Hashable
-    ) -> None:
-        self.form, self.recipe, self.signature = form, recipe, signature
+    def __init__(self, form: Form, learners: Sequence[Learner], signature: Hashable) -> None:
+        self.form, self.signature = form, signature
         # The learners at the capture: they are what a replay computes, whoever's values it is for.
         self.captured = self.learners = learners
         self.device = learners[0].feed.device
@@ -44,15 +41,15 @@ class Graph(Steps):
                 self.places[number][name].copy_(tensor.detach())
         self.optimiser.restart()
 
-    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
         for number, drawn in enumerate(draws):
             for name, entries in drawn.items():
                 self.drawn[number][name].copy_(entries)
-        self.rates.copy_(torch.tensor(rates), non_blocking=True)
+        self.rates.copy_(torch.tensor(rates).t(), non_blocking=True)
         self.now.zero_()
         self.total.zero_()
         with seeded(self.device, seed):
-            for _ in rates:
+            for _ in rates[0]:
                 self.graph.replay()
         return self.total.clone()
 
@@ -74,7 +71,9 @@ class Graph(Steps):
         learned = [learner.learned() for learner in self.learners]
         count = sum(room(tensor) for tensor in learned[0].values())
         flat = torch.zeros(len(learned), count, device=self.device, dtype=_dtype(learned[0]))
-        self.optimiser = make_optimiser(self.recipe, flat)
+        recipes = [learner.feed.recipe for learner in self.learners]
+        alike = len(set(recipes)) == 1
+        self.optimiser = make_optimiser(recipes[0], flat) if alike else EachItsOwn(recipes, flat)
         self.grad = torch.empty_like(flat)
         read = [learner.read() for learner in self.learners]
         draws = [learner.draws(generator) for learner in self.learners]
@@ -90,7 +89,8 @@ class Graph(Steps):
         for number, places in enumerate(self.places):
             places |= views(flat[number], learned[number])
         self.now = torch.zeros(1, dtype=torch.long, device=self.device)  # the step of the epoch
-        self.rates = torch.zeros(self.learners[0].feed.steps, device=self.device)
+        # A row for each step.
+        self.rates = torch.zeros(self.learners[0].feed.steps, len(learned), device=self.device)
         self.total = flat.new_zeros(len(learned))
 
     def _capture(self) -> None:
@@ -99,7 +99,7 @@ class Graph(Steps):
             learner.beside = [_stream(self.device) for _ in range(_BESIDE)]
         warm_up, self.graph = _stream(self.device), torch.cuda.CUDAGraph()
         with ExitStack() as stack:
-            stack.enter_context(precise(self.recipe))
+            stack.enter_context(precise(self.captured[0].feed.recipe))
             stack.enter_context(torch.cuda.device(self.device))
             if self.form == "stacked":
                 stack.enter_context(self.captured[0].bound(self.stacked))
@@ -116,7 +116,7 @@ class Graph(Steps):
                 self._step()
 
     def _step(self) -> None:
-        lr = self.rates.index_select(0, self.now).view(())
+        lr = self.rates.index_select(0, self.now).squeeze(0)
         losses = {"stacked": self._stack, "vmap": self._vmap, "branches": self._branches}[
             self.form
         ]()

@@ -23,6 +23,7 @@ from rankup.layers import (
 from rankup.layers.given import built, projected
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
+from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
 MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
@@ -45,13 +46,13 @@ class ModuleLearner(Learner):
     def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
         super().__init__(feed)
         self.body, self.index = body, index
+        self.kind: Hashable = id(body)  # bodies of one kind take the same steps
         self.register_buffer("x", feed.x)
         self.register_buffer("y", feed.task.train_y)
         constant = self._constant()
         self.changed = tuple(constant) if any(p.requires_grad for p in body.parameters()) else ()
         self._reads = constant | {"x": self.x, "y": self.y}
-        convolutions = nn.Conv2d | FactoredConv2d
-        self._convolves = any(isinstance(part, convolutions) for part in body.modules())
+        self._convolves = any(_convolves(part) for part in body.modules())
         own_steps = type(self).gradient is not Learner.gradient or (
             type(self).settle is not Learner.settle
         )
@@ -70,7 +71,7 @@ class ModuleLearner(Learner):
 
     def key(self) -> Hashable:
         # Data that is made anew at every step is transformed by the task's own transform.
-        return id(self.body), id(self.feed.task.transform) if self.feed.made is None else None
+        return self.kind, id(self.feed.task.transform) if self.feed.made is None else None
 
     def forward(self, draw: Draws) -> Tensor:
         with active(self.index), self._autocast():
@@ -81,7 +82,9 @@ class ModuleLearner(Learner):
         return logits
 
     def inputs(self, draw: Draws) -> Tensor:
-        x = self.feed.batch(self.x, draw)
+        return self._laid_out(self.feed.batch(self.x, draw))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
         if self._convolves and x.is_cuda and x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
@@ -99,6 +102,12 @@ class ModuleLearner(Learner):
             if not isinstance(part, TaskLayer)
             for key, tensor in part.named_buffers(recurse=False)
         }
+
+
+def _convolves(part: nn.Module) -> bool:
+    if isinstance(part, TaskLayer):
+        return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
+    return isinstance(part, nn.Conv2d)
 
 
 class RankLearner(ModuleLearner):

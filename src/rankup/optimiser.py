@@ -1,6 +1,7 @@
 """Optimisers on one flat tensor: a step is a few operations however many parameters there are."""
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -31,7 +32,8 @@ class Optimiser(Protocol):
 
     flat: Tensor
 
-    def step(self, grad: Tensor, lr: float | Tensor) -> None: ...
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        """Change `flat`; where it holds several replicas, `lr` may be a rate for each."""
 
     def state(self, number: int | None = None) -> dict[str, Tensor]:
         """What it takes to go on, of one replica where `flat` holds several."""
@@ -61,6 +63,7 @@ class FlatAdam:
     @torch.no_grad()
     def step(self, grad: Tensor, lr: float | Tensor) -> None:
         self.count += 1
+        lr = lr[0] if isinstance(lr, Tensor) and lr.dim() else lr  # the same for all
         flat, mean, square = self._parts
         torch._fused_adamw_(
             flat,
@@ -103,6 +106,7 @@ class FlatSGD:
 
     @torch.no_grad()
     def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        lr = lr[0] if isinstance(lr, Tensor) and lr.dim() else lr  # the same for all
         if self.weight_decay:
             self.flat.mul_(1 - lr * self.weight_decay)
         self.flat.sub_(grad * lr)
@@ -112,3 +116,23 @@ class FlatSGD:
 
     def restart(self) -> None:
         pass
+
+
+class EachItsOwn:
+    """An optimiser for each replica, for those that learn by different recipes."""
+
+    def __init__(self, recipes: Sequence[Recipe], flat: Tensor) -> None:
+        self.flat = flat
+        self.each = [make_optimiser(recipe, own) for recipe, own in zip(recipes, flat, strict=True)]
+
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        for number, optimiser in enumerate(self.each):
+            optimiser.step(grad[number], lr[number] if isinstance(lr, Tensor) else lr)
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        assert number is not None
+        return self.each[number].state()
+
+    def restart(self) -> None:
+        for optimiser in self.each:
+            optimiser.restart()

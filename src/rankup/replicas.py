@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError
 from rankup.run import OnProgress, RunConfig, SeedRun, run, run_together
@@ -32,10 +33,13 @@ class Seed:
     made: Stream | None = None  # its stream, where that was made already
 
     def stream(self) -> Stream:
+        if self.made is not None:
+            return self.made
         config = self.config
-        return self.made or make_stream(
+        made = make_stream(
             config.stream, tasks=config.tasks, seed=config.seed, data=self.data, progress=False
         )
+        return hold_out(made, config.held_out, config.seed) if config.held_out else made
 
 
 def run_seeds(
@@ -45,18 +49,30 @@ def run_seeds(
     note: Callable[[str], None],
 ) -> dict[int, str]:
     """Run all seeds; give back why those failed that did."""
+    failures = run_all(seeds, on_progress=on_progress, note=note)
+    return {seed.config.seed: failures[seed.out] for seed in seeds if seed.out in failures}
+
+
+def run_all(
+    seeds: Sequence[Seed],
+    *,
+    on_progress: OnProgress | None = None,
+    note: Callable[[str], None],
+) -> dict[Path, str]:
+    """Run all that is asked for, which may differ in more than the seed; give back why runs failed
+    that did, by their folders."""
     if len(seeds) == 1 or seeds[0].config.device == "cuda":
         runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
         failures = run_together(runs, on_progress=on_progress, note=note)
-        return {seed: str(why) for seed, why in failures.items()}
+        return {out: str(why) for out, why in failures.items()}
     return _in_processes(seeds, on_progress)
 
 
-def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[int, str]:
+def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[Path, str]:
     context = multiprocessing.get_context("spawn")
     told: Any = context.Queue()
     workers = min(len(seeds), len(os.sched_getaffinity(0)))
-    failures: dict[int, str] = {}
+    failures: dict[Path, str] = {}
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (told,))
     try:
         pending = {pool.submit(_run_one, seed): seed for seed in seeds}
@@ -65,7 +81,7 @@ def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict
             for done in [future for future in pending if future.done()]:
                 seed = pending.pop(done)
                 if (why := done.result()) is not None:
-                    failures[seed.config.seed] = why
+                    failures[seed.out] = why
         pool.shutdown()
         return failures
     except BaseException as error:

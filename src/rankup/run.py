@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ class RunConfig:
     recipe: dict[str, Any]
     task_names: list[str]
     versions: dict[str, str]
+    held_out: float = 0.0  # share of the training data that stood for the test data
+
+    def but_for_its_seed(self) -> str:
+        """What runs have in common that differ in their seeds alone."""
+        rest = {k: v for k, v in asdict(self).items() if k not in ("seed", "task_names")}
+        return json.dumps(rest, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -102,16 +109,17 @@ def run_together(
     *,
     on_progress: OnProgress | None = None,
     note: Callable[[str], None] = warnings.warn,
-) -> dict[int, TaskFailed]:
-    """Let several seeds learn their streams at once, in one process.
+) -> dict[Path, TaskFailed]:
+    """Let several runs learn their streams at once, in one process.
 
-    Gives back why seeds failed that did; the others go on without them.
+    Gives back why runs failed that did, by their folders; the others go on without them.
     """
     torch.set_num_threads(runs[0].config.threads)
     torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
-    engine, failures = Engine(note), dict[int, TaskFailed]()
-    while going := [r for r in runs if not r.finished and r.config.seed not in failures]:
-        # Seeds that were stopped at different tasks catch up first.
+    alike = len({r.config.but_for_its_seed() for r in runs}) == 1
+    engine, failures = Engine(note, alike=alike), dict[Path, TaskFailed]()
+    while going := [r for r in runs if not r.finished and r.out not in failures]:
+        # Runs that were stopped at different tasks catch up first.
         next_task = min(len(r.lines) for r in going)
         failures |= _learn_next(
             [r for r in going if len(r.lines) == next_task], engine, on_progress
@@ -121,7 +129,7 @@ def run_together(
 
 def _learn_next(
     runs: "Sequence[SeedRun]", engine: Engine, on_progress: OnProgress | None
-) -> dict[int, TaskFailed]:
+) -> dict[Path, TaskFailed]:
     started = time.perf_counter()
     learning = [r for r in runs if r.method.learned == len(r.lines)]
     failures: list[TaskFailed | None] = []
@@ -134,14 +142,18 @@ def _learn_next(
             # One of them tells of all: telling takes time.
             [r.watch(on_progress if r is learning[0] else None, len(learning)) for r in learning],
         )
-    failed = {
-        r.config.seed: why for r, why in zip(learning, failures, strict=True) if why is not None
-    }
-    # The time that learning took is lost where a run was stopped just after it. Seeds that learn
+    failed = {r.out: why for r, why in zip(learning, failures, strict=True) if why is not None}
+    # The time that learning took is lost where a run was stopped just after it. Runs that learn
     # together share it.
     seconds = (time.perf_counter() - started) / len(runs)
-    for r in runs:
-        if r.config.seed not in failed:
+    whole = [r for r in runs if r.out not in failed]
+    # On a GPU at the same time, because most of it is waiting for the disk and for answers. On the
+    # CPU not: how many threads an operation takes is each thread's own setting.
+    if runs[0].config.device == "cuda" and whole:
+        with ThreadPoolExecutor(len(whole)) as pool:
+            list(pool.map(lambda r: r.record(seconds), whole))
+    else:
+        for r in whole:
             r.record(seconds)
     return failed
 
@@ -150,7 +162,6 @@ class SeedRun:
     """One seed's run folder, and what it holds in memory."""
 
     def __init__(self, config: RunConfig, stream: Stream, out: Path, resume: bool = False) -> None:
-        _open_folder(config, out, resume)
         device = torch.device(config.device)
         self.config, self.out, self.stream = config, out, stream.to(device)
         recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
@@ -160,6 +171,8 @@ class SeedRun:
             module, growth_of(config), recipe, config.seed, self.stream.tasks, options
         )
         kind = method_class(config.method)
+        kind.check(setting)
+        _open_folder(config, out, resume)
         folder = out / NET
         self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)
         self.tests = [Feed(task, recipe, device) for task in self.stream]
@@ -255,7 +268,8 @@ def versions() -> dict[str, str]:
     return {"rankup": rankup.__version__, "torch": torch.__version__}
 
 
-def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    """Refuse a folder in which that run can neither begin nor go on."""
     path = out / CONFIG
     if path.exists() and not resume:
         raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
@@ -271,6 +285,12 @@ def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
                 f"{out} was begun with {name} {stored.get(name)}, not {wanted[name]}: go on with "
                 "the same options, or begin a new run with --out"
             )
+
+
+def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    check_folder(config, out, resume)
+    path = out / CONFIG
+    if path.exists():
         return
     try:
         out.mkdir(parents=True, exist_ok=True)

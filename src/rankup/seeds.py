@@ -30,6 +30,11 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
     return torch.Generator(device).manual_seed(number(seed, *names))
 
 
+def of_epoch(seed: int, task: int, epoch: int, device: torch.device) -> torch.Generator:
+    """What all that is random in an epoch of a task is drawn with; both count from 0."""
+    return generator(seed, "epoch", task, epoch, device=device)
+
+
 def forked(device: torch.device) -> AbstractContextManager[None]:
     """Inside, torch's own generators may be drawn from; outside, nobody will have noticed."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -137,9 +137,9 @@ class Steps(ABC):
                 learner.turn(epoch)
 
     @abstractmethod
-    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
-        """Take the steps of an epoch; give back each learner's losses, summed. The seed is for
-        what a module draws by itself, as dropout does."""
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
+        """Take the steps of an epoch, with a rate for each learner and step; give back each
+        learner's losses, summed. The seed is for what a module draws by itself, as dropout does."""
 
     @abstractmethod
     def state(self, number: int) -> Tensors:
@@ -157,23 +157,23 @@ class Steps(ABC):
 class Eager(Steps):
     """Step after step, learner after learner."""
 
-    def __init__(self, learners: Sequence[Learner], recipe: Recipe) -> None:
-        self.learners, self.recipe = learners, recipe
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        self.learners = learners
         self.places, self.optimisers = [], []
         for learner in learners:
             learned = learner.learned()
             flat = gathered((tensor.detach() for tensor in learned.values()), 0)
             self.places.append(learner.read() | views(flat, learned))
-            self.optimisers.append(make_optimiser(recipe, flat))
+            self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
-    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
-        with seeded(self.learners[0].feed.device, seed), precise(self.recipe):
-            return torch.stack([self._one(n, drawn, rates) for n, drawn in enumerate(draws)])
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
+        with seeded(self.learners[0].feed.device, seed):
+            return torch.stack([self._one(n, d, rates[n]) for n, d in enumerate(draws)])
 
     def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
         learner, optimiser = self.learners[number], self.optimisers[number]
         total = torch.zeros((), device=learner.feed.device)
-        with learner.bound(self.places[number]):
+        with learner.bound(self.places[number]), precise(learner.feed.recipe):
             for step, lr in enumerate(rates):
                 draw = {name: entries[step] for name, entries in drawn.items()}
                 loss, grads = learner.gradient(draw)
@@ -199,6 +199,17 @@ def precise(recipe: Recipe) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     if recipe.precision == "tf32":
         torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:

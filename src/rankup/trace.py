@@ -78,6 +78,18 @@ class Trace:
                 return None
         return None
 
+    def seen_through_relu(self, name: str) -> str | None:
+        """The layer whose outputs are, through a ReLU, all that another layer reads and that nobody
+        else does; both run once."""
+        if self.order.count(name) != 1:
+            return None
+        relu = self._calls[self.order.index(name)].all_input_nodes[0]
+        if not self._relu(relu):
+            return None
+        layer = relu.all_input_nodes[0]
+        alone = len(relu.users) == len(layer.users) == 1 == self.order.count(str(layer.target))
+        return str(layer.target) if alone and layer.op == "call_module" else None
+
     def _part(self, node: fx.Node) -> nn.Module | None:
         return self._modules[str(node.target)] if node.op == "call_module" else None
 

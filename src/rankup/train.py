@@ -120,30 +120,34 @@ def _train(
 ) -> list[TaskFailed | None]:
     """Whatever is random in an epoch comes from the seed, the task's index and the epoch's number,
     so an interrupted run goes on from a checkpoint as if nothing had happened."""
-    recipe, index = pupils[0].recipe, pupils[0].learned
+    epochs, index = pupils[0].recipe.epochs, pupils[0].learned
     feeds = [learner.feed for learner in steps.learners]
     first = _resumed(steps, resume)
-    peak = recipe.first_lr if index == 0 and recipe.first_lr else recipe.lr
     length = feeds[0].steps
-    rates = [rate(recipe, peak, n, recipe.epochs * length) for n in range(recipe.epochs * length)]
+    peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
+    rates = [
+        [rate(pupil.recipe, peak, n, epochs * length) for n in range(epochs * length)]
+        for pupil, peak in zip(pupils, peaks, strict=True)
+    ]
     failures: list[TaskFailed | None] = [None] * len(pupils)
-    for epoch in range(first, recipe.epochs):
+    for epoch in range(first, epochs):
         draws = [
-            learner.draws(seeds.generator(pupil.seed, "epoch", index, epoch, device=feed.device))
+            learner.draws(seeds.of_epoch(pupil.seed, index, epoch, feed.device))
             for pupil, learner, feed in zip(pupils, steps.learners, feeds, strict=True)
         ]
         own = seeds.number(pupils[0].seed, "module", index, epoch)
         steps.turn(epoch)
-        totals = steps.epoch(draws, rates[epoch * length : (epoch + 1) * length], own)
+        now = slice(epoch * length, (epoch + 1) * length)
+        totals = steps.epoch(draws, [each[now] for each in rates], own)
         for number, total in enumerate(totals.tolist()):
             if not math.isfinite(total):
                 failures[number] = failures[number] or TaskFailed(
                     f"task {feeds[number].task.name!r} diverged: the loss of epoch {epoch + 1} is "
-                    f"{total / length}; a learning rate below {peak:g} may help"
+                    f"{total / length}; a learning rate below {peaks[number]:g} may help"
                 )
             elif on_epoch is not None and (tell := on_epoch[number]) is not None:
                 look = _look(pupils[number], steps, feeds[number])
-                done = Epoch(epoch + 1, recipe.epochs, total / length, look)
+                done = Epoch(epoch + 1, epochs, total / length, look)
                 tell(done, Checkpoint(epoch + 1, steps.state(number)))
         if all(failures):
             break
@@ -164,9 +168,19 @@ def _resumed(steps: Steps, resume: Sequence[Checkpoint | None] | None) -> int:
 def _look(pupil: Pupil, steps: Steps, feed: Feed) -> Callable[[], float]:
     def look() -> float:
         steps.keep()
-        return accuracy(lambda x: pupil.predict(x, pupil.learned), feed.train(_PROBE))
+        return _reached(pupil, feed, _PROBE)
 
     return look
+
+
+def _reached(pupil: Pupil, feed: Feed, most: int) -> float:
+    """The accuracy of what is being learned on so many of its training samples."""
+    each = max(1, most // len(feed.parts))
+    found = [
+        accuracy(lambda x, task=task: pupil.predict(x, task), part.train(each))  # type: ignore[misc]
+        for task, part in enumerate(feed.parts, pupil.learned)
+    ]
+    return sum(found) / len(found)
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor, Tensor]]) -> float:
@@ -182,11 +196,8 @@ def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor,
 
 def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
     """Whether a task's accuracy on its own training data is no better than guessing."""
-    reached = accuracy(lambda x: pupil.predict(x, pupil.learned), feed.train(_WITNESS))
-    labels = feed.task.train_y
-    # Guessing well means to name the most frequent class.
-    guess = float(labels.bincount().max()) / len(labels)
-    error = math.sqrt(guess * (1 - guess) / min(len(labels), _WITNESS))
+    reached, guess = _reached(pupil, feed, _WITNESS), feed.guess()
+    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS))
     # A handful of samples cannot be three errors away, but all of them can be right.
     if reached <= guess + 3 * error and reached < 1:
         return TaskFailed(

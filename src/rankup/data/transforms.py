@@ -5,6 +5,7 @@ as tensors, and nothing waits for the device, so all of it may be captured in a 
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -87,20 +88,56 @@ class Rotation:
                 f"a rotation takes images in floating point, [B, C, H, W], got {x.dtype} "
                 f"{list(x.shape)}"
             )
+        return grid_sample(x, self.grid(x).expand(len(x), -1, -1, -1), align_corners=False)
+
+    def grid(self, x: Tensor) -> Tensor:
+        """Where each pixel of such images comes from, `[H, W, 2]`, as `grid_sample` takes it."""
         height, width = x.shape[2:]
         # From numbers, not from a tensor of them: a copy to the device would wait for it.
         cos, sin = math.cos(math.radians(self.angle)), math.sin(math.radians(self.angle))
         rows = torch.arange(height, device=x.device, dtype=x.dtype)[:, None] - (height - 1) / 2
         columns = torch.arange(width, device=x.device, dtype=x.dtype)[None] - (width - 1) / 2
-        # Where each pixel of the result comes from, in pixels from the centre.
+        # In pixels from the centre.
         from_rows = cos * rows + sin * columns  # [H, W]
         from_columns = cos * columns - sin * rows
         # grid_sample counts (column, row) in half images, here from border to border.
-        grid = torch.stack((from_columns * (2 / width), from_rows * (2 / height)), -1)
-        return grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False)
+        return torch.stack((from_columns * (2 / width), from_rows * (2 / height)), -1)
 
     def to(self, device: torch.device | str) -> "Rotation":
         return self
+
+
+def transform_each(
+    transforms: Sequence[Transform | None], like: Tensor
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What gives every sample of a batch a transform of its own, by its number among these; None
+    where that is none. `like` is a batch of the same shape, device and dtype.
+
+    >>> turn = transform_each([None, Permutation(torch.tensor([1, 0]))], torch.zeros(2, 2))
+    >>> turn(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([0, 1]))
+    tensor([[3., 4.],
+            [4., 3.]])
+    """
+    if all(transform is None for transform in transforms):
+        return None
+    permutations = [t.index for t in transforms if isinstance(t, Permutation)]
+    if len(permutations) == len(transforms):
+        index = torch.stack(permutations)  # [T, C·H·W]
+        return lambda x, which: x.flatten(1).gather(1, index.index_select(0, which)).view_as(x)
+    rotations = [t.grid(like) for t in transforms if isinstance(t, Rotation)]
+    if len(rotations) == len(transforms):
+        grids = torch.stack(rotations)  # [T, H, W, 2]
+        return lambda x, which: grid_sample(x, grids.index_select(0, which), align_corners=False)
+
+    def each(x: Tensor, which: Tensor) -> Tensor:
+        result = x
+        for number, transform in enumerate(transforms):
+            if transform is not None:
+                own = (which == number).view(-1, *(1,) * (x.dim() - 1))
+                result = torch.where(own, transform(x), result)
+        return result
+
+    return each
 
 
 class Augmentation(NamedTuple):

@@ -1,6 +1,6 @@
 """The layers of a grown network. They know nothing of data, files or the command line."""
 
-from rankup.layers.base import Start, TaskLayer, Tensors, active, refuse_other_dtype
+from rankup.layers.base import Start, TaskLayer, Tensors, active, active_task, refuse_other_dtype
 from rankup.layers.conv import FactoredConv2d
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
@@ -18,6 +18,7 @@ __all__ = [
     "TaskNorm",
     "Tensors",
     "active",
+    "active_task",
     "dense_is_cheaper",
     "pooled_statistics",
     "refuse_other_dtype",

@@ -34,6 +34,11 @@ def active(task: int | Tensor) -> Iterator[None]:
         _active.reset(token)
 
 
+def active_task() -> int | Tensor | None:
+    """What is being run for."""
+    return _active.get()
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a new task's selectors over old factors and its norms' weights start, and how long its
@@ -118,7 +123,7 @@ class TaskLayer(nn.Module, ABC):
         return self
 
     def _task(self, x: Tensor) -> int | Tensor:
-        task = _active.get()
+        task = active_task()
         if task is None:
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called by itself: call the network, which says for "

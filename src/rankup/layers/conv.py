@@ -21,7 +21,7 @@ class FactoredConv2d(FactoredLayer):
         if spec.conv is None:
             raise RankupError(f"layer {spec.name!r} has no geometry of a convolution")
         self.conv = spec.conv
-        self._border = _border(spec.conv)
+        self._border = border(spec.conv)
 
     @property
     def in_channels(self) -> int:
@@ -137,7 +137,7 @@ class FactoredConv2d(FactoredLayer):
         return rows[:, :, None, None]
 
 
-def _border(conv: ConvGeometry) -> list[int]:
+def border(conv: ConvGeometry) -> list[int]:
     """The padding as `F.pad` takes it: the last dimension's left and right side first."""
     border: list[int] = []
     for axis in (1, 0):

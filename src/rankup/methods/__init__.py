@@ -4,10 +4,24 @@ them without loading any."""
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods.options import HatOptions, Options, PackNetOptions
+from rankup.methods.options import (
+    EwcOptions,
+    HatOptions,
+    IbpWfOptions,
+    IcarlOptions,
+    MultitaskOptions,
+    NsclOptions,
+    Options,
+    OrthogOptions,
+    PackNetOptions,
+    ParallelOptions,
+    ReplayOptions,
+    SupSupOptions,
+)
 
 if TYPE_CHECKING:
     from rankup.methods.base import Method
@@ -18,12 +32,59 @@ class MethodInfo(NamedTuple):
     help: str  # in one line
     options: type[Options] = Options
     continual: bool = True  # sees one task after another, as all but a bound on them do
+    # Fields of a recipe that are other for this method, unless the command line says them itself.
+    recipe: Mapping[str, Any] = MappingProxyType({})
 
+
+# Methods that are made for plain gradient descent, at the rate of their authors.
+_SGD = MappingProxyType(
+    {"optimiser": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.0}
+)
 
 # A new method adds its entry here, its options to options.py and its file beside this one.
 METHODS = {
     "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
+    "nscl": MethodInfo("nscl:NSCL", "moves weights where old inputs hold little", NsclOptions),
+    "icarl": MethodInfo(
+        "icarl:ICaRL", "exemplars, distillation, and the nearest mean of exemplars", IcarlOptions
+    ),
+    "agem": MethodInfo(
+        "agem:AGEM",
+        "no step that a batch of remembered samples would call harmful",
+        ReplayOptions,
+        recipe=_SGD,
+    ),
+    "er-ring": MethodInfo(
+        "er_ring:ERRing",
+        "every step also on remembered samples, the last ones of each class",
+        ReplayOptions,
+        recipe=_SGD,
+    ),
+    "supsup": MethodInfo(
+        "supsup:SupSup", "a mask per task over random weights; never forgets", SupSupOptions
+    ),
+    "ibpwf": MethodInfo(
+        "ibpwf:WeightFactors", "a selection of shared factors per task; never forgets", IbpWfOptions
+    ),
+    "orthog": MethodInfo(
+        "orthog:Orthog",
+        "replay, and an orthogonal subspace of features for each task",
+        OrthogOptions,
+        recipe=_SGD,
+    ),
+    "parallel": MethodInfo(
+        "parallel:Parallel",
+        "a network of its own for each task, dense or of low rank: never forgets",
+        ParallelOptions,
+    ),
+    "multitask": MethodInfo(
+        "multitask:Multitask",
+        "one dense network that learns all tasks at once; not continual, a bound",
+        MultitaskOptions,
+        continual=False,
+    ),
     "hat": MethodInfo(
         "hat:HardAttention", "learns which units a task uses and freezes them", HatOptions
     ),

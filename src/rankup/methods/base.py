@@ -47,6 +47,11 @@ class Method(ABC):
     @abstractmethod
     def __init__(self, setting: Setting) -> None: ...
 
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        """Refuse a setting that does not suit the method: none. Nothing is made before it."""
+        return
+
     @property
     @abstractmethod
     def learned(self) -> int:

@@ -43,6 +43,7 @@ class DenseMethod(Method):
     heads: ClassVar[Literal["frozen", "learning"]] = "frozen"
 
     def __init__(self, setting: Setting) -> None:
+        self.check(setting)
         self.setting = setting
         self.plan = plan = make_plan(setting.module, setting.growth)
         self.device = plan.device
@@ -61,6 +62,10 @@ class DenseMethod(Method):
         self._feed: Feed | None = None  # of the open task
         self._before: tuple[Tensors, Tensors, Tensors]  # what abandoning it goes back to
 
+    def feed(self, task: Task) -> Feed:
+        """What is learned of, when this task comes."""
+        return Feed(task, self.recipe, self.device)
+
     def learner(self, feed: Feed) -> Learner:
         """What learns the task that was just opened."""
         return ModuleLearner(self.body, feed, self.learned)
@@ -73,14 +78,15 @@ class DenseMethod(Method):
         return self.head.count
 
     def begin(self, task: Task) -> Learner:
+        feed = self.feed(task)
         state = copy.deepcopy(self.body.state_dict())
         self._before = state, dict(self.kept), dict(self.buffer)
         for part in self.parts:
             part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
-        self._feed = Feed(task, self.recipe, self.device)
+        self._feed = feed
         try:
             self.body.train()
-            return self.learner(self._feed)
+            return self.learner(feed)
         except BaseException:
             self.abandon()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -12,18 +12,21 @@ from torch import Tensor, nn
 
 from rankup.layers import Start, TaskLayer, Tensors
 from rankup.layers.base import over_last
-from rankup.layers.head import Heads, together
 from rankup.specs import HeadSpec
+
+FEATURES = -1  # in place of a task: heads give back what they see
 
 
 class LearningHeads(TaskLayer):
-    """A full output layer per task, all of them parameters from the beginning, those of tasks to
-    come included: they get no gradient, and shapes stay the same as tasks come in."""
+    """A full output layer per task, all of them parameters from the beginning, so that shapes stay
+    the same as tasks come in. Those of tasks to come are zero and get no gradient; a task starts
+    where `TaskHead` would start it."""
 
     spec: HeadSpec
     weight: Tensor
     bias: Tensor | None
-    rows: Tensor
+    columns: Tensor
+    missing: Tensor
 
     def __init__(
         self,
@@ -34,33 +37,55 @@ class LearningHeads(TaskLayer):
         device: torch.device,
     ) -> None:
         super().__init__(spec, seed, dtype, device)
-        ends = torch.tensor([0, *classes]).cumsum(0).tolist()
-        self.slices = [slice(a, b) for a, b in pairwise(ends)]
-        self.weight = nn.Parameter(torch.cat([self._start(number) for number in classes]))
-        self.bias = nn.Parameter(torch.zeros(ends[-1], **self._factory)) if spec.bias else None
-        self.count = 0
-        rows = torch.full((len(classes), max(classes)), -1, device=device)
-        for own, places in zip(rows, self.slices, strict=True):
-            own[: places.stop - places.start] = torch.arange(places.start, places.stop)
-        self.register_buffer("rows", rows, persistent=False)
+        self.slices = [slice(*ends) for ends in pairwise(accumulate(classes, initial=0))]
+        total, widest = sum(classes), max(classes)
+        self.weight = nn.Parameter(torch.zeros(total, spec.inputs, **self._factory))
+        self.bias = nn.Parameter(torch.zeros(total, **self._factory)) if spec.bias else None
+        # Which of all answers are a task's own, [T, widest], and where it has none.
+        starts = torch.tensor([own.start for own in self.slices], device=device)[:, None]
+        places = torch.arange(widest, device=device)
+        missing = places >= torch.tensor(classes, device=device)[:, None]
+        columns = (starts + places).masked_fill(missing, 0)
+        self.register_buffer("columns", columns, persistent=False)
+        self.register_buffer("missing", missing, persistent=False)
+        self.alike = total == widest * len(classes)  # equally many classes in all tasks
 
     def forward(self, x: Tensor) -> Tensor:
         task = self._task(x)
-        if not isinstance(task, Tensor):
-            own = self.slices[task]
-            return F.linear(x, self.weight[own], None if self.bias is None else self.bias[own])
-        heads = Heads(self.weight, self.bias, self.rows)
-        logits = together(x, task, heads)
-        if heads.alike:
+        if isinstance(task, Tensor):
+            return self.own(self.all(x), task)
+        if task == FEATURES:
+            return x
+        own = self.slices[task]
+        return F.linear(x, self.weight[own], None if self.bias is None else self.bias[own])
+
+    def all(self, x: Tensor) -> Tensor:
+        """The answers of all heads, one after another: `[…, ΣC]`."""
+        return F.linear(x, self.weight, self.bias)
+
+    def own(self, answers: Tensor, tasks: Tensor) -> Tensor:
+        """Of all heads' answers, for each sample those of its own task; −∞ where that has fewer
+        classes than the widest."""
+        # Every answer goes to one place at most, so that a GPU adds up the same gradients every
+        # time; picking rows of the weights would not.
+        columns = over_last(self.columns.index_select(0, tasks), answers)
+        logits = answers.gather(-1, columns.expand(*answers.shape[:-1], -1))
+        if self.alike:
             return logits
-        missing = (self.rows < 0).index_select(0, task)
-        return logits.masked_fill(over_last(missing, x), -math.inf)
+        missing = over_last(self.missing.index_select(0, tasks), answers)
+        return logits.masked_fill(missing, -math.inf)
 
     def start(self, classes: int, start: Start) -> Tensors:
-        return {}
+        values = {"weight": self._orthogonal(classes, self.spec.inputs, "head")}
+        if self.spec.bias:
+            values["bias"] = torch.zeros(classes, **self._factory)
+        return values
+
+    def open(self, values: Tensors) -> None:
+        self._put(values)
 
     def learned(self) -> Tensors:
-        return {key: tensor.clone() for key, tensor in self.added(self.count).items()}
+        return self.added(self.count)
 
     def close(self) -> None:
         """All stay open."""
@@ -69,10 +94,7 @@ class LearningHeads(TaskLayer):
         return added
 
     def install(self, tables: Tensors) -> None:
-        own = self.slices[self.count]
-        with torch.no_grad():
-            for key, value in tables.items():
-                self.get_parameter(key)[own] = value
+        self._put(tables)
         self.count += 1
 
     def added(self, task: int) -> Tensors:
@@ -81,7 +103,8 @@ class LearningHeads(TaskLayer):
     def plain(self, task: int) -> nn.Module:
         raise NotImplementedError  # networks are merged, methods are not
 
-    def _start(self, classes: int) -> Tensor:
-        drawn = self._orthogonal(classes, self.spec.inputs, "head")
-        self.count += 1  # what is drawn depends on it
-        return drawn
+    def _put(self, values: Tensors) -> None:
+        own = self.slices[self.count]
+        with torch.no_grad():
+            for key, value in values.items():
+                self.get_parameter(key)[own] = value

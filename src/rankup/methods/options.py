@@ -41,8 +41,87 @@ class Options:
 
 
 @dataclass(frozen=True)
+class EwcOptions(Options):
+    strength: float = option(100.0, "Weight of the method's own term of the loss.", least=0)
+    gamma: float = option(
+        1.0, "Factor on the importance of earlier tasks whenever one is added.", least=0
+    )
+    samples: int = option(1024, "Training samples behind a task's importances.", least=1)
+    anchors: Literal["latest", "all"] = option(
+        "latest", "Weights are held to where the latest task left them, or to where each one did."
+    )
+
+
+@dataclass(frozen=True)
+class NsclOptions(Options):
+    energy: float = option(
+        0.1, "Share of its old inputs' energy to which a layer is not bound.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.energy > 1:
+            raise RankupError(f"energy must be at most 1, got {self.energy}")
+
+
+@dataclass(frozen=True)
+class IcarlOptions(Options):
+    budget: int = option(2000, "Samples to remember in all, shared by the classes seen.", least=1)
+    strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
+
+
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=1)
+    replay: int = option(64, "Remembered samples that a step looks at.", least=1)
+
+
+@dataclass(frozen=True)
+class SupSupOptions(Options):
+    share: float = option(0.3, "Share of each layer's weights that a mask keeps.", above=0, most=1)
+
+
+@dataclass(frozen=True)
+class IbpWfOptions(Options):
+    dictionary: int = option(256, "Factors in each layer's dictionary.", least=1)
+    alpha: float = option(20.0, "Factors that the prior expects a task to select.", above=0)
+    keep: float = option(
+        0.5, "Probability from which on a factor is selected for good.", above=0, most=1
+    )
+    temperature: float = option(2 / 3, "How soft selections are while they are learned.", above=0)
+
+
+@dataclass(frozen=True)
+class OrthogOptions(ReplayOptions):
+    memory: int = option(5, "Samples to remember of each class of each task.", least=0)
+    basis: Literal["orthogonal", "identity"] = option(
+        "orthogonal", "Tasks' subspaces are columns of a random orthogonal matrix, or coordinates."
+    )
+    stiefel: Literal["auto", "yes", "no"] = option(
+        "auto", "Keep weights orthonormal: yes, no, or where there are convolutions (auto)."
+    )
+
+
+@dataclass(frozen=True)
+class ParallelOptions(Options):
+    size: str = option("full", "What each network is: dense ('full'), or its rank (2, 4, …).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size != "full" and not (str(self.size).isdecimal() and int(self.size)):
+            raise RankupError(f"size must be a rank of at least 1 or 'full', got {self.size!r}")
+
+
+@dataclass(frozen=True)
+class MultitaskOptions(Options):
+    single_head: bool = option(
+        False, "One head over the classes of all tasks together, not one for each task."
+    )
+
+
+@dataclass(frozen=True)
 class HatOptions(Options):
-    strength: float = option(0.75, "Price of units that no earlier task uses.", least=0)
+    strength: float = option(0.75, "Weight of the method's own term of the loss.", least=0)
     s_max: float = option(400.0, "Slope of the gates at the end of every epoch.", least=1)
 
 

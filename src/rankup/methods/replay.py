@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from rankup import seeds
 from rankup.data.tasks import Task
 from rankup.data.transforms import draw_augmentation, to_float
+from rankup.errors import RankupError
 from rankup.feed import Draws, Feed, take
 from rankup.layers import active
 from rankup.learner import ModuleLearner, loss_of
+from rankup.methods.base import Setting
+from rankup.methods.dense import DenseMethod
+from rankup.methods.options import ReplayOptions
+from rankup.steps import Learner
 
 
 class Batch(NamedTuple):
@@ -21,6 +28,17 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     tasks: Tensor  # [B]
+
+
+def joined(one: Batch, other: Batch) -> Batch:
+    return Batch(*(torch.cat(parts) for parts in zip(one, other, strict=True)))
+
+
+class Places(Protocol):
+    """Whose sample is where in a memory."""
+
+    tasks: Tensor
+    labels: Tensor
 
 
 class Slots:
@@ -42,6 +60,19 @@ class Slots:
         return int((self.tasks < learned).sum())
 
 
+def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
+    """Rows of a task's training data, a row of them for each class; in the order given."""
+    labels = feed.task.train_y.index_select(0, order)
+    rows = [order[labels == label] for label in range(feed.task.classes)]
+    for label, own in enumerate(rows):
+        if not len(own):
+            raise RankupError(
+                f"task {feed.task.name!r} has no training sample of class {label}, and a memory "
+                "needs some of every class"
+            )
+    return rows
+
+
 def remembered(feed: Feed, rows: Tensor) -> Tensor:
     """Some of a task's training inputs as a memory keeps them: transformed, but neither augmented
     nor scaled; as bytes where the data came in bytes."""
@@ -49,7 +80,15 @@ def remembered(feed: Feed, rows: Tensor) -> Tensor:
     if feed.task.transform is None:
         return x
     made = feed.task.transform(to_float(x))
-    return (made * 255).round().to(torch.uint8) if x.dtype == torch.uint8 else made
+    if x.dtype != torch.uint8:
+        return made
+    lowest, highest = (float(value) for value in made.aminmax())
+    if lowest < -0.001 or highest > 1.001:  # bytes lose twice as much to rounding
+        raise RankupError(
+            f"task {feed.task.name!r} transforms bytes to values from {lowest:g} to {highest:g}, "
+            "and a memory keeps them as bytes, which stand for 0 to 1"
+        )
+    return (made * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 class ReplayLearner(ModuleLearner):
@@ -57,6 +96,7 @@ class ReplayLearner(ModuleLearner):
     apart by a tensor of tasks, so that one captured graph serves all tasks but the first.
 
     Args:
+        slots: whose sample is where in the memory.
         images: what the memory holds, in the order of its slots.
         replay: how many of its samples a step looks at.
     """
@@ -67,12 +107,12 @@ class ReplayLearner(ModuleLearner):
     task: Tensor
 
     def __init__(
-        self, body: nn.Module, feed: Feed, index: int, slots: Slots, images: Tensor, replay: int
+        self, body: nn.Module, feed: Feed, index: int, slots: Places, images: Tensor, replay: int
     ) -> None:
         super().__init__(body, feed, index)
         self.held, self.replay = len(images), replay
         # At its full size from the beginning: shapes stay the same as tasks come in.
-        memory = feed.task.train_x.new_zeros(len(slots), *feed.task.train_x.shape[1:])
+        memory = feed.task.train_x.new_zeros(len(slots.tasks), *feed.task.train_x.shape[1:])
         memory[: self.held] = images.view(-1, *memory.shape[1:])
         for name, tensor in {
             "memory_x": memory,
@@ -84,17 +124,21 @@ class ReplayLearner(ModuleLearner):
             self._reads[name] = tensor
 
     def key(self) -> Hashable:
-        return super().key(), self.held > 0
+        return super().key(), self.replay if self.held else None
 
     def draws(self, generator: torch.Generator) -> Draws:
         drawn = super().draws(generator)
         if not self.held:
             return drawn
+        # The memory is gone through again and again, each time in another order: a step sees as
+        # much of it as fits.
         shape, device = (self.feed.steps, self.replay), generator.device
-        drawn["memory"] = torch.randint(self.held, shape, generator=generator, device=device)
+        count = math.prod(shape)
+        passes = math.ceil(count / self.held), self.held
+        orders = torch.rand(passes, generator=generator, device=device).argsort(1)
+        drawn["memory"] = orders.flatten()[:count].view(shape)
         if self._augments_memory:
-            count, crop = self.feed.steps * self.replay, self.feed.recipe.crop
-            coins, offsets = draw_augmentation(count, crop, generator)
+            coins, offsets = draw_augmentation(count, self.feed.recipe.crop, generator)
             coins = coins if self.feed.recipe.flip else torch.zeros_like(coins)
             drawn["memory_coins"] = coins.view(shape)
             drawn["memory_offsets"] = offsets.view(*shape, 2)
@@ -113,9 +157,7 @@ class ReplayLearner(ModuleLearner):
             x = self.feed.batch(self.memory_x, drawn)
         else:
             x = self.feed.scaled(to_float(take(self.memory_x, rows)))
-        if self._convolves and x.is_cuda and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return Batch(x, take(self.memory_y, rows), take(self.memory_tasks, rows))
+        return Batch(self._laid_out(x), take(self.memory_y, rows), take(self.memory_tasks, rows))
 
     def loss(self, batch: Batch) -> Tensor:
         """Every sample is answered by its own task's head."""
@@ -130,3 +172,38 @@ class ReplayLearner(ModuleLearner):
     def _augments_memory(self) -> bool:
         # What was transformed before it was remembered cannot be augmented after it.
         return self.feed.recipe.augments and self.feed.task.transform is None
+
+
+class ReplayMethod(DenseMethod):
+    """One dense network, all heads of which go on learning, with a memory of `memory` samples of
+    each class of each learned task. Norms are shared, with running averages as torch keeps them
+    over all that steps look at, replayed samples included."""
+
+    heads = "learning"
+    steps: ClassVar[type[ReplayLearner]]
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        assert isinstance(setting.options, ReplayOptions)
+        self.options = setting.options
+        self.slots = Slots(setting.tasks, self.options.memory)
+
+    def learner(self, feed: Feed) -> Learner:
+        images = self.buffer.get("images", feed.task.train_x[:0])
+        return self.steps(self.body, feed, self.learned, self.slots, images, self.options.replay)
+
+    def consolidate(self, feed: Feed) -> None:
+        """Remember of each class what comes last in the order; what there is too little of comes
+        round again."""
+        count = self.options.memory
+        rows = [
+            own.repeat(math.ceil(count / len(own)))[-count:]
+            for own in rows_by_class(feed, self.order(feed))
+        ]
+        images = remembered(feed, torch.cat(rows))
+        self.buffer = {"images": torch.cat([*self.buffer.values(), images])}
+
+    def order(self, feed: Feed) -> Tensor:
+        """Rows of the task's training data, those that are remembered behind the others: any."""
+        draw = seeds.generator(self.seed, "memory", self.learned)
+        return torch.randperm(len(feed), generator=draw).to(feed.device)

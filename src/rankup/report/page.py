@@ -13,8 +13,6 @@ from rankup.report import text, theme
 from rankup.report.plots import MOST_STACKED, write_plots
 from rankup.report.runs import Run, seed_groups
 
-_TEMPLATE = Path(__file__).with_name("page.html.j2")
-
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
     """Write the page to `path` and its plots beside it, and return the page's path."""
@@ -23,30 +21,52 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
     page = Path(path)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        plots = write_plots(runs, page.parent)
-        page.write_text(_page(runs, plots, page.parent), encoding="utf-8")
+        plots = embedded(write_plots(runs, page.parent), page.parent)
+        page.write_text(_page(runs, plots), encoding="utf-8")
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page
 
 
-def _page(runs: Sequence[Run], plots: list[str], folder: Path) -> str:
+def render(template: str, **context: Any) -> str:
+    """A page from a template of this folder."""
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    template = environment.from_string(_TEMPLATE.read_text("utf-8"))
-    return template.render(
+    return environment.get_template(template).render(
+        themes=theme.THEMES, colour=theme.colour, is_hollow=theme.is_hollow, **context
+    )
+
+
+def embedded(plots: Sequence[str], folder: Path) -> dict[str, list[str]]:
+    """Plots as a page holds them, each in light and in dark."""
+    return {
+        name: [_data((folder / f"{name}{each.suffix}.png").read_bytes()) for each in theme.THEMES]
+        for name in plots
+    }
+
+
+def _data(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _page(runs: Sequence[Run], plots: dict[str, list[str]]) -> str:
+    return render(
+        "page.html.j2",
         streams=", ".join(dict.fromkeys(run.stream for run in runs)),
         summary=text.summary(runs),
         runs=[_results(runs, index) for index in range(len(runs))],
+        coloured=len(runs),
         means=[text.group_results(group) for group in seed_groups(runs)],
         tasks=_tasks(runs),
         settings=_settings(runs),
-        plots={name: [_embedded(folder, name, each) for each in theme.THEMES] for name in plots},
-        themes=theme.THEMES,
-        colour=theme.colour,
+        plots=plots,
     )
 
 
@@ -83,12 +103,7 @@ def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each setting with the value of each run."""
-    given = [text.settings(run) for run in runs]
+    given = [text.settings(run.config) for run in runs]
     keys = dict.fromkeys(key for config in given for key in config)
     rows = [(key, [config.get(key, text.NOTHING) for config in given]) for key in keys]
     return [{"key": key, "values": values, "differs": len(set(values)) > 1} for key, values in rows]
-
-
-def _embedded(folder: Path, name: str, each: theme.Theme) -> str:
-    content = (folder / f"{name}{each.suffix}.png").read_bytes()
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

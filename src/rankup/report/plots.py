@@ -7,21 +7,19 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankup.report.figures import every, finish_heat_map, new_figure, percent_range, write_figures
 from rankup.report.runs import Array, Run, seed_groups
 from rankup.report.text import labels
-from rankup.report.theme import DARK, LIGHT, MARKERS, Theme, colour
+from rankup.report.theme import Theme, colour, line_style, marker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-DPI = 160
 # The page shows an inch as about a hundred pixels, so that type of 10 points is nearly as large as
 # the text around it; plots are no wider, or nobody could read them on a phone.
 WIDE = 5.6
@@ -35,25 +33,15 @@ _SEEDED_SHARE = 0.45
 
 
 def write_plots(runs: Sequence[Run], folder: Path) -> list[str]:
-    """Write the plots of all runs and return their names: `average` is in `average.png` and
-    `average-dark.png`, and so on. Runs are numbered from 1, as in `matrix-1`."""
-    import matplotlib
-
-    with matplotlib.rc_context(_style(LIGHT)):
-        figures = _figures(runs, LIGHT)
-        for name, figure in figures.items():
-            _lay_out(figure)
-            _save(figure, folder / f"{name}{LIGHT.suffix}.png")
-            _hold_labels(figure)
-            _recolour(figure, LIGHT, DARK)
-            _save(figure, folder / f"{name}{DARK.suffix}.png")
-    return list(figures)
+    """Write the plots of all runs and return their names. Runs are numbered from 1, as in
+    `matrix-1`."""
+    return write_figures(lambda theme: _figures(runs, theme), folder)
 
 
 def _figures(runs: Sequence[Run], theme: Theme) -> dict[str, Figure]:
     figures = {"average": average_plot(runs, theme)}
     entries = [100 * entry for run in runs for row in run.matrix.rows for entry in row]
-    low, high = _spread(min(entries), max(entries), least=10)
+    low, high = percent_range(min(entries), max(entries), least=10)
     # Of runs that differ in their seeds alone, the first stands for all.
     repeated = {id(run) for group in seed_groups(runs) for run in group[1:]}
     for number, run in enumerate(runs, start=1):
@@ -65,74 +53,11 @@ def _figures(runs: Sequence[Run], theme: Theme) -> dict[str, Figure]:
     return figures
 
 
-def _lay_out(figure: Figure) -> None:
-    """Once: a figure that keeps its engine is laid out whenever it is drawn."""
-    for axis in _axises(figure):
-        if not axis.get_label_text():
-            axis.set_label_coords(0, 0)  # else a place is looked for, label or not
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-        figure.set_layout_engine("none")
-
-
-def _hold_labels(figure: Figure) -> None:
-    """Where they were drawn: who draws the figure again does not look for their places."""
-    for axis in _axises(figure):
-        axis.set_label_coords(*axis.label.get_position(), axis.label.get_transform())
-
-
-def _axises(figure: Figure) -> list[Axis]:
-    return [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    # Not savefig, which draws everything once more for a layout that is there already. Without the
-    # library's version in the file, equal plots are equal files.
-    canvas: Any = FigureCanvasAgg(figure)
-    canvas.print_png(path, metadata={"Software": None})
-
-
-def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
-    """Takes whatever has a colour of one theme to the other, in less time than to draw it anew."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.colors import to_hex
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-    from matplotlib.text import Text
-
-    # Text has colours of its own: on a heat map it may be as white as a surface elsewhere.
-    inks = {old.text: new.text, old.muted: new.muted}
-    tints = {old.surface: new.surface, old.line: new.line}
-    tints |= dict(zip(old.runs, new.runs, strict=True))
-
-    def ink(given: Any) -> Any:
-        return inks.get(to_hex(given), given)
-
-    def tint(given: Any) -> Any:
-        return tints.get(to_hex(given), given)
-
-    for artist in figure.findobj():
-        if isinstance(artist, Text):
-            artist.set_color(ink(artist.get_color()))
-        elif isinstance(artist, Line2D):
-            edge = tint(artist.get_markeredgecolor())
-            artist.set_color(tint(artist.get_color()))
-            artist.set_markeredgecolor(edge)
-        elif isinstance(artist, LineCollection):
-            artist.set_color([tint(each) for each in artist.get_color()])
-        elif isinstance(artist, Patch):
-            artist.set_facecolor(tint(artist.get_facecolor()))
-            artist.set_edgecolor(tint(artist.get_edgecolor()))
-
-
 def average_plot(runs: Sequence[Run], theme: Theme) -> Figure:
     """A_t after each task, a line per run."""
     names, lowest, highest = labels(runs), 100.0, 0.0
     columns = max(1, min(len(runs), 58 // (max(map(len, names)) + 6)))  # of the legend
-    figure = _figure(WIDE, 3.2 + 0.2 * math.ceil(len(runs) / columns))
+    figure = new_figure(WIDE, 3.2 + 0.2 * math.ceil(len(runs) / columns))
     axes = figure.add_subplot()
     for index, run in enumerate(runs):
         tasks = range(1, len(run.matrix) + 1)
@@ -142,15 +67,17 @@ def average_plot(runs: Sequence[Run], theme: Theme) -> Figure:
             tasks,
             averages,
             color=colour(theme, index),
-            marker=MARKERS[index % len(MARKERS)],
-            linestyle=("-", "--", ":")[index // len(theme.runs) % 3],
+            marker=marker(index),
+            linestyle=line_style(theme, index),
             label=names[index],
             clip_on=False,
         )
     longest = max(len(run.matrix) for run in runs)
     axes.set_xlim(0.7, longest + 0.3)
-    axes.set_xticks(_every(longest, most=20))
-    axes.set_ylim(_spread(10 * math.floor(lowest / 10), 10 * math.ceil(highest / 10), least=10))
+    axes.set_xticks(every(longest, most=20))
+    axes.set_ylim(
+        percent_range(10 * math.floor(lowest / 10), 10 * math.ceil(highest / 10), least=10)
+    )
     axes.set_xlabel("tasks learned")
     axes.set_ylabel("average accuracy (%)")
     axes.grid(axis="y")
@@ -164,15 +91,15 @@ def matrix_plot(run: Run, low: float, high: float) -> Figure:
     go from `low` to `high`, which are the same for all runs that are shown together."""
     accuracy = 100 * run.matrix.as_array()
     tasks = len(accuracy)
-    figure = _figure(NARROW, 4.1)
+    figure = new_figure(NARROW, 4.1)
     axes = figure.add_subplot()
     image = axes.imshow(accuracy, cmap="viridis", vmin=low, vmax=high, aspect="auto")
-    ticks = _every(tasks, most=12)
+    ticks = every(tasks, most=12)
     axes.set_xticks([t - 1 for t in ticks], [str(t) for t in ticks])
     axes.set_yticks([t - 1 for t in ticks], [str(t) for t in ticks])
     axes.set_xlabel("accuracy on task")
     axes.set_ylabel("after learning task")
-    _finish_heat_map(figure, axes, image, "accuracy (%)")
+    finish_heat_map(figure, axes, image, "accuracy (%)")
     if tasks <= 20:
         digits = 1 if tasks <= 10 else 0
         size = min(9.0, 90 / tasks) if digits else min(8.0, 130 / tasks)
@@ -190,7 +117,7 @@ def selectors_plot(run: Run, theme: Theme) -> Figure:
     columns = 1 if len(run.selectors) <= MOST_STACKED else 2
     rows = math.ceil(len(run.selectors) / columns)
     height = 0.9 + min(2.0, 0.18 * tasks)
-    figure = _figure(WIDE * columns, 0.3 + height * rows)
+    figure = new_figure(WIDE * columns, 0.3 + height * rows)
     for index, (layer, table) in enumerate(run.selectors.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(layer)
@@ -230,11 +157,11 @@ def _draw_selectors(
     )
     axes.vlines(list(between), 0, tasks, theme.surface, linewidths=list(between.values()), zorder=2)
     axes.invert_yaxis()
-    rows = _every(tasks, most=10)
+    rows = every(tasks, most=10)
     axes.set_yticks([t - 0.5 for t in rows], [str(t) for t in rows])
     axes.set_xticks(*_source_ticks(centres, factors[0], width=edges[-1]))
     extend = "max" if np.nanmax(strength) > top else "neither"
-    _finish_heat_map(figure, axes, mesh, "|selector|", extend=extend)
+    finish_heat_map(figure, axes, mesh, "|selector|", extend=extend)
 
 
 def _groups(factors: list[int]) -> list[tuple[int, int, float]]:
@@ -263,74 +190,3 @@ def _source_ticks(
         ):
             break
     return places, names
-
-
-def _finish_heat_map(
-    figure: Figure, axes: Axes, image: ScalarMappable, label: str, extend: str = "neither"
-) -> None:
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, left=False, bottom=False)
-    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=25, extend=extend, label=label)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, right=False)
-    bar.ax.locator_params(nbins=5)
-
-
-def _spread(low: float, high: float, least: float) -> tuple[float, float]:
-    """A range of per cent around `low` to `high`, at least `least` wide."""
-    pad = max(0.0, least - (high - low)) / 2
-    top = min(100.0, high + pad)
-    return max(0.0, min(low, top - least)), top
-
-
-def _every(tasks: int, most: int) -> list[int]:
-    """At most so many task numbers to write at an axis.
-
-    >>> _every(5, most=10), _every(20, most=10)
-    ([1, 2, 3, 4, 5], [2, 4, 6, 8, 10, 12, 14, 16, 18, 20])
-    """
-    step = math.ceil(tasks / most)
-    return list(range(step, tasks + 1, step))
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI)
-    figure.set_layout_engine("constrained", h_pad=0.12, w_pad=0.08)
-    return figure
-
-
-def _style(theme: Theme) -> Any:
-    return {
-        "figure.facecolor": theme.surface,
-        "axes.facecolor": theme.surface,
-        "axes.edgecolor": theme.line,
-        "axes.labelcolor": theme.muted,
-        "axes.titlecolor": theme.text,
-        "axes.titlelocation": "left",
-        "axes.titley": 1.0,  # else it is looked for, again and again
-        "axes.titlesize": 11,
-        "axes.titleweight": "bold",
-        "axes.labelsize": 10,
-        "axes.labelpad": 6,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "font.family": "DejaVu Sans",  # comes with matplotlib: the same plot everywhere
-        "font.size": 10,
-        "text.color": theme.text,
-        "text.parse_math": False,  # a name may hold dollar signs
-        "xtick.color": theme.line,
-        "ytick.color": theme.line,
-        "xtick.labelcolor": theme.muted,
-        "ytick.labelcolor": theme.muted,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
-        "grid.color": theme.line,
-        "grid.linewidth": 0.8,
-        "legend.frameon": False,
-        "legend.fontsize": 10,
-        "lines.linewidth": 2,
-        "lines.markersize": 5.5,
-    }

@@ -94,6 +94,11 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     return Run(folder, config, lines, matrix, selectors, factors)
 
 
+def learned_in(folder: Path) -> int:
+    """How many tasks a run has learned."""
+    return len(_read_metrics(folder / METRICS)[0])
+
+
 def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())

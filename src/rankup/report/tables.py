@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rankup.report.comparison import Comparison
+from rankup.report.comparison_text import HEADINGS, cells, notes
 from rankup.report.runs import Run, seed_groups
 from rankup.report.text import count, duration, group_results, labels, percent
 
@@ -48,6 +50,19 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         keys = ("name", "accuracy", "forgetting", "parameters", "buffer", "time")
         table.add_section()
         _add_row(table, *(mean[key] for key in keys))
+    return table
+
+
+def methods_table(comparison: Comparison) -> Table:
+    """A row for each method, the best first."""
+    table = _table(comparison.stream, caption="; ".join(notes(comparison)))
+    # With as little between columns as can be: six of them have to fit.
+    table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
+    table.add_column("method", overflow="fold", ratio=1, min_width=9)
+    for heading in HEADINGS[1:]:
+        table.add_column(heading.removesuffix(" buffer"), justify="right", no_wrap=True)
+    for entry in comparison.ranked:
+        _add_row(table, *cells(entry))
     return table
 
 

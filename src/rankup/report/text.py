@@ -1,7 +1,7 @@
 """Numbers and names as people read them, the same in the terminal and on the page."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankup.report.runs import Run, seed_groups
@@ -19,11 +19,13 @@ def percent(fraction: float) -> str:
 
 
 def spread(fractions: Sequence[float]) -> str:
-    """Mean and standard deviation of several seeds.
+    """Mean and standard deviation of several seeds; of one there is no deviation.
 
-    >>> spread([0.9, 0.92, 0.94])
-    '92.00 ± 2.00'
+    >>> spread([0.9, 0.92, 0.94]), spread([0.9])
+    ('92.00 ± 2.00', '90.00')
     """
+    if len(fractions) == 1:
+        return percent(fractions[0])
     return f"{percent(statistics.mean(fractions))} ± {percent(statistics.stdev(fractions))}"
 
 
@@ -90,7 +92,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """A short name for each run: its method, and as many settings as it takes to tell runs of the
     same method apart."""
     names = [run.method if one_stream(runs) else f"{run.method} on {run.stream}" for run in runs]
-    given = [settings(run) for run in runs]
+    given = [settings(run.config) for run in runs]
     added: list[tuple[str, ...]] = [()] * len(runs)
     for key in dict.fromkeys(key for config in given for key in config):
         known = list(zip(names, added, strict=True))
@@ -112,27 +114,27 @@ def labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def settings(run: Run) -> dict[str, str]:
+def settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Every setting of a run as text; those of the recipe stand beside the others."""
     flat: dict[str, str] = {}
-    for key, value in run.config.items():
+    for key, value in config.items():
         if key == "versions" and isinstance(value, dict):
-            flat |= {f"{name} version": _plain(version) for name, version in value.items()}
+            flat |= {f"{name} version": plain(version) for name, version in value.items()}
         elif isinstance(value, dict):
             inner = {key if name == "name" else name: entry for name, entry in value.items()}
-            flat |= {name: _plain(entry) for name, entry in inner.items()}
+            flat |= {name: plain(entry) for name, entry in inner.items()}
         elif key != "task_names":
-            flat[key] = _plain(value)
+            flat[key] = plain(value)
     return flat
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(_plain(entry) for entry in value)
+        return ", ".join(plain(entry) for entry in value)
     return str(value)
 
 

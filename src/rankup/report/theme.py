@@ -1,5 +1,6 @@
 """The colours of plots and page, light and dark, in one place: a plot has the page's background and
-so has no visible edge. Runs are told apart by eye also where colours are not: each has a marker."""
+so has no visible edge. Runs are told apart by eye also where colours are not: each has a marker,
+and where colours come around again lines are dashed and markers hollow."""
 
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ LIGHT = Theme(
     text="#1c2128",
     muted="#5b6573",
     line="#dfe3e8",
-    runs=("#0072b2", "#d55e00", "#009e73", "#b8508f", "#c98a00", "#3f9fd8"),
+    runs=("#0072b2", "#d55e00", "#009e73", "#b8508f", "#c98a00", "#3f9fd8", "#7a5230"),
 )
 DARK = Theme(
     name="dark",
@@ -37,11 +38,24 @@ DARK = Theme(
     text="#e4e8ee",
     muted="#98a2b0",
     line="#2c333d",
-    runs=("#4fa9e3", "#f08046", "#2fbf95", "#e08fc0", "#edb232", "#8fd0f7"),
+    runs=("#4fa9e3", "#f08046", "#2fbf95", "#e08fc0", "#edb232", "#8fd0f7", "#c39b77"),
 )
 THEMES = (LIGHT, DARK)
-MARKERS = "os^DvP"
+
+_MARKERS = "os^DvPX<>phd*8"
 
 
 def colour(theme: Theme, index: int) -> str:
     return theme.runs[index % len(theme.runs)]
+
+
+def marker(index: int) -> str:
+    return _MARKERS[index % len(_MARKERS)]
+
+
+def line_style(theme: Theme, index: int) -> str:
+    return ("-", "--", ":")[index // len(theme.runs) % 3]
+
+
+def is_hollow(theme: Theme, index: int) -> bool:
+    return line_style(theme, index) != "-"

@@ -1,0 +1,82 @@
+"""The command `rankup compare`. Heavy imports happen inside."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankup.cli_options import Net, Request, with_request
+from rankup.errors import RankupError
+from rankup.methods import METHODS, method_info
+
+if TYPE_CHECKING:
+    from rankup.report import Comparison
+
+ALL = "all"
+
+
+@with_request
+def compare(
+    methods: Annotated[
+        str, typer.Option(help="Which, as rank,finetune, or all; see `rankup methods`.")
+    ] = ALL,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder, else runs/compare-STREAM[-NET].")
+    ] = None,
+    *,
+    request: Request,
+) -> None:
+    """Run several methods with the same seeds and show them side by side.
+
+    Every method has its own settings, on top of which come those that are given here, the same for
+    all. One that fails leaves the others to go on. Writes a run folder METHOD/seed-K for each, a
+    page, report.html, and the table as table.csv, table.md and table.tex.
+    """
+    names = chosen_methods(methods)
+    from rankup import compare as comparing
+    from rankup.launch import Launch
+    from rankup.progress import MethodBars, bars, note
+
+    net = "" if request.net is Net.mlp else f"-{request.net.value}"
+    root = out or Path("runs") / f"compare-{request.stream_name}{net}"
+    launch = Launch(request)
+    comparison = comparing.Comparison(launch, names, root)
+    with bars() as bar:
+        watch = MethodBars(bar, launch.tasks, len(comparison.unfinished))
+        comparison.run(watch, partial(note, bar))
+    shown = show_comparison(root, root / "report.html")
+    if failed := [entry.method for entry in shown.failed if entry.method in names]:
+        raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")
+
+
+def chosen_methods(given: str) -> list[str]:
+    """The methods that are named, each once.
+
+    >>> chosen_methods("finetune,rank")
+    ['finetune', 'rank']
+    """
+    if given == ALL:
+        return list(METHODS)
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        method_info(name)
+        if names.count(name) > 1:
+            raise RankupError(f"the method {name!r} is named {names.count(name)} times, not once")
+    return names
+
+
+def show_comparison(root: Path, page: Path) -> "Comparison":
+    """Print the table of a comparison, and write its page and files."""
+    from rich.console import Console
+
+    from rankup.report import methods_table, read_comparison, write_comparison
+    from rankup.report.comparison_text import failures
+
+    comparison = read_comparison(root)
+    console = Console()
+    console.print(methods_table(comparison))
+    for failure in failures(comparison):
+        console.print(failure, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"A page with plots: {write_comparison(comparison, page)}", soft_wrap=True)
+    return comparison

@@ -1,0 +1,87 @@
+"""The command `rankup tune`. Heavy imports happen inside."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankup.cli_compare import ALL, chosen_methods
+from rankup.cli_options import Net, Request, with_request
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rankup.tuning import Outcome
+
+
+@with_request
+def tune(
+    methods: Annotated[
+        str, typer.Option(help="Which, as rank,finetune, or all; see `rankup methods`.")
+    ] = ALL,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the training data to score on.", min=0.01, max=0.9)
+    ] = 0.15,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder, else runs/tune-STREAM[-NET].")
+    ] = None,
+    *,
+    request: Request,
+) -> None:
+    """Choose each method's settings by trials, as many for every method.
+
+    Trials learn whole streams of seeds from 1000 on, which no other command uses unless told, and
+    are scored on a part of the training data that was held out; test data is never looked at.
+    Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the other commands
+    takes settings from there.
+    """
+    names = chosen_methods(methods)
+    from rich.console import Console
+
+    from rankup.launch import Launch
+    from rankup.progress import bars, note
+    from rankup.tuning import FIRST_SEED, Tuning
+
+    net = "" if request.net is Net.mlp else f"-{request.net.value}"
+    root = out or Path("runs") / f"tune-{request.stream_name}{net}"
+    asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
+    tuning = Tuning(Launch(asked), names, root)
+    outcomes = []
+    with bars() as shown:
+        line = shown.add_task("", total=1.0, state="")
+        for number, method in enumerate(names, 1):
+            which = f"method {number}/{len(names)}: {method}"
+            shown.update(line, description=which, total=tuning.to_learn(method), completed=0)
+
+            def show(now: Any, method: str = method) -> None:
+                state = f"loss {now.loss:.3f}"
+                shown.update(line, completed=tuning.learned(method), state=state)
+
+            outcomes.append(tuning.run(method, show, partial(note, shown)))
+            shown.console.print(_table(outcomes[-1]))
+    Console().print(f"Chosen settings are in {root}: use them with --recipe {root}", soft_wrap=True)
+
+
+def _table(outcome: "Outcome") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from rankup.report.text import percent, spread
+
+    title = f"{outcome.method} on {outcome.stream}, scored on held-out training data"
+    table = Table("settings", title=title, box=box.SIMPLE_HEAD)
+    for heading in ("accuracy %", "forgetting"):
+        table.add_column(heading, justify="right")
+    for trial in sorted(outcome.trials, key=lambda trial: -trial.score):
+        settings = ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in trial.settings.items()
+        )
+        if trial.failed:
+            table.add_row(settings, "failed", "")
+            continue
+        shown = spread if len(trial.accuracy) > 1 else lambda values: percent(values[0])
+        table.add_row(settings, shown(trial.accuracy), shown(trial.forgetting))
+    return table

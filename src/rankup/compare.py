@@ -1,0 +1,182 @@
+"""Several methods on one stream, one after another; one that fails leaves the others to go on.
+
+compare.json   what was asked for, with which methods and seeds, and why methods failed that did
+METHOD/seed-K  a run folder for each
+"""
+
+import gc
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rankup.errors import RankupError
+from rankup.launch import Launch
+from rankup.methods import method_info
+from rankup.replicas import Seed, run_seeds
+from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
+from rankup.report.text import spread
+from rankup.run import Progress, RunError, check_folder, read_lines
+from rankup.store import write_file
+
+TRACEBACK = "traceback.txt"  # in the folder of a method that failed in a way nobody expected
+
+_LONGEST = 200  # characters of a reason that is not a sentence of ours
+
+
+class Watch(Protocol):
+    """Whoever looks on."""
+
+    def begin(self, method: str, learned: Mapping[int, int]) -> None: ...
+
+    def show(self, now: Progress) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Comparison:
+    """A folder of methods' runs that may begin or go on; refused before anything is run or written
+    where it may not."""
+
+    def __init__(self, launch: Launch, methods: Sequence[str], root: Path) -> None:
+        self.root = root
+        self.index = _open(launch, methods, root)
+        self.runs = {
+            method: launch.of(
+                method, {}, {seed: seed_folder(root, method, seed) for seed in launch.seeds}
+            )
+            for method in methods
+        }
+        for seed in (seed for seeds in self.runs.values() for seed in seeds):
+            check_folder(seed.config, seed.out, seed.resume)
+
+    @property
+    def unfinished(self) -> dict[str, list[Seed]]:
+        """The runs that have still something to learn, by method."""
+        going = {
+            method: [seed for seed in seeds if len(read_lines(seed.out)) < seed.config.tasks]
+            for method, seeds in self.runs.items()
+        }
+        return {method: seeds for method, seeds in going.items() if seeds}
+
+    def run(self, watch: Watch, note: Callable[[str], None]) -> None:
+        """Run what is unfinished, and say of each method what became of it."""
+        self._write()
+        for method, seeds in self.unfinished.items():
+            watch.begin(method, {seed.config.seed: len(read_lines(seed.out)) for seed in seeds})
+            self.index.failed.pop(method, None)
+            (self.root / method / TRACEBACK).unlink(missing_ok=True)
+            if why := self._run(method, seeds, watch, note):
+                self.index.failed[method] = why
+            self._write()
+            watch.end()
+            note(f"{method} failed: {why}" if why else self._result(method))
+            _release(method, seeds[0].config.device)
+
+    def _run(
+        self, method: str, seeds: Sequence[Seed], watch: Watch, note: Callable[[str], None]
+    ) -> str:
+        """Why it failed, if it did."""
+        try:
+            failures = run_seeds(seeds, on_progress=watch.show, note=note)
+        except RankupError as error:
+            return str(error)
+        except Exception as error:
+            folder = self.root / method
+            folder.mkdir(exist_ok=True)
+            (folder / TRACEBACK).write_text(traceback.format_exc(), "utf-8")
+            return f"{_reason(error)} (see {folder / TRACEBACK})"
+        told = [f"seed {seed}: {why}" for seed, why in failures.items()]
+        if len(self.runs[method]) == 1:
+            told = list(failures.values())
+        return told[0] + (f" (and {len(told) - 1} more seeds)" if told[1:] else "") if told else ""
+
+    def _result(self, method: str) -> str:
+        entry = read_entry(self.root, self.index, method)
+        return (
+            f"{method}: accuracy {spread(entry.accuracy)} %, forgetting {spread(entry.forgetting)}"
+        )
+
+    def _write(self) -> None:
+        text = json.dumps(asdict(self.index), indent=1, ensure_ascii=False)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            write_file(self.root / INDEX, text.encode() + b"\n")
+        except OSError as error:
+            raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
+
+
+def _open(launch: Launch, methods: Sequence[str], root: Path) -> Index:
+    index = Index(
+        asked=_asked(launch),
+        seeds=list(launch.seeds),
+        methods={method: method_info(method).continual for method in methods},
+        failed={},
+    )
+    if not (root / INDEX).exists():
+        if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+            raise RunError(f"{root} holds other files: name a new folder with --out")
+        return index
+    if not launch.request.resume:
+        raise RunError(
+            f"{root} holds a comparison already: add --resume to go on with it, or --out"
+        )
+    stored = read_index(root)
+    for name in {**index.asked, **stored.asked}:
+        before, now = stored.asked.get(name), index.asked.get(name)
+        if before != now:
+            raise RunError(
+                f"{root} was begun with {name} {before}, not {now}: go on with the same options, "
+                "or begin a new comparison with --out"
+            )
+    # One may go on with more seeds and other methods.
+    return Index(
+        asked=index.asked,
+        seeds=sorted({*stored.seeds, *index.seeds}),
+        methods={**stored.methods, **index.methods},
+        failed=stored.failed,
+    )
+
+
+def _asked(launch: Launch) -> dict[str, Any]:
+    """What all methods are asked alike."""
+    request = launch.request
+    return {
+        "stream": request.stream,
+        "net": request.net.value,
+        "width": launch.width,
+        "rank": launch.rank,
+        "seeded": request.seeded,
+        "tasks": launch.tasks,
+        "device": launch.device,
+        "recipe": request.recipe,
+        **request.recipe_options,
+    }
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU has too little memory for it; fewer seeds or smaller batches need less"
+    if isinstance(error, MemoryError):
+        return "there is too little memory for it"
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:_LONGEST]}" if first else type(error).__name__
+
+
+def _release(method: str, device: str) -> None:
+    """Free what a method left on the device: the next one may need all of it."""
+    gc.collect()
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            raise RankupError(
+                f"the GPU answers no more since {method} failed; the same command with --resume "
+                f"goes on, without {method} if that fails again"
+            ) from None

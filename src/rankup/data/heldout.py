@@ -1,0 +1,38 @@
+"""A part of the training data held out, to choose settings by: test data is for reports alone."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rankup import seeds
+from rankup.data.streams import Stream
+from rankup.errors import RankupError
+
+
+def hold_out(stream: Stream, share: float, seed: int) -> Stream:
+    """The stream with a share of every task's training data in place of its test data.
+
+    What tasks share they still share: permuted tasks hold out the same images.
+
+    >>> from rankup.data.streams import make_stream
+    >>> whole = make_stream("s-digits")[0]
+    >>> part = hold_out(make_stream("s-digits"), 0.25, seed=0)[0]
+    >>> len(whole.train_y), len(part.train_y), len(part.test_y)
+    (287, 215, 72)
+    """
+    if not 0 < share < 1:
+        raise RankupError(f"the share to hold out must be between 0 and 1, got {share}")
+    done: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+    tasks = []
+    for index, task in enumerate(stream):
+        whole = task.train_x, task.train_y
+        key = id(task.train_x), id(task.train_y)
+        if key not in done:
+            drawn = seeds.generator(seed, "held out", index)
+            order = torch.randperm(len(task.train_y), generator=drawn).to(task.train_y.device)
+            count = max(1, round(share * len(order)))
+            done[key] = tuple(t[rows] for rows in (order[count:], order[:count]) for t in whole)
+        train_x, train_y, test_x, test_y = done[key]
+        tasks.append(replace(task, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y))
+    return Stream(stream.name, tuple(tasks))

@@ -1,0 +1,140 @@
+"""From what the command line asks for to runs of seeds: the device, streams, settings, folders."""
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankup.cli_options import Device, Net, Request
+from rankup.data.heldout import hold_out
+from rankup.data.streams import Stream, make_stream
+from rankup.errors import RankupError
+from rankup.methods import method_info, method_options
+from rankup.recipe import Recipe, recipe_for
+from rankup.replicas import Seed
+from rankup.report.runs import CONFIG, read_config
+from rankup.run import RunConfig, parse_rank, versions
+from rankup.settings import Settings, base_recipe, settings_for
+
+
+class Launch:
+    """What all runs of one request share. Streams are made once, whatever learns them."""
+
+    def __init__(self, request: Request) -> None:
+        # What a GPU multiplies in several streams is the same every time only with this.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        self.request = request
+        mlp = request.net is Net.mlp
+        self.width = request.width or (256 if mlp else 20)
+        self.rank = request.rank or ("11,1" if mlp else "0.1,0.02")
+        rule = parse_rank(self.rank, request.seeded)
+        self.device = _device(request.device)
+        first = self._stream(request.seed, request.download)
+        self.tasks = len(first)
+        self._recipe = _recipe(request, first, learned=bool(rule.first), device=self.device)
+        self._names = {request.seed: [task.name for task in first]}
+        # Processes make their streams themselves: sending one takes longer.
+        keeps = request.seeds == 1 or self.device == "cuda"
+        self._made = {request.seed: first} if keeps else {}
+        for seed in self.seeds[1:]:
+            made = self._stream(seed)
+            self._names[seed] = [task.name for task in made]
+            if keeps:
+                self._made[seed] = made
+        if self.device == "cuda":  # It leaves Python time to load what will draw the page.
+            load = threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
+            load.start()
+
+    @property
+    def seeds(self) -> range:
+        return range(self.request.seed, self.request.seed + self.request.seeds)
+
+    def of(
+        self,
+        method: str,
+        given: Mapping[str, Any],
+        folders: Mapping[int, Path],
+        *,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> list[Seed]:
+        """A method's runs, one for each seed, with its own options that were given, in the seeds'
+        folders.
+
+        Args:
+            recipe: fields of the recipe to try, in place of those that were found by tuning.
+        """
+        asked = self.request
+        settings = settings_for(method, asked.stream, asked.net.value, asked.recipe)
+        if recipe is not None:
+            settings = Settings(dict(method_info(method).recipe) | dict(recipe), {})
+        chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
+        options = method_options(method, {**settings.options, **given})
+        return [
+            Seed(
+                RunConfig(
+                    stream=asked.stream,
+                    method=method,
+                    options=asdict(options),
+                    net=asked.net.value,
+                    width=self.width,
+                    rank=self.rank,
+                    seeded=asked.seeded,
+                    tasks=self.tasks,
+                    seed=seed,
+                    device=self.device,
+                    threads=_threads(asked, out),
+                    recipe={"name": asked.recipe, **asdict(chosen)},
+                    task_names=self._names[seed],
+                    versions=versions(),
+                    held_out=asked.held_out,
+                ),
+                asked.data,
+                out,
+                asked.resume,
+                self._made.get(seed),
+            )
+            for seed, out in folders.items()
+        ]
+
+    def _stream(self, seed: int, download: bool = False) -> Stream:
+        asked = self.request
+        made = make_stream(
+            asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
+        )
+        return hold_out(made, asked.held_out, seed) if asked.held_out else made
+
+
+def _device(asked: Device) -> str:
+    if asked is Device.cuda and not torch.cuda.is_available():
+        raise RankupError("--device cuda was asked for, but torch sees no GPU")
+    if asked is Device.auto:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return asked.value
+
+
+def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recipe:
+    shape = stream[0].train_x.shape[1:]
+    return recipe_for(
+        base_recipe(asked.recipe),
+        colour=len(shape) == 3 and shape[0] == 3,
+        size=shape[-1],
+        samples=len(stream[0].train_y),
+        net=asked.net.value,
+        learned=learned,
+        device=device,
+    )
+
+
+def _threads(asked: Request, out: Path) -> int:
+    """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
+    too small for more than two, and several seeds have a process with one thread each."""
+    if asked.resume and (out / CONFIG).exists():
+        return int(read_config(out / CONFIG)["threads"])
+    most = torch.get_num_threads()
+    own = 1 if asked.seeds > 1 else min(2, most) if asked.net is Net.mlp else most
+    return asked.threads or own

@@ -1,0 +1,29 @@
+"""Experience replay with a ring buffer (Chaudhry et al., On Tiny Episodic Memories, 2019)."""
+
+from torch import Tensor
+
+from rankup import seeds
+from rankup.feed import Draws, Feed
+from rankup.methods.replay import ReplayLearner, ReplayMethod, joined
+
+
+class ERRingLearner(ReplayLearner):
+    def forward(self, draw: Draws) -> Tensor:
+        batch = self.current(draw)
+        return self.loss(joined(batch, self.replayed(draw)) if self.held else batch)
+
+
+class ERRing(ReplayMethod):
+    """Every step is on the task's batch and a batch of the memory together, each sample answered
+    by its own task's head.
+
+    The memory is first in, first out: of each class the last samples that training drew. Those of
+    the task being learned come into it when the task ends, as its batches hold them until then.
+    Norms are shared; batch norms see the task's batch and the memory's as one.
+    """
+
+    steps = ERRingLearner
+
+    def order(self, feed: Feed) -> Tensor:
+        last = seeds.of_epoch(self.seed, self.learned, self.recipe.epochs - 1, feed.device)
+        return feed.draws(last)["rows"].flatten()

@@ -1,0 +1,273 @@
+"""IBP-WF (Mehta, Liang, Verma and Carin, AISTATS 2021): every layer has a dictionary of weight
+factors, from which each task selects under the prior of an Indian buffet process."""
+
+import math
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.feed import Draws, Feed
+from rankup.layers import Start, Tensors
+from rankup.layers.given import built
+from rankup.methods.bits import pack, unpack
+from rankup.methods.options import IbpWfOptions
+from rankup.methods.weights import TaskWeight, TaskWeightMethod, WeightLearner
+from rankup.plan import Plan
+from rankup.specs import FactoredSpec
+
+_EDGE = 1e-6  # how near to 0 and 1 a probability may come
+_STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn
+_FASTER = 30.0  # times that log-odds learn as fast as weights: they have further to go
+
+
+class WeightFactors(TaskWeightMethod):
+    """Stored are the factors that some task selects, and of each task which ones it selects, their
+    scales, its biases, its head and its norms; at last what is believed of the prior's sticks."""
+
+    @property
+    def options(self) -> IbpWfOptions:
+        options = self.setting.options
+        assert isinstance(options, IbpWfOptions)
+        return options
+
+    def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
+        return DictionaryWeight(spec, self.options, self.seed, plan.dtype, plan.device)
+
+    def learner(self, feed: Feed) -> WeightLearner:
+        learner = BuffetLearner(self.body, feed, self.learned, self.options)
+        if full := [layer.spec.name for layer in learner.layers if bool(layer.taken.all())]:
+            warnings.warn(
+                f"task {feed.task.name!r} finds none of {self.options.dictionary} factors free in "
+                f"{', '.join(full)} and learns with those of earlier tasks: a larger dictionary "
+                "would leave it some of its own",
+                stacklevel=2,
+            )
+        return learner
+
+
+class DictionaryWeight(TaskWeight):
+    """`W_t = Σ_k b_{t,k} λ_{t,k} · u_k v_kᵀ`, b of zeros and ones.
+
+    A factor that a task selected is `taken`: it is in the tables `U [K, out]` and `V [K, in]`, and
+    no parameter any more. Others are drawn anew for each task, so that none has to be stored which
+    no task selected. Tables of tasks: `selections [T, K]`, `scales [T, K]`, 0 where a factor is not
+    selected, `biases [T, out]`.
+
+    `sticks [2, K]` are the logarithms of a and b of the Kumaraswamy posterior of each stick v_k
+    after all tasks so far, the next one's prior, and `expected [K]` what that prior makes of a new
+    task's selection, as log-odds. The task being learned has all of this as differences from it.
+    """
+
+    U: Tensor
+    V: Tensor
+    taken: Tensor
+    selections: Tensor
+    scales: Tensor
+    biases: Tensor
+    sticks: Tensor
+    expected: Tensor
+    new_U: Tensor
+    new_V: Tensor
+    new_scales: Tensor
+    new_odds: Tensor
+    new_sticks: Tensor
+    new_bias: Tensor
+
+    reads = ("U", "V", "taken", "sticks", "expected")
+
+    def __init__(
+        self,
+        spec: FactoredSpec,
+        options: IbpWfOptions,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(spec, seed, dtype, device)
+        self.factors, self.least = options.dictionary, options.keep
+        sticks = torch.zeros(2, self.factors, **self._factory)
+        sticks[0] = math.log(options.alpha)  # Beta(α, 1) is Kumaraswamy's (α, 1)
+        mask: dict[str, Any] = {"dtype": torch.bool, "device": device}
+        for name, table in {
+            "U": torch.zeros(self.factors, spec.outputs, **self._factory),
+            "V": torch.zeros(self.factors, spec.inputs, **self._factory),
+            "taken": torch.zeros(self.factors, **mask),
+            "selections": torch.empty(0, self.factors, **mask),
+            "scales": torch.empty(0, self.factors, **self._factory),
+            "biases": torch.empty(0, spec.outputs, **self._factory),
+            "sticks": sticks,
+            "expected": expected_odds(sticks),
+        }.items():
+            self.register_buffer(name, table)
+
+    def weight(self, task: int) -> Tensor:
+        if task < self.count:
+            # Factors that the task does not select add nought, whatever becomes of them later.
+            return _product(self.U, self.scales[task], self.V)
+        return self.selecting(torch.where(self.selected(), self.odds().sigmoid(), 0))
+
+    def bias(self, task: int) -> Tensor | None:
+        if not self.spec.bias:
+            return None
+        return self.biases[task] if task < self.count else self.new_bias
+
+    def selecting(self, selection: Tensor) -> Tensor:
+        """The weight of the task being learned, with a selection `[K]` from 0 to 1."""
+        taken = self.taken[:, None]
+        U, V = torch.where(taken, self.U, self.new_U), torch.where(taken, self.V, self.new_V)
+        return _product(U, self.new_scales * selection, V)
+
+    def odds(self) -> Tensor:
+        """The log-odds of the selection that is being learned."""
+        return self.expected + _FASTER * self.new_odds
+
+    def selected(self) -> Tensor:
+        return self.odds().sigmoid() >= self.least
+
+    def start(self, classes: int, start: Start) -> Tensors:
+        draw, outputs = self._draw("factors"), self.spec.outputs
+        # With this length of its vectors W has Kaiming's deviation if as many as expected are in.
+        length = (2 * outputs / float(self.expected.sigmoid().sum())) ** 0.25
+        values = {
+            "U": length * F.normalize(torch.randn(self.factors, outputs, generator=draw)),
+            "V": length * F.normalize(torch.randn(self.factors, self.spec.inputs, generator=draw)),
+            "scales": torch.ones(self.factors),
+            "odds": torch.zeros(self.factors),
+            "sticks": torch.zeros(2, self.factors),
+        }
+        if self.spec.bias:
+            values["bias"] = torch.zeros(outputs)
+        return {name: value.to(**self._factory) for name, value in values.items()}
+
+    def learned(self) -> Tensors:
+        """Rounds the selection. What is left out of each factor by chance while it is learned is
+        made up for by its scale."""
+        parts, chosen = super().learned(), self.selected()
+        own = chosen & ~self.taken
+        learned = {
+            "selection": pack(chosen.byte(), 1),
+            "scales": (parts["scales"] * self.odds().sigmoid().detach())[chosen],
+            "U": parts["U"][own],
+            "V": parts["V"][own],
+            "sticks": self.sticks + parts["sticks"],
+        }
+        return learned | {"bias": parts["bias"]} if self.spec.bias else learned
+
+    def extended(self, added: Tensors) -> Tensors:
+        chosen = unpack(added["selection"], 1, self.factors).bool()
+        own = chosen & ~self.taken
+        tables = {"U": self.U.clone(), "V": self.V.clone(), "taken": self.taken | chosen}
+        tables["U"][own], tables["V"][own] = added["U"], added["V"]
+        scales = torch.zeros(self.factors, **self._factory)
+        scales[chosen] = added["scales"]
+        tables["selections"] = torch.cat([self.selections, chosen[None]])
+        tables["scales"] = torch.cat([self.scales, scales[None]])
+        if self.spec.bias:
+            tables["biases"] = torch.cat([self.biases, added["bias"][None]])
+        if "sticks" in added:
+            tables |= {"sticks": added["sticks"], "expected": expected_odds(added["sticks"])}
+        return tables
+
+    def added(self, task: int) -> Tensors:
+        chosen = self.selections[task]
+        own = chosen & ~self.selections[:task].any(0)
+        added = {
+            "selection": pack(chosen.byte(), 1),
+            "scales": self.scales[task, chosen],
+            "U": self.U[own],
+            "V": self.V[own],
+        }
+        if self.spec.bias:
+            added["bias"] = self.biases[task]
+        # Each task's take the place of those before it.
+        return added | {"sticks": self.sticks} if task == self.count - 1 else added
+
+
+class BuffetLearner(WeightLearner):
+    """Maximises the evidence's lower bound: a sample of the relaxed selection in every step, and a
+    price for what departs from the prior."""
+
+    def __init__(self, body: nn.Module, feed: Feed, index: int, options: IbpWfOptions) -> None:
+        super().__init__(body, feed, index)
+        self.options = options
+        self.layers = [part for part in body.modules() if isinstance(part, DictionaryWeight)]
+
+    def draws(self, generator: torch.Generator) -> Draws:
+        drawn, device = super().draws(generator), generator.device
+        shape = (self.feed.steps, 2, len(self.layers), self.options.dictionary)
+        noise = torch.rand(shape, generator=generator, device=device, dtype=self.feed.dtype)
+        return drawn | {"noise": noise.clamp_(_EDGE, 1 - _EDGE)}
+
+    def forward(self, draw: Draws) -> Tensor:
+        odds = torch.stack([layer.odds() for layer in self.layers])  # [L, K]
+        prior = torch.stack([layer.sticks for layer in self.layers], 1)  # [2, L, K]
+        posterior = prior + torch.stack([layer.new_sticks for layer in self.layers], 1)
+        for_selections, for_sticks = draw["noise"]
+        price = divergence(odds, posterior, prior, for_sticks)
+        selections = relaxed(odds, self.options.temperature, for_selections)
+        weights = {
+            layer.spec.name: layer.selecting(selection)
+            for layer, selection in zip(self.layers, selections, strict=True)
+        }
+        with built(weights):
+            return self.surprise(draw) + price / len(self.feed)
+
+    def surprise(self, draw: Draws) -> Tensor:
+        """The mean loss of a batch."""
+        return super().forward(draw)
+
+
+def relaxed(odds: Tensor, temperature: float, uniform: Tensor) -> Tensor:
+    """Samples of relaxed Bernoulli variables."""
+    return torch.sigmoid((odds + uniform.logit()) / temperature)
+
+
+def divergence(odds: Tensor, posterior: Tensor, prior: Tensor, uniform: Tensor) -> Tensor:
+    """Kullback and Leibler's, of sticks and selections together, from what the prior says of them:
+    an estimate by one sample of the sticks, exact in the rest.
+
+    Args:
+        odds: of the selections, as logarithms, `[…, K]`.
+        posterior: logarithms of the sticks' a and b, `[2, …, K]`.
+        prior: the same of their prior.
+        uniform: what the sample is made from, `[…, K]`.
+    """
+    (a, b), (c, d) = posterior.exp().unbind(), prior.exp().unbind()
+    log_v = torch.log(-torch.expm1(torch.log1p(-uniform) / b)) / a
+    mean_log_v = (-_EULER - torch.digamma(b + 1)) / a
+    log_ratio = (posterior - prior).sum(0)
+    of_sticks = log_ratio + (a - c) * mean_log_v - (b - 1) / b - (d - 1) * _log_not(c * log_v)
+    return (of_sticks + logistic_divergence(log_odds(log_v.cumsum(-1)) - odds)).sum()
+
+
+_EULER = 0.5772156649015329
+
+
+def logistic_divergence(apart: Tensor) -> Tensor:
+    """Between relaxed Bernoulli variables of the same temperature, whatever that is, whose log-odds
+    are so far apart: z·coth(z/2) − 2, which is that between logistic ones."""
+    near, far = apart.abs() < 0.1, apart.abs().clamp_min(0.1)
+    return torch.where(near, apart.square() / 6, far + 2 * far / torch.expm1(far) - 2)
+
+
+def expected_odds(sticks: Tensor) -> Tensor:
+    """Log-odds of the product of all sticks so far, each at its mean, within bounds."""
+    a, b = sticks.exp().unbind()
+    log_mean = torch.lgamma(1 + 1 / a) + torch.lgamma(1 + b) - torch.lgamma(1 + 1 / a + b)
+    return log_odds(log_mean.cumsum(-1)).clamp(-_STEEPEST, _STEEPEST)
+
+
+def log_odds(log_p: Tensor) -> Tensor:
+    return log_p - _log_not(log_p)
+
+
+def _log_not(log_p: Tensor) -> Tensor:
+    """log(1 − p)"""
+    return torch.log(-torch.expm1(log_p.clamp_max(-_EDGE)))
+
+
+def _product(U: Tensor, scales: Tensor, V: Tensor) -> Tensor:
+    return (U * scales[:, None]).t() @ V  # [out, in]

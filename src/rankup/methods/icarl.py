@@ -1,0 +1,209 @@
+"""iCaRL, incremental classifier and representation learning (Rebuffi et al., CVPR 2017), with a
+head for each task."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rankup.data.tasks import Task
+from rankup.data.transforms import to_float
+from rankup.errors import RankupError
+from rankup.feed import Draws, Feed, scaled
+from rankup.layers import active
+from rankup.learner import loss_of
+from rankup.methods.base import Setting
+from rankup.methods.dense import DenseMethod
+from rankup.methods.heads import FEATURES, LearningHeads
+from rankup.methods.options import IcarlOptions
+from rankup.methods.replay import Places, ReplayLearner, joined, remembered, rows_by_class
+from rankup.steps import Learner
+
+_ROWS = 1024  # samples whose features are computed at once
+
+
+def herded(features: Tensor, count: int) -> Tensor:
+    """So many different rows of `features`, the first of which always have the mean that is
+    nearest to the mean of all: each is the best to add to those before it.
+
+    >>> herded(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), 2)
+    tensor([1, 2])
+    """
+    features = features.double()
+    mean = features.mean(0)
+    squares = features.square().sum(1)
+    free = torch.zeros(len(features), dtype=torch.float64, device=features.device)
+    total, chosen = torch.zeros_like(mean), []
+    for number in range(1, min(count, len(features)) + 1):
+        # ‖mean − (total + f)/n‖² is least where ‖f‖² − 2⟨n·mean − total, f⟩ is.
+        costs = squares - 2 * (features @ (number * mean - total)) + free
+        best = costs.argmin()
+        chosen.append(best)
+        total = total + features[best]
+        free[best] = math.inf
+    return torch.stack(chosen)
+
+
+class Lists:
+    """The places of lists of exemplars, one list for each class of each task, and room behind
+    them."""
+
+    def __init__(self, lengths: Sequence[Sequence[int]], room: int) -> None:
+        flat = torch.tensor([length for task in lengths for length in task], dtype=torch.long)
+        owners = [
+            (index, label) for index, task in enumerate(lengths) for label in range(len(task))
+        ]
+        places = torch.tensor(owners, dtype=torch.long).view(-1, 2).repeat_interleave(flat, 0)
+        self.tasks, self.labels = F.pad(places, (0, 0, 0, room - len(places))).unbind(1)
+
+
+class ICaRLLearner(ReplayLearner):
+    """Beside the loss of every sample by its own task's head, all old heads are held to what the
+    network answered when the task began.
+
+    That network's batch norms normalise as those of the learning one do, by the batch. Nothing
+    then pulls before something has changed.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        body: nn.Module,
+        head: LearningHeads,
+        feed: Feed,
+        index: int,
+        slots: Places,
+        images: Tensor,
+        options: IcarlOptions,
+    ) -> None:
+        # As many exemplars in a step as make each of them seen about once in an epoch.
+        most = min(options.budget, index * len(feed))
+        replay = math.ceil(feed.batch_size * most / len(feed))
+        super().__init__(body, feed, index, slots, images, replay)
+        self._head = head.spec.name
+        if not self.held:
+            return
+        self.old = copy.deepcopy(body).requires_grad_(False)
+        for norm in self.old.modules():
+            if isinstance(norm, _BatchNorm):
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+        # Summed over a head's answers, averaged over the heads: as much for many as for one.
+        weights = torch.zeros(len(head.weight), dtype=feed.dtype, device=feed.device)
+        weights[: head.slices[index].start] = options.strength / index
+        self.register_buffer("weights", weights)
+        self._reads["weights"] = weights
+        self._reads |= {f"old.{name}": t for name, t in self.old.state_dict().items()}
+
+    def forward(self, draw: Draws) -> Tensor:
+        if not self.held:
+            return super().forward(draw)
+        batch = joined(self.current(draw), self.replayed(draw))
+        with self._autocast():
+            answers = self._answers(self.body, batch.x)
+            logits = self._of(self.body).own(answers, batch.tasks)
+            loss = loss_of(self.feed.recipe, logits, batch.y)
+            before = self._answers(self.old, batch.x)
+        return loss + self.distillation(answers, before)
+
+    def distillation(self, answers: Tensor, before: Tensor) -> Tensor:
+        answers, wanted = answers.to(self.feed.dtype), before.to(self.feed.dtype).sigmoid()
+        apart = F.binary_cross_entropy_with_logits(answers, wanted, reduction="none")
+        return (apart * self.weights).sum(1).mean()
+
+    def _answers(self, net: nn.Module, x: Tensor) -> Tensor:
+        with active(FEATURES):
+            return self._of(net).all(net(x))
+
+    def _of(self, net: nn.Module) -> LearningHeads:
+        # Not an attribute: its tensors would be listed a second time.
+        return cast(LearningHeads, net.get_submodule(self._head))
+
+
+class ICaRL(DenseMethod):
+    """Trains on the task's data and on exemplars of all classes seen; answers for a learned task
+    with the class whose exemplars' mean feature is nearest, for the one being learned with its
+    head.
+
+    `buffer` has a list of exemplars by the name `task/class`, most telling first, so that a list
+    is shortened from its end when more classes share the budget. Features have length 1. Norms are
+    shared; batch norms see the task's batch and the exemplars as one.
+    """
+
+    heads = "learning"
+    head: LearningHeads
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        classes = sum(task.classes for task in setting.tasks)
+        if _options(setting).budget < classes:
+            raise RankupError(
+                f"budget must be at least {classes}, for a sample of each class of the stream, got "
+                f"{_options(setting).budget}"
+            )
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.options = _options(setting)
+        self._means: dict[int, Tensor] = {}  # of learned tasks, while the network does not change
+
+    def begin(self, task: Task) -> Learner:
+        self._means = {}
+        return super().begin(task)
+
+    def learner(self, feed: Feed) -> Learner:
+        lists = [self._lists(task) for task in range(self.learned)]
+        slots = Lists([[len(own) for own in task] for task in lists], self.options.budget)
+        images = torch.cat([feed.task.train_x[:0], *(own for task in lists for own in task)])
+        return ICaRLLearner(self.body, self.head, feed, self.learned, slots, images, self.options)
+
+    def consolidate(self, feed: Feed) -> None:
+        """Choose the task's exemplars, and shorten the lists of earlier ones."""
+        count = self.options.budget // self.head.slices[self.learned].stop
+        features = torch.cat([self.features(x) for x, _ in feed.train(len(feed))])
+        rows = rows_by_class(feed, torch.arange(len(feed), device=feed.device))
+        self.buffer = {name: images[:count].clone() for name, images in self.buffer.items()}
+        for label, own in enumerate(rows):
+            chosen = own[herded(features[own], count)]
+            self.buffer[f"{self.learned}/{label}"] = remembered(feed, chosen)
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        if task >= self.learned:
+            return super().predict(x, task)
+        return -torch.cdist(
+            self.features(x), self.means(task), compute_mode="donot_use_mm_for_euclid_dist"
+        )
+
+    def means(self, task: int) -> Tensor:
+        """What the network makes of a learned task's exemplars now, a row for each class."""
+        if task in self._means:
+            return self._means[task]
+        means = torch.stack([self._mean(images) for images in self._lists(task)])
+        if self._feed is None:
+            self._means[task] = means
+        return means
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """What the heads see of inputs, each of length 1."""
+        return F.normalize(super().predict(x, FEATURES))
+
+    def _mean(self, images: Tensor) -> Tensor:
+        inputs = (scaled(to_float(part), self.recipe) for part in torch.split(images, _ROWS))
+        return F.normalize(torch.cat([self.features(x) for x in inputs]).mean(0), dim=0)
+
+    def _lists(self, task: int) -> list[Tensor]:
+        own = self.head.slices[task]
+        return [self.buffer[f"{task}/{label}"] for label in range(own.stop - own.start)]
+
+
+def _options(setting: Setting) -> IcarlOptions:
+    assert isinstance(setting.options, IcarlOptions)
+    return setting.options

@@ -1,0 +1,176 @@
+"""All tasks at once: not continual learning, but what one network could reach if it were not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rankup.data.tasks import Task
+from rankup.data.transforms import Augmentation, augment, to_float, transform_each
+from rankup.errors import RankupError
+from rankup.feed import Draws, Feed, take
+from rankup.layers import Start, TaskLayer, Tensors, active
+from rankup.learner import ModuleLearner, loss_of
+from rankup.methods.base import Setting
+from rankup.methods.dense import DenseMethod
+from rankup.methods.heads import LearningHeads
+from rankup.methods.options import MultitaskOptions
+from rankup.plan import Plan
+from rankup.recipe import Recipe
+from rankup.specs import HeadSpec, LayerSpec
+from rankup.steps import Learner
+
+
+class Multitask(DenseMethod):
+    """One network and a head per task. The first task that comes brings all the others with it, and
+    an epoch is a pass over the data of all of them. What is not a head is shared, norms included,
+    which see batches of all tasks.
+
+    With `single_head` there is one head over the classes of all tasks, each of which is a class of
+    its own, also where tasks have the same ones, as permutations do. An answer is right only if it
+    is the right class of all.
+    """
+
+    heads = "learning"
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        first, *others = setting.tasks
+        for task in others:
+            for what in ("shape", "dtype"):
+                one, other = (getattr(each.train_x[0], what) for each in (first, task))
+                if one != other:
+                    raise RankupError(
+                        f"multitask needs tasks whose inputs have one {what}, got {one} in "
+                        f"{first.name!r} and {other} in {task.name!r}"
+                    )
+
+    def __init__(self, setting: Setting) -> None:
+        assert isinstance(setting.options, MultitaskOptions)
+        self.single_head = setting.options.single_head
+        super().__init__(setting)
+
+    def feed(self, task: Task) -> Feed:
+        return Union(self.setting.tasks, self.recipe, self.device, self.single_head)
+
+    def learner(self, feed: Feed) -> Learner:
+        return MultitaskLearner(self.body, feed, self.learned)
+
+    def end(self) -> None:
+        super().end()
+        while self.learned < len(self.setting.tasks):
+            self._append([part.learned() for part in self.parts])
+
+    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+        if not isinstance(spec, HeadSpec):
+            return super()._own(spec, plan)
+        classes = [task.classes for task in self.setting.tasks]
+        kind = SingleHead if self.single_head else AllHeads
+        return kind(spec, classes, self.seed, plan.dtype, plan.device)
+
+
+class AllHeads(LearningHeads):
+    """Heads that start together."""
+
+    def open(self, values: Tensors) -> None:
+        for task, own in enumerate(self.slices):
+            self.count = task  # what is drawn, and where it goes, depends on it
+            super().open(self.start(own.stop - own.start, Start()))
+        self.count = 0
+
+
+class SingleHead(AllHeads):
+    """One head over the classes of all tasks: its answers are all logits for a mixed batch, and for
+    a task its own and one more, the largest of all others. Whoever takes the largest of these is
+    right only where the right class is the largest of all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits, task = self.all(x), self._task(x)
+        if isinstance(task, Tensor):
+            return logits
+        own = self.slices[task]
+        others = torch.cat([logits[..., : own.start], logits[..., own.stop :]], -1)
+        largest = [others.amax(-1, keepdim=True)] if others.shape[-1] else []
+        return torch.cat([logits[..., own], *largest], -1)
+
+
+class MultitaskLearner(ModuleLearner):
+    def __init__(self, body: torch.nn.Module, feed: Feed, index: int) -> None:
+        super().__init__(body, feed, index)
+        self.replicas = "branches"  # each feed has transforms of its own
+
+    def forward(self, draw: Draws) -> Tensor:
+        with active(draw["tasks"]), self._autocast():
+            return loss_of(self.feed.recipe, self.logits(draw), draw["labels"])
+
+
+class Part(Feed):
+    """One task of several. It is never made as a whole: all of them would take much memory."""
+
+    made = None
+
+
+class Union(Feed):
+    """The data of several tasks as if it were one's. Images that tasks share are held once, and
+    transformed when they are gathered.
+
+    Args:
+        one_label: whether classes are counted through all tasks, or in each from 0 on.
+    """
+
+    made = None
+
+    def __init__(
+        self, tasks: Sequence[Task], recipe: Recipe, device: torch.device, one_label: bool
+    ) -> None:
+        there: dict[Tensor, Tensor] = {}
+        here = [t if t.train_x.device == device else t.moved(device, there) for t in tasks]
+        self._parts, self._one_label = [Part(task, recipe, device) for task in here], one_label
+        images: dict[int, Tensor] = {}
+        starts: dict[int, int] = {}
+        tables = []
+        for number, task in enumerate(here):
+            held = id(task.train_x)
+            if held not in images:
+                starts[held] = sum(map(len, images.values()))
+                images[held] = task.train_x
+            rows = starts[held] + torch.arange(len(task.train_y), device=device)
+            labels = task.train_y + (sum(t.classes for t in here[:number]) if one_label else 0)
+            tables.append(torch.stack([rows, labels, torch.full_like(rows, number)]))
+        self._samples = torch.cat(tables, 1)  # of each where its image is, its label and its task
+        self._images = torch.cat([*images.values()]) if len(images) > 1 else here[0].train_x
+        self._transform = transform_each([t.transform for t in here], to_float(self._images[:1]))
+        whole = replace(here[0], name=f"all {len(here)} tasks", transform=None)
+        super().__init__(whole, recipe, device)
+
+    def __len__(self) -> int:
+        return self._samples.shape[1]
+
+    @property
+    def x(self) -> Tensor:
+        return self._images
+
+    @property
+    def parts(self) -> Sequence[Feed]:
+        return self._parts
+
+    def guess(self) -> float:
+        shares = [part.guess() for part in self.parts]
+        return (max(shares) if self._one_label else sum(shares)) / len(shares)
+
+    def draws(self, generator: torch.Generator) -> Draws:
+        drawn = super().draws(generator)
+        rows, labels, tasks = self._samples[:, drawn["rows"]]
+        return drawn | {"rows": rows, "labels": labels, "tasks": tasks}
+
+    def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
+        picked = to_float(take(x, draw["rows"]))
+        if "coins" in draw:
+            drawn = Augmentation(draw["coins"], draw["offsets"])
+            picked = augment(picked, self.recipe.crop, drawn)
+        if self._transform is not None:
+            picked = self._transform(picked, draw["tasks"])
+        return self.scaled(picked)

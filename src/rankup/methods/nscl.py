@@ -1,0 +1,195 @@
+"""Adam-NSCL: weights move only where old tasks have next to no inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.errors import RankupError
+from rankup.feed import Draws, Feed
+from rankup.learner import ModuleLearner
+from rankup.methods.base import Setting
+from rankup.methods.dense import DenseMethod
+from rankup.methods.options import NsclOptions
+from rankup.steps import Learner, exact
+
+Layer = nn.Linear | nn.Conv2d
+
+_BYTES = 2**27  # that a layer's inputs may take which are multiplied at once
+
+
+class NSCL(DenseMethod):
+    """Wang et al. (2021), *Training Networks in Null Space of Feature Covariance for Continual
+    Learning*: every step of the optimiser, not its gradient, is projected onto the directions in
+    which the inputs of each layer, over all tasks so far, have the least energy.
+
+    A bias is the weight of an input that is always 1, and protected as that. The authors take the
+    eigenvectors whose eigenvalues are below a multiple of the smallest, and look at the share of
+    energy that these hold; here that share is given, so that it means the same for every layer.
+    Directions that hold nothing are free in any case. The authors' code divides a projection by its
+    norm as well, a lower rate where there is more room: here the rate is the recipe's.
+
+    Stored are the weights, the heads and half of each covariance, which is symmetric: as a sum over
+    samples, which needs no count of them.
+
+    Each task has norms of its own, so that nothing is shared but what is projected; the authors
+    share theirs, under a penalty.
+    """
+
+    norms = "per task"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        assert isinstance(setting.options, NsclOptions)
+        self.options = setting.options
+        self.layers = {
+            name: part
+            for name, part in self.body.named_modules()
+            if isinstance(part, nn.Linear) or (isinstance(part, nn.Conv2d) and part.groups == 1)
+        }
+        own = {id(p) for part in (*self.layers.values(), *self.parts) for p in part.parameters()}
+        others = [name for name, p in self.body.named_parameters() if id(p) not in own]
+        if others:
+            raise RankupError(
+                f"nscl protects Linear and ungrouped Conv2d layers, got {', '.join(others)} besides"
+            )
+        widths = {name: as_matrix(layer).shape[1] for name, layer in self.layers.items()}
+        self.kept = {
+            name: torch.zeros(width * (width + 1) // 2, device=self.device)
+            for name, width in widths.items()
+        }
+
+    def learner(self, feed: Feed) -> Learner:
+        if not self.learned:
+            return super().learner(feed)
+        confined = [
+            Confined(layer, null_space(unpacked(self.kept[name]), self.options.energy))
+            for name, layer in self.layers.items()
+        ]
+        return ConfinedLearner(self.body, feed, self.learned, nn.ModuleList(confined))
+
+    def consolidate(self, feed: Feed) -> None:
+        """Add what each layer sees of the task. Norms take the statistics of a batch here, so
+        batches are large and shuffled."""
+        sums = {name: unpacked(seen).double() for name, seen in self.kept.items()}
+
+        def look(name: str, layer: Layer, given: tuple[Tensor]) -> None:
+            add_covariance(sums[name], layer, *given)
+
+        hooks = [
+            layer.register_forward_pre_hook(partial(look, name))
+            for name, layer in self.layers.items()
+        ]
+        try:
+            draw = seeds.generator(self.seed, "covariance", self.learned)
+            with torch.no_grad():
+                for x in feed.sample(len(feed), draw):
+                    self.predict(x, self.learned)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.kept = {name: packed(total) for name, total in sums.items()}
+
+
+class Confined(nn.Module):
+    """A layer that may move from where it is only within a subspace of its inputs."""
+
+    start: Tensor  # [out, in + 1]
+    projection: Tensor  # [in + 1, in + 1]
+
+    def __init__(self, layer: Layer, projection: Tensor) -> None:
+        super().__init__()
+        self._layer = [layer]  # in a list, or its tensors would be listed a second time
+        self.register_buffer("start", as_matrix(layer).clone())
+        self.register_buffer("projection", projection.to(self.start))
+
+    def settle(self) -> None:
+        """Projecting all that was moved is projecting each step, as a projection is linear and
+        changes nothing when it is repeated; rounding errors do not add up."""
+        (layer,) = self._layer
+        matrix = self.start + (as_matrix(layer) - self.start) @ self.projection
+        inputs = layer.weight[0].numel()
+        layer.weight.copy_(matrix[:, :inputs].view_as(layer.weight))
+        if layer.bias is not None:
+            layer.bias.copy_(matrix[:, inputs])
+
+
+class ConfinedLearner(ModuleLearner):
+    def __init__(self, body: nn.Module, feed: Feed, index: int, confined: nn.ModuleList) -> None:
+        super().__init__(body, feed, index)
+        self.confined = confined
+        self._reads |= {f"confined.{name}": tensor for name, tensor in confined.named_buffers()}
+
+    def key(self) -> Hashable:
+        return super().key(), "confined"
+
+    def settle(self, draw: Draws) -> None:
+        with torch.no_grad(), exact():
+            for layer in self.confined:
+                assert isinstance(layer, Confined)
+                layer.settle()
+
+
+def as_matrix(layer: Layer) -> Tensor:
+    """`[out, in]`: a kernel's taps are inputs, and a bias the weight of one more."""
+    weight = layer.weight.detach().flatten(1)
+    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)
+
+
+def inputs(layer: Layer, x: Tensor) -> Tensor:
+    """What `as_matrix` is multiplied with, a row for each answer the layer gives."""
+    if isinstance(layer, nn.Conv2d):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
+        x = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
+    rows = x.flatten(0, -2)
+    return rows if layer.bias is None else F.pad(rows, (0, 1), value=1.0)
+
+
+def add_covariance(total: Tensor, layer: Layer, x: Tensor) -> None:
+    """Add Σ vvᵀ over the layer's inputs v, not centred; in float64, because what matters are the
+    directions that hold little beside others."""
+    taps = layer.weight[0, 0].numel()
+    for part in torch.split(x, max(1, _BYTES // (8 * taps * x[0].numel()))):
+        rows = inputs(layer, part).double()
+        total.addmm_(rows.t(), rows)
+
+
+def null_space(covariance: Tensor, energy: float) -> Tensor:
+    """The projection onto the eigenvectors with the smallest eigenvalues that together hold no more
+    than a share of all energy.
+
+    >>> null_space(torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.9, 0.0], [0.0, 0.0, 0.1]]), 0.05).diag()
+    tensor([0., 0., 1.], dtype=torch.float64)
+    """
+    values, vectors = torch.linalg.eigh(covariance.double())
+    noise = torch.finfo(torch.float32).eps * values.sum()  # as covariances are stored in float32
+    held = torch.where(values > noise, values, 0).cumsum(0)
+    null = vectors[:, held <= energy * held[-1]]
+    projection: Tensor = null @ null.t()
+    return projection
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, in float32."""
+    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[row, column].float()
+
+
+def unpacked(triangle: Tensor) -> Tensor:
+    """The inverse of `packed`.
+
+    >>> unpacked(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
+    size = int((8 * len(triangle) + 1) ** 0.5 - 1) // 2
+    row, column = torch.triu_indices(size, size, device=triangle.device)
+    matrix = triangle.new_empty(size, size)
+    matrix[row, column] = matrix[column, row] = triangle
+    return matrix

@@ -1,0 +1,187 @@
+"""Orthog-Subspace (Chaudhry et al., Continual Learning in Low-rank Orthogonal Subspaces, 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.errors import RankupError
+from rankup.feed import Draws, Feed
+from rankup.layers import active_task
+from rankup.layers.base import over_last
+from rankup.methods.base import Setting
+from rankup.methods.er_ring import ERRing, ERRingLearner
+from rankup.methods.options import OrthogOptions
+from rankup.plan import make_plan
+from rankup.specs import HeadSpec
+from rankup.steps import Learner, exact
+from rankup.trace import trace
+
+_ITERATIONS = 10  # enough for steps ten times as long as the vectors that they change
+
+
+class Subspaces:
+    """Orthogonal subspaces of equal dimension, one for each task: of an orthogonal matrix, or of
+    the identity, a block of columns each."""
+
+    def __init__(
+        self, width: int, tasks: int, basis: str, draw: torch.Generator, place: dict[str, Any]
+    ) -> None:
+        owner = torch.arange(width) // (width // tasks)  # of what is left over none
+        self.masks = (owner == torch.arange(tasks)[:, None]).to(**place)  # [T, width]
+        self.basis: Tensor | None = None
+        if basis == "orthogonal":
+            # In double precision, so that rounding hides how a machine computes it.
+            drawn = torch.empty(width, width, dtype=torch.float64)
+            self.basis = nn.init.orthogonal_(drawn, generator=draw).to(**place)
+
+    def project(self, x: Tensor) -> Tensor:
+        """`x [B, …, width]`, each sample projected to the subspace of its own task."""
+        task = active_task()
+        assert task is not None
+        if isinstance(task, Tensor):
+            mask = over_last(self.masks.index_select(0, task), x)
+        else:
+            mask = self.masks[task]
+        if self.basis is None:
+            return x * mask
+        with torch.autocast(x.device.type, enabled=False):
+            return (x.to(mask.dtype) @ self.basis * mask) @ self.basis.t()
+
+
+class OrthogLearner(ERRingLearner):
+    """Weights that are to be orthonormal take steps along the Stiefel manifold: the gradient is
+    projected to its tangent space, and after the step each is replaced by the nearest orthonormal
+    one. Steps of its own also keep seeds apart, each of which has other subspaces."""
+
+    orthonormal: Sequence[str] = ()
+
+    def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
+        loss, grads = super().gradient(draw)
+        by_name = dict(zip(self.learned(), grads, strict=True))
+        with torch.no_grad(), exact():
+            for name in self.orthonormal:
+                by_name[name] = tangent(self.get_parameter(name).data, by_name[name])
+        return loss, list(by_name.values())
+
+    def settle(self, draw: Draws) -> None:
+        by_size: dict[int, list[Tensor]] = {}
+        for name in self.orthonormal:
+            matrix = _matrix(self.get_parameter(name).data)
+            by_size.setdefault(len(matrix), []).append(matrix)
+        with torch.no_grad(), exact():
+            for matrices in by_size.values():
+                grams = torch.stack([matrix @ matrix.t() for matrix in matrices])
+                for matrix, root in zip(matrices, inverse_roots(grams), strict=True):
+                    matrix.copy_(root @ matrix)
+
+
+class Orthog(ERRing):
+    """Each task sees the last hidden layer through a projection of its own: of rank ⌊width / T⌋,
+    orthogonal to all other tasks', drawn from the seed and not stored. A ReLU comes after it, the
+    layer's own where the head reads nothing else, and one more where something is in between, as
+    the average over positions is in a ResNet.
+
+    With `stiefel`, all weights but the heads are kept orthonormal, in their rows or their columns,
+    whichever are fewer: gradients of different tasks then stay orthogonal in all layers. By default
+    that is so where there are convolutions, as with the authors.
+
+    The rest is replay as in ER-Ring; norms are shared and heads go on learning, as they do there.
+    """
+
+    steps = OrthogLearner
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        specs = make_plan(setting.module, setting.growth).layers
+        (width,) = (spec.inputs for spec in specs if isinstance(spec, HeadSpec))
+        if width < len(setting.tasks):
+            raise RankupError(
+                f"orthog gives each task a subspace of the last hidden layer, which must be at "
+                f"least as wide as the number of tasks, {len(setting.tasks)}, got {width}"
+            )
+        if _stays_orthonormal(setting) and setting.recipe.optimiser != "sgd":
+            raise RankupError(
+                f"orthog keeps weights orthonormal and needs the optimiser that follows the "
+                f"gradient, sgd, not {setting.recipe.optimiser}; or else stiefel no"
+            )
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        options = setting.options
+        assert isinstance(options, OrthogOptions)
+        head, draw = self.head, seeds.generator(self.seed, "subspaces")
+        place = {"device": self.device, "dtype": head.dtype}
+        width, tasks = head.spec.inputs, len(setting.tasks)
+        self.subspaces = Subspaces(width, tasks, options.basis, draw, place)
+        found = trace(setting.module)
+        before = found.seen_through_relu(head.spec.name) if found is not None else None
+        if before is None:
+            head.register_forward_pre_hook(self._see)
+        else:
+            self.body.get_submodule(before).register_forward_hook(self._project)
+        self.orthonormal: list[str] = []
+        if _stays_orthonormal(setting):
+            self._make_orthonormal()
+
+    def _make_orthonormal(self) -> None:
+        for name, part in self.body.named_modules():
+            if isinstance(part, nn.Linear | nn.Conv2d):  # heads are neither
+                drawn = torch.empty(part.weight.shape, dtype=torch.float64)
+                nn.init.orthogonal_(drawn, generator=seeds.generator(self.seed, "stiefel", name))
+                part.weight.data.copy_(drawn)
+                self.orthonormal.append(f"{name}.weight")
+
+    def learner(self, feed: Feed) -> Learner:
+        learner = super().learner(feed)
+        assert isinstance(learner, OrthogLearner)
+        learner.orthonormal = [f"body.{name}" for name in self.orthonormal]
+        return learner
+
+    def consolidate(self, feed: Feed) -> None:
+        if self.options.memory:
+            super().consolidate(feed)
+
+    def _project(self, _: nn.Module, __: Any, features: Tensor) -> Tensor:
+        return self.subspaces.project(features)
+
+    def _see(self, _: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (torch.relu(self.subspaces.project(*inputs)),)
+
+
+def _stays_orthonormal(setting: Setting) -> bool:
+    assert isinstance(setting.options, OrthogOptions)
+    asked = setting.options.stiefel
+    convolves = any(isinstance(part, nn.Conv2d) for part in setting.module.modules())
+    return asked == "yes" or (asked == "auto" and convolves)
+
+
+def tangent(weight: Tensor, grad: Tensor) -> Tensor:
+    """What of a gradient is along the manifold, by the Euclidean metric."""
+    W, G = _matrix(weight), _matrix(grad)
+    across = G @ W.t()
+    along = torch.addmm(G, across + across.t(), W, alpha=-0.5)
+    return (along if len(grad) == len(along) else along.t()).reshape(grad.shape)
+
+
+def inverse_roots(grams: Tensor) -> Tensor:
+    """`G^(-1/2)` of matrices `[k, n, n]` whose eigenvalues are 1 and more, as they are after a step
+    along the tangent: by Newton's and Schulz's iteration, which only multiplies."""
+    # Eigenvalues are at most the largest row's sum; scaled, they lie between 0 and 2 about 1.
+    scale = 2 / (1 + grams.abs().sum(-1).amax(-1))[:, None, None]
+    eye = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device).expand_as(grams)
+    Y, Z, more = grams * scale, eye, 1.5 * eye
+    for _ in range(_ITERATIONS):
+        T = torch.baddbmm(more, Z, Y, alpha=-0.5)
+        Y, Z = Y @ T, T @ Z
+    return Z * scale.sqrt()
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """A weight as a matrix of at least as many columns as rows; of contiguous memory a view."""
+    matrix = weight.flatten(1)
+    return matrix if len(matrix) <= matrix.shape[1] else matrix.t()

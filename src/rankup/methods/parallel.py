@@ -1,0 +1,105 @@
+"""Independent networks, one for each task: what tasks reach without each other, and so what forward
+transfer is measured against."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor
+
+from rankup import seeds
+from rankup.data.tasks import Task
+from rankup.learner import ModuleLearner
+from rankup.methods.base import Method, Setting
+from rankup.methods.dense import DenseMethod
+from rankup.methods.options import ParallelOptions
+from rankup.methods.rank import RankUpdate
+from rankup.metrics import Footprint
+from rankup.rank import Rank
+from rankup.steps import Learner
+
+
+class FullNetwork(DenseMethod):
+    """A dense network that learns one task."""
+
+    norms = "per task"
+
+
+class Parallel(Method):
+    """A network per task, each of them a method that learns that one task and no other: of low rank
+    or dense. Norms are each network's own, with statistics of its task's data.
+
+    All that is random comes from the seed and the task's index: what a task becomes does not depend
+    on the tasks before it.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        assert isinstance(setting.options, ParallelOptions)
+        self.setting, self.size = setting, setting.options.size
+        self.networks: list[Method] = []
+        self._open: Method | None = None
+        self._saved: set[Path] = set()
+
+    @property
+    def learned(self) -> int:
+        return len(self.networks)
+
+    def begin(self, task: Task) -> Learner:
+        network = self._kind()(self._own_setting(self.learned))
+        learner = network.begin(task)
+        assert isinstance(learner, ModuleLearner)
+        learner.kind = id(self)  # one captured graph serves all networks
+        self._open = network
+        return learner
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        network = self._open if task == self.learned else self.networks[task]
+        assert network is not None
+        return network.predict(x, 0)
+
+    def end(self) -> None:
+        assert self._open is not None
+        self._open.end()
+        self.networks.append(self._open)
+        self._open = None
+
+    def abandon(self) -> None:
+        self._open = None
+
+    def footprint(self) -> Footprint:
+        return Footprint(sum(network.footprint().parameters for network in self.networks))
+
+    def save(self, folder: Path) -> None:
+        for index, network in enumerate(self.networks):
+            home = _home(folder, index)
+            # What was learned never changes.
+            if home not in self._saved or not network.is_in(home):
+                network.save(home)
+                self._saved.add(home)
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return any(kind.is_in(_home(folder, 0)) for kind in (FullNetwork, RankUpdate))
+
+    @classmethod
+    def load(cls, folder: Path, setting: Setting) -> Self:
+        method = cls(setting)
+        kind = method._kind()
+        while kind.is_in(home := _home(folder, method.learned)):
+            method.networks.append(kind.load(home, method._own_setting(method.learned)))
+            method._saved.add(home)
+        return method
+
+    def _kind(self) -> type[Method]:
+        return FullNetwork if self.size == "full" else RankUpdate
+
+    def _own_setting(self, index: int) -> Setting:
+        seed = seeds.number(self.seed, "parallel", index)
+        growth = replace(self.setting.growth, seed=seed)
+        if self.size != "full":
+            growth = replace(growth, rank=Rank(first=int(self.size), step=0))
+        return replace(self.setting, growth=growth, seed=seed)
+
+
+def _home(folder: Path, index: int) -> Path:
+    return folder / f"{index + 1:04}"

@@ -1,0 +1,68 @@
+"""Where `rankup tune` looks for each method's settings: as many trials for every method, ours
+included. No torch here."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankup.methods import method_info
+
+Settings = dict[str, Any]  # fields of the recipe, and the method's own options
+TRIALS = 12  # of each method
+
+
+def _each(name: str, *values: Any) -> list[Settings]:
+    return [{name: value} for value in values]
+
+
+_ADAM = [_each("lr", 3e-4, 1e-3, 3e-3, 1e-2), _each("weight_decay", 0.0, 1e-2, 1e-1)]
+_REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
+
+# Every combination of one setting from each list is a trial.
+SEARCH: Mapping[str, Iterable[list[Settings]]] = {
+    "rank": [_each("lr", 3e-3, 1e-2, 2e-2, 3e-2), _each("weight_decay", 0.0, 1e-2, 1e-1)],
+    "finetune": _ADAM,
+    "ewc": [_each("lr", 3e-4, 1e-3), _each("strength", 1.0, 10.0, 1e2, 1e3, 1e4, 1e5)],
+    "nscl": [_each("lr", 1e-4, 3e-4, 1e-3), _each("energy", 0.01, 0.05, 0.1, 0.3)],
+    "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
+    "agem": _REPLAY,
+    "er-ring": _REPLAY,
+    "supsup": [
+        _each("lr", 3e-3, 1e-2, 3e-2),
+        _each("weight_decay", 0.0, 1e-2),
+        _each("share", 0.1, 0.3),
+    ],
+    "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
+    "orthog": [
+        _each("lr", 0.05, 0.1, 0.2),
+        _each("basis", "orthogonal", "identity"),
+        _each("stiefel", "yes", "no"),
+    ],
+    "parallel": _ADAM,
+    "multitask": _ADAM,
+    "hat": [
+        [{"optimiser": "sgd", "lr": rate} for rate in (0.05, 0.5)] + _each("lr", 1e-3, 1e-2),
+        _each("strength", 0.1, 0.75, 2.5),
+    ],
+    "packnet": [
+        _each("lr", 1e-3, 3e-3, 1e-2),
+        _each("weight_decay", 0.0, 1e-2),
+        _each("retrain", 1 / 3, 1 / 2),
+    ],
+}
+
+
+def trials(method: str) -> list[Settings]:
+    """All settings to try for a method.
+
+    >>> len(trials("rank")), trials("rank")[0]
+    (12, {'lr': 0.003, 'weight_decay': 0.0})
+    """
+    method_info(method)
+    merged = []
+    for chosen in itertools.product(*SEARCH[method]):
+        settings: Settings = {}
+        for part in chosen:
+            settings |= part
+        merged.append(settings)
+    return merged

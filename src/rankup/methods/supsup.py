@@ -1,0 +1,93 @@
+"""Supermasks in superposition (Wortsman et al., NeurIPS 2020): a random network that never learns,
+and for each task a mask of its weights, found by edge-popup (Ramanujan et al., CVPR 2020)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.layers import Start, Tensors
+from rankup.methods.bits import pack, unpack
+from rankup.methods.options import SupSupOptions
+from rankup.methods.weights import TaskWeight, TaskWeightMethod
+from rankup.plan import Plan
+from rankup.specs import FactoredSpec
+
+
+class SupSup(TaskWeightMethod):
+    """Weights come from the seed and are never stored, and there are no biases but the heads'. Of
+    each task a bit per weight is stored, its head and its norms."""
+
+    def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
+        options = self.setting.options
+        assert isinstance(options, SupSupOptions)
+        return MaskedWeight(spec, options.share, self.seed, plan.dtype, plan.device)
+
+
+class MaskedWeight(TaskWeight):
+    """`W_t = W ⊙ m_t`, W of a seed's signs and of one size.
+
+    Tables: `masks [T, bytes]`, packed.
+    """
+
+    random: Tensor
+    masks: Tensor
+    new_scores: Tensor
+
+    reads = ("random",)
+
+    def __init__(
+        self,
+        spec: FactoredSpec,
+        share: float,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(spec, seed, dtype, device)
+        self.shape = (spec.outputs, spec.inputs)
+        self.kept = max(1, round(share * math.prod(self.shape)))
+        # Kaiming's deviation for as many inputs as a mask leaves.
+        signs = seeds.signs(seed, spec.name, "W", *self.shape, dtype)  # ±1/√inputs
+        random = (signs * math.sqrt(2 / share)).to(device)
+        self.register_buffer("random", random, persistent=False)
+        size = math.ceil(random.numel() / 8)
+        self.register_buffer("masks", torch.empty(0, size, dtype=torch.uint8, device=device))
+
+    def weight(self, task: int) -> Tensor:
+        if task < self.count:
+            return self.random * self.mask(task)
+        # The second term is nought; its gradient goes straight through to all scores.
+        scores = self.new_scores
+        masked = self.random * largest(scores.detach(), self.kept)
+        return masked + self.random * (scores - scores.detach())
+
+    def mask(self, task: int) -> Tensor:
+        return unpack(self.masks[task], 1, self.random.numel()).bool().view(self.shape)
+
+    def start(self, classes: int, start: Start) -> Tensors:
+        scores = torch.empty(self.shape)
+        nn.init.kaiming_uniform_(scores, math.sqrt(5), generator=self._draw("scores"))
+        return {"scores": scores.to(**self._factory)}
+
+    def learned(self) -> Tensors:
+        return {"mask": pack(largest(self.new_scores.detach(), self.kept).byte(), 1)}
+
+    def extended(self, added: Tensors) -> Tensors:
+        return {"masks": torch.cat([self.masks, added["mask"][None]])}
+
+    def added(self, task: int) -> Tensors:
+        return {"mask": self.masks[task]}
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """A mask of the `count` largest scores, of exactly so many also where scores are equal.
+
+    >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 2)
+    tensor([[False,  True],
+            [ True, False]])
+    """
+    flat = scores.flatten()
+    places = torch.topk(flat, count, sorted=False).indices
+    return torch.zeros_like(flat, dtype=torch.bool).scatter(0, places, True).view(scores.shape)

@@ -1,0 +1,90 @@
+"""What methods share whose every weight is a task's own, made from the little that is stored of it:
+the layers, and how they learn. Nothing that a learned task runs on changes ever after."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.errors import RankupError
+from rankup.feed import Feed
+from rankup.layers import TaskLayer
+from rankup.layers.conv import border
+from rankup.layers.given import BUILT
+from rankup.learner import ModuleLearner
+from rankup.methods.base import Setting
+from rankup.methods.dense import DenseMethod
+from rankup.plan import Plan
+from rankup.specs import FactoredSpec, LayerSpec
+
+
+class TaskWeight(TaskLayer):
+    """A Linear or Conv2d with a weight for each task."""
+
+    spec: FactoredSpec
+
+    reads: ClassVar[tuple[str, ...]]  # buffers that the steps of an open task look at
+
+    @abstractmethod
+    def weight(self, task: int) -> Tensor:
+        """The weight of a task that was learned or is open, as a matrix `[out, in]`."""
+
+    def bias(self, task: int) -> Tensor | None:
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        task = self._task(x)
+        assert isinstance(task, int)
+        weight = (BUILT.get() or {}).get(self.spec.name)
+        return self._map(x, self.weight(task) if weight is None else weight, self.bias(task))
+
+    def plain(self, task: int) -> nn.Module:
+        raise NotImplementedError  # networks are merged, methods are not
+
+    def _map(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        conv = self.spec.conv
+        if conv is None:
+            return F.linear(x, weight, bias)
+        kernel, padding = weight.view(-1, conv.channels, *conv.kernel_size), conv.padding
+        if conv.padding_mode != "zeros":
+            x, padding = F.pad(x, border(conv), mode=conv.padding_mode), (0, 0)
+        return F.conv2d(x, kernel, bias, conv.stride, padding, conv.dilation)
+
+
+class WeightLearner(ModuleLearner):
+    """The task that a module with such layers has begun."""
+
+    def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
+        super().__init__(body, feed, index)
+        self._reads |= {
+            f"body.{name}.{key}": part.get_buffer(key)
+            for name, part in body.named_modules()
+            if isinstance(part, TaskWeight)
+            for key in part.reads
+        }
+
+
+class TaskWeightMethod(DenseMethod):
+    """A network of such layers. Each task has norms of its own too."""
+
+    norms = "per task"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        if left := [name for name, _ in self.body.named_parameters()]:
+            raise RankupError(
+                "all weights must be in Linear, Conv2d or norm layers, so that tasks share none: "
+                f"{', '.join(left)} would be shared"
+            )
+
+    @abstractmethod
+    def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight: ...
+
+    def learner(self, feed: Feed) -> WeightLearner:
+        return WeightLearner(self.body, feed, self.learned)
+
+    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+        return (
+            self.layer(spec, plan) if isinstance(spec, FactoredSpec) else super()._own(spec, plan)
+        )

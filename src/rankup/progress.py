@@ -1,0 +1,110 @@
+"""How far runs are, shown on the terminal while they go on."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from rankup.run import Progress
+
+
+@contextmanager
+def bars() -> "Iterator[Bars]":
+    """Bars on the terminal that vanish when all is done. Ctrl-C ends in a sentence."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(),
+    ]
+    # Methods and tasks differ in how long they take: what is left is told from a long past.
+    console = Console(stderr=True)
+    shown = Progress(
+        *columns,
+        console=console,
+        transient=True,
+        speed_estimate_period=3600,
+        disable=not console.is_terminal,
+    )
+    try:
+        with shown:
+            yield shown
+    except KeyboardInterrupt:
+        print("rankup: stopped; the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def note(bars: "Bars", text: str) -> None:
+    """Say something above the bars."""
+    bars.console.print(f"rankup: {text}", soft_wrap=True, markup=False, highlight=False)
+
+
+class SeedBars:
+    """A bar for each seed that is being learned."""
+
+    def __init__(self, bars: "Bars", tasks: int, seeds: int) -> None:
+        self.bars, self.tasks, self.seeds = bars, tasks, seeds
+        self._lines: dict[int, TaskID] = {}
+        if seeds == 1:
+            self._lines[0] = bars.add_task("learning", total=tasks, state="")
+
+    def show(self, now: "Progress") -> None:
+        seed = now.seed if self.seeds > 1 else 0
+        if seed not in self._lines:
+            self._lines[seed] = self.bars.add_task("", total=self.tasks, state="")
+        which = f"{now.seeds} seeds, " if now.seeds > 1 else f"seed {seed}, "
+        which = which if self.seeds > 1 else ""
+        self.bars.update(
+            self._lines[seed],
+            description=f"{which}task {now.task + 1}/{self.tasks}, epoch {now.epoch}/{now.epochs}",
+            completed=now.task + now.epoch / now.epochs,
+            state=f"loss {now.loss:.3f}, {now.accuracy:.1%} right",
+        )
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            self.bars.remove_task(line)
+
+
+class MethodBars:
+    """A bar for all methods, above those of the seeds of the one that is learning."""
+
+    def __init__(self, bars: "Bars", tasks: int, methods: int) -> None:
+        self.bars, self.tasks, self.methods = bars, tasks, methods
+        self._line = bars.add_task("", total=methods, state="")
+        self._done = 0
+        self._seeds: SeedBars | None = None
+
+    def begin(self, method: str, learned: Mapping[int, int]) -> None:
+        """A method begins, with seeds that have learned so many tasks already."""
+        self._start, self._at = learned, {seed: float(tasks) for seed, tasks in learned.items()}
+        self._seeds = SeedBars(self.bars, self.tasks, len(learned))
+        which = f"method {self._done + 1}/{self.methods}: {method}"
+        self.bars.update(self._line, description=which, completed=self._done)
+
+    def show(self, now: "Progress") -> None:
+        assert self._seeds is not None
+        self._seeds.show(now)
+        at = now.task + now.epoch / now.epochs
+        # One of those that learn together tells of all.
+        for seed in self._at if now.seeds > 1 else [now.seed]:
+            self._at[seed] = max(at, self._at[seed])
+        left = sum(self.tasks - tasks for tasks in self._start.values())
+        share = (sum(self._at.values()) - sum(self._start.values())) / left
+        self.bars.update(self._line, completed=self._done + share)
+
+    def end(self) -> None:
+        if self._seeds is not None:
+            self._seeds.close()
+        self._seeds = None
+        self._done += 1
+        self.bars.update(self._line, completed=self._done)

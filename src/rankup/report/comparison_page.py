@@ -1,0 +1,67 @@
+"""A comparison as one HTML page that holds all it shows, and its table as files beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.report.comparison import Comparison, Entry
+from rankup.report.comparison_plots import write_comparison_plots
+from rankup.report.comparison_text import (
+    HEADINGS,
+    cells,
+    failures,
+    notes,
+    shared_and_own,
+    summary,
+)
+from rankup.report.export import write_tables
+from rankup.report.page import embedded, render
+
+
+def write_comparison(comparison: Comparison, page: Path) -> Path:
+    """Write the page, and its plots and tables beside it; return the page's path."""
+    folder = page.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tables(comparison, folder)
+        plots = embedded(write_comparison_plots(comparison, folder), folder)
+        page.write_text(_page(comparison, plots), encoding="utf-8")
+    except OSError as error:
+        raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
+    return page
+
+
+def _page(comparison: Comparison, plots: dict[str, list[str]]) -> str:
+    shared, own = shared_and_own(comparison)
+    said = "; ".join(notes(comparison))
+    return render(
+        "comparison.html.j2",
+        streams=comparison.stream,
+        summary=summary(comparison),
+        coloured=len(comparison.entries),
+        headings=HEADINGS,
+        ranked=[_row(entry) for entry in comparison.ranked],
+        shown=[entry.name for entry in comparison.shown],
+        seeds=comparison.seeds,
+        notes=said[0].upper() + said[1:],
+        failures=failures(comparison),
+        shared=shared,
+        own=[
+            {"number": entry.number, "name": entry.method, "settings": own[entry.method]}
+            for entry in comparison.entries
+            if own.get(entry.method)
+        ],
+        plots=plots,
+    )
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    name, *others = cells(entry)
+    return {
+        "number": entry.number,
+        "name": name,
+        "cells": others,
+        "has_results": bool(entry.runs),
+    }

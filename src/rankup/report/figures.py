@@ -1,0 +1,183 @@
+"""How plots are drawn and written: their style, and each in light and in dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankup.report.theme import DARK, LIGHT, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.figure import Figure
+
+DPI = 160
+
+
+def write_figures(make: Callable[[Theme], dict[str, Figure]], folder: Path) -> list[str]:
+    """Write figures and return their names: `average` is in `average.png` and `average-dark.png`,
+    and so on."""
+    import matplotlib
+
+    with matplotlib.rc_context(_style(LIGHT)):
+        figures = make(LIGHT)
+        for name, figure in figures.items():
+            _lay_out(figure)
+            _save(figure, folder / f"{name}{LIGHT.suffix}.png")
+            _hold_labels(figure)
+            _recolour(figure, LIGHT, DARK)
+            _save(figure, folder / f"{name}{DARK.suffix}.png")
+    return list(figures)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Once: a figure that keeps its engine is laid out whenever it is drawn."""
+    for axis in _axises(figure):
+        if not axis.get_label_text():
+            axis.set_label_coords(0, 0)  # else a place is looked for, label or not
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
+def _hold_labels(figure: Figure) -> None:
+    """Where they were drawn: who draws the figure again does not look for their places."""
+    for axis in _axises(figure):
+        axis.set_label_coords(*axis.label.get_position(), axis.label.get_transform())
+
+
+def _axises(figure: Figure) -> list[Axis]:
+    return [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    # Not savefig, which draws everything once more for a layout that is there already. Without the
+    # library's version in the file, equal plots are equal files.
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(path, metadata={"Software": None})
+
+
+def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
+    """Takes whatever has a colour of one theme to the other, in less time than to draw it anew."""
+    from matplotlib.collections import LineCollection, PolyCollection
+    from matplotlib.colors import to_hex
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.text import Text
+
+    # Text has colours of its own: on a heat map it may be as white as a surface elsewhere.
+    inks = {old.text: new.text, old.muted: new.muted}
+    tints = {old.surface: new.surface, old.line: new.line}
+    tints |= dict(zip(old.runs, new.runs, strict=True))
+
+    def ink(given: Any) -> Any:
+        return inks.get(to_hex(given), given)
+
+    def tint(given: Any) -> Any:
+        return tints.get(to_hex(given), given)
+
+    for artist in figure.findobj():
+        if isinstance(artist, Text):
+            artist.set_color(ink(artist.get_color()))
+        elif isinstance(artist, Line2D):
+            edge, face = artist.get_markeredgecolor(), artist.get_markerfacecolor()
+            artist.set_color(tint(artist.get_color()))
+            artist.set_markeredgecolor(tint(edge))
+            artist.set_markerfacecolor(tint(face))
+        elif isinstance(artist, LineCollection):
+            artist.set_color([tint(each) for each in artist.get_color()])
+        elif isinstance(artist, PolyCollection):
+            artist.set_facecolor([tint(each) for each in artist.get_facecolor()])
+        elif isinstance(artist, Patch):
+            artist.set_facecolor(tint(artist.get_facecolor()))
+            artist.set_edgecolor(tint(artist.get_edgecolor()))
+
+
+def finish_heat_map(
+    figure: Figure, axes: Axes, image: ScalarMappable, label: str, extend: str = "neither"
+) -> None:
+    quiet(axes)
+    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=25, extend=extend, label=label)
+    finish_scale(bar)
+
+
+def quiet(axes: Axes) -> None:
+    """Without a frame, which a heat map has by its colours."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, left=False, bottom=False)
+
+
+def finish_scale(bar: Colorbar) -> None:
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, right=False)
+    bar.ax.locator_params(nbins=5)
+
+
+def percent_range(low: float, high: float, least: float) -> tuple[float, float]:
+    """A range of per cent around `low` to `high`, at least `least` wide."""
+    pad = max(0.0, least - (high - low)) / 2
+    top = min(100.0, high + pad)
+    return max(0.0, min(low, top - least)), top
+
+
+def every(tasks: int, most: int) -> list[int]:
+    """At most so many task numbers to write at an axis.
+
+    >>> every(5, most=10), every(20, most=10)
+    ([1, 2, 3, 4, 5], [2, 4, 6, 8, 10, 12, 14, 16, 18, 20])
+    """
+    step = math.ceil(tasks / most)
+    return list(range(step, tasks + 1, step))
+
+
+def new_figure(width: float, height: float, lay_out: bool = True) -> Figure:
+    """Of a size in inches, on which a place will be found for everything unless told not to."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    if lay_out:
+        figure.set_layout_engine("constrained", h_pad=0.12, w_pad=0.08)
+    return figure
+
+
+def _style(theme: Theme) -> Any:
+    return {
+        "figure.facecolor": theme.surface,
+        "axes.facecolor": theme.surface,
+        "axes.edgecolor": theme.line,
+        "axes.labelcolor": theme.muted,
+        "axes.titlecolor": theme.text,
+        "axes.titlelocation": "left",
+        "axes.titley": 1.0,  # else it is looked for, again and again
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.labelsize": 10,
+        "axes.labelpad": 6,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "font.family": "DejaVu Sans",  # comes with matplotlib: the same plot everywhere
+        "font.size": 10,
+        "text.color": theme.text,
+        "text.parse_math": False,  # a name may hold dollar signs
+        "xtick.color": theme.line,
+        "ytick.color": theme.line,
+        "xtick.labelcolor": theme.muted,
+        "ytick.labelcolor": theme.muted,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+        "grid.color": theme.line,
+        "grid.linewidth": 0.8,
+        "legend.frameon": False,
+        "legend.fontsize": 10,
+        "lines.linewidth": 2,
+        "lines.markersize": 5.5,
+    }

@@ -1,0 +1,72 @@
+"""What each method is run with where nothing else is asked for: its own defaults, and on top of
+them what `rankup tune` has found for the stream and the network."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankup.errors import RankupError
+from rankup.methods import method_info, method_options
+from rankup.recipe import RECIPES, Recipe
+
+TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD.json
+
+
+class Settings(NamedTuple):
+    recipe: Mapping[str, Any]  # fields that differ from the recipe of the stream and the network
+    options: Mapping[str, Any]  # the method's own that differ from their defaults
+
+
+def settings_for(method: str, stream: str, net: str, recipe: str = "default") -> Settings:
+    """The settings of a method for a stream and a network; what the user asks for comes on top.
+
+    Args:
+        recipe: the name of a recipe, or a folder where `rankup tune` has left what it found.
+
+    >>> settings_for("rank", "s-digits", "mlp")
+    Settings(recipe={}, options={})
+    """
+    own = dict(method_info(method).recipe)
+    if recipe in RECIPES and recipe != "default":
+        return Settings(own, {})
+    folder = TUNED / f"{stream}-{net}" if recipe == "default" else Path(recipe)
+    chosen = _read(folder / f"{method}.json", method)
+    in_recipe = {item.name for item in fields(Recipe)}
+    return Settings(
+        recipe=own | {name: value for name, value in chosen.items() if name in in_recipe},
+        options={name: value for name, value in chosen.items() if name not in in_recipe},
+    )
+
+
+def base_recipe(recipe: str) -> str:
+    """The name of the recipe that settings come on top of.
+
+    >>> base_recipe("paper")
+    'paper'
+    """
+    if recipe in RECIPES:
+        return recipe
+    if not Path(recipe).is_dir():
+        raise RankupError(
+            f"there is no recipe {recipe!r}, only {', '.join(RECIPES)}, or a folder that "
+            "`rankup tune` has written"
+        )
+    return "default"
+
+
+def _read(path: Path, method: str) -> dict[str, Any]:
+    """What was chosen; nothing where nothing was tuned."""
+    try:
+        chosen = json.loads(path.read_bytes())["chosen"]
+        names = {item.name for item in fields(Recipe)}
+        Recipe(**{name: value for name, value in chosen.items() if name in names})
+        method_options(method, {n: value for n, value in chosen.items() if n not in names})
+    except FileNotFoundError:
+        return {}
+    except RankupError as error:
+        raise RankupError(f"{path}: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise RankupError(f"{path} is no file of settings that `rankup tune` has written") from None
+    return dict(chosen)

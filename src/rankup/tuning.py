@@ -1,0 +1,144 @@
+"""Choosing each method's settings: trials on seeds that no other command uses, scored on training
+data that was held out, as many for every method.
+
+METHOD/trial-NN/seed-K   a run folder for each
+METHOD.json              what was chosen, and all trials that led to it
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.launch import Launch
+from rankup.methods.search import Settings, trials
+from rankup.recipe import Recipe
+from rankup.replicas import Seed, run_all
+from rankup.report.runs import read_run
+from rankup.run import OnProgress, check_folder, read_lines
+from rankup.store import write_file
+
+FIRST_SEED = 1000  # of those that trials use
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings, and what they reached on what was held out, for each seed."""
+
+    settings: Settings
+    accuracy: list[float]
+    forgetting: list[float]
+    failed: str | None = None  # why, where a seed did
+
+    @property
+    def score(self) -> float:
+        """The mean accuracy; less than any where it failed."""
+        return -1.0 if self.failed else statistics.mean(self.accuracy)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `METHOD.json` says."""
+
+    method: str
+    stream: str
+    net: str
+    tasks: int
+    epochs: int
+    seeds: list[int]
+    held_out: float
+    device: str
+    versions: dict[str, str]
+    chosen: Settings
+    trials: list[Trial]
+
+
+class Tuning:
+    """All trials of several methods, refused before anything is run where a folder does not fit."""
+
+    def __init__(self, launch: Launch, methods: Sequence[str], root: Path) -> None:
+        self.launch, self.root = launch, root
+        self.trials = {method: trials(method) for method in methods}
+        self._refuse_what_is_looked_for(launch.request.recipe_options)
+        self.runs = {
+            method: [self._seeds(method, number) for number in range(len(self.trials[method]))]
+            for method in methods
+        }
+        for seed in (seed for method in methods for seed in self._all(method)):
+            check_folder(seed.config, seed.out, seed.resume)
+
+    def learned(self, method: str) -> int:
+        """How many tasks its trials have learned, all together."""
+        return sum(len(read_lines(seed.out)) for seed in self._all(method))
+
+    def to_learn(self, method: str) -> int:
+        return len(self._all(method)) * self.launch.tasks
+
+    def run(
+        self, method: str, on_progress: OnProgress | None, note: Callable[[str], None]
+    ) -> Outcome:
+        """Run a method's trials that are not done, and choose."""
+        going = [s for s in self._all(method) if len(read_lines(s.out)) < self.launch.tasks]
+        failures = run_all(going, on_progress=on_progress, note=note) if going else {}
+        tried = [
+            _trial(settings, seeds, failures)
+            for settings, seeds in zip(self.trials[method], self.runs[method], strict=True)
+        ]
+        best = max(tried, key=lambda trial: trial.score)
+        if best.failed:
+            raise RankupError(
+                f"all {len(tried)} trials of {method} failed, the first: {best.failed}"
+            )
+        config = self.runs[method][0][0].config
+        outcome = Outcome(
+            method=method,
+            stream=config.stream,
+            net=config.net,
+            tasks=config.tasks,
+            epochs=config.recipe["epochs"],
+            seeds=list(self.launch.seeds),
+            held_out=config.held_out,
+            device=config.device,
+            versions=config.versions,
+            chosen=best.settings,
+            trials=tried,
+        )
+        text = json.dumps(asdict(outcome), indent=1, ensure_ascii=False)
+        write_file(self.root / f"{method}.json", text.encode() + b"\n")
+        return outcome
+
+    def _all(self, method: str) -> list[Seed]:
+        return [seed for seeds in self.runs[method] for seed in seeds]
+
+    def _seeds(self, method: str, number: int) -> list[Seed]:
+        settings, in_recipe = self.trials[method][number], {item.name for item in fields(Recipe)}
+        folder = self.root / method / f"trial-{number + 1:02}"
+        return self.launch.of(
+            method,
+            {name: value for name, value in settings.items() if name not in in_recipe},
+            {seed: folder / f"seed-{seed}" for seed in self.launch.seeds},
+            recipe={name: value for name, value in settings.items() if name in in_recipe},
+        )
+
+    def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
+        for method, tried in self.trials.items():
+            for name in given:
+                if name in tried[0]:
+                    raise RankupError(
+                        f"{name} was given, and is what trials of {method} differ in: leave it out"
+                    )
+
+
+def _trial(settings: Settings, seeds: Sequence[Seed], failures: Mapping[Path, str]) -> Trial:
+    for seed in seeds:
+        if seed.out in failures:
+            return Trial(settings, [], [], failures[seed.out])
+    matrices = [read_run(seed.out).matrix for seed in seeds]
+    return Trial(
+        settings,
+        [matrix.average_accuracy() for matrix in matrices],
+        [matrix.forgetting() for matrix in matrices],
+    )

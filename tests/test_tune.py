@@ -1,0 +1,138 @@
+"""Settings are chosen by trials, on data and seeds that no report uses."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankup
+from rankup import launch as launching
+from rankup import tuning
+from rankup.cli_options import Device, Request
+from rankup.data.streams import Stream, make_stream
+from rankup.launch import Launch
+from rankup.methods import METHODS, method_options
+from rankup.methods.search import SEARCH, TRIALS, trials
+from rankup.recipe import Recipe
+from rankup.replicas import run_all
+from rankup.settings import settings_for
+from rankup.tuning import Tuning
+
+RECIPE_FIELDS = {item.name for item in fields(Recipe)}
+TRIED = [{"lr": 1e-4}, {"lr": 2e-2}, {"lr": 1e9}]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads, which is not for the tests after them."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def request_() -> Request:
+    return Request(
+        tasks=2,
+        width=16,
+        seed=1000,
+        device=Device.cpu,
+        threads=1,
+        recipe_options={"epochs": 8},
+        held_out=0.2,
+    )
+
+
+@pytest.fixture(autouse=True)
+def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "trials", lambda method: TRIED)
+
+    # In one process, because starting others takes longer than all trials.
+    def one_by_one(seeds: Any, *, on_progress: Any, note: Any) -> dict[Path, str]:
+        failures: dict[Path, str] = {}
+        for seed in seeds:
+            failures |= run_all([seed], on_progress=on_progress, note=note)
+        return failures
+
+    monkeypatch.setattr(tuning, "run_all", one_by_one)
+
+
+def outcome(request: Request, root: Path) -> dict[str, Any]:
+    Tuning(Launch(request), ["rank"], root).run("rank", None, pytest.fail)
+    found: dict[str, Any] = json.loads((root / "rank.json").read_text())
+    return found
+
+
+def test_every_method_gets_as_many_trials() -> None:
+    assert list(SEARCH) == list(METHODS)
+    for method in METHODS:
+        tried = trials(method)
+        assert len(tried) == len({json.dumps(each) for each in tried}) == TRIALS
+        for each in tried:
+            Recipe(**{name: value for name, value in each.items() if name in RECIPE_FIELDS})
+            method_options(method, {n: v for n, v in each.items() if n not in RECIPE_FIELDS})
+
+
+def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
+    request_: Request, tmp_path: Path
+) -> None:
+    found = outcome(request_, tmp_path / "tune")
+    low, good, wild = found["trials"]
+    assert found["chosen"] == {"lr": 2e-2}
+    assert [each["settings"] for each in found["trials"]] == TRIED
+    assert "not learned" in low["failed"] or low["accuracy"] < good["accuracy"]
+    assert good["accuracy"][0] > 0.5
+    assert wild["failed"] is not None
+    assert found["seeds"] == [1000]
+    # Another command takes it from there, on top of which comes what it is given itself.
+    asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
+    (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
+    assert seed.config.recipe["lr"] == 2e-2
+    (other,) = Launch(replace(asked, recipe_options={"lr": 0.5})).of("rank", {}, {0: tmp_path})
+    assert other.config.recipe["lr"] == 0.5
+
+
+def test_test_data_is_not_looked_at(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = outcome(request_, tmp_path / "as it is")["trials"]
+
+    def spoiled(*args: Any, **options: Any) -> Stream:
+        made = make_stream(*args, **options)
+        tasks = (replace(t, test_x=torch.zeros_like(t.test_x)) for t in made)
+        return Stream(made.name, tuple(tasks))
+
+    monkeypatch.setattr(launching, "make_stream", spoiled)
+    assert outcome(request_, tmp_path / "spoiled")["trials"] == before
+
+
+def test_going_on_runs_nothing_twice(request_: Request, tmp_path: Path) -> None:
+    first = outcome(request_, tmp_path)
+    with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
+        Tuning(Launch(request_), ["rank"], tmp_path)
+    metrics = tmp_path / "rank" / "trial-02" / "seed-1000" / "metrics.jsonl"
+    written = metrics.stat().st_mtime_ns
+    assert outcome(replace(request_, resume=True), tmp_path)["trials"] == first["trials"]
+    assert metrics.stat().st_mtime_ns == written
+
+
+def test_what_trials_differ_in_cannot_be_given(request_: Request, tmp_path: Path) -> None:
+    given = replace(request_, recipe_options={"lr": 1e-3})
+    with pytest.raises(rankup.RankupError, match="lr was given, and is what trials of rank"):
+        Tuning(Launch(given), ["rank"], tmp_path)
+
+
+def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(rankup.RankupError, match="there is no recipe 'nothing'"):
+        Request(recipe="nothing")
+    (tmp_path / "rank.json").write_text('{"chosen": {"lr": -1}}')
+    with pytest.raises(rankup.RankupError, match="lr must be positive"):
+        settings_for("rank", "p-digits", "mlp", str(tmp_path))
+    (tmp_path / "rank.json").write_text("[]")
+    with pytest.raises(rankup.RankupError, match="is no file of settings"):
+        settings_for("rank", "p-digits", "mlp", str(tmp_path))
+    assert settings_for("finetune", "p-digits", "mlp", str(tmp_path)).recipe == {}
