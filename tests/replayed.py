@@ -6,7 +6,6 @@ from torch import Tensor
 
 from rankup.feed import Draws
 from rankup.learner import ModuleLearner
-from rankup.recipe import Recipe
 from rankup.steps import Eager
 
 
@@ -14,8 +13,8 @@ class Replayed(Eager):
     """Steps of the first learner it was given, on tensors of its own, into which those of any later
     learner are copied and out of which what was learned is."""
 
-    def __init__(self, learner: ModuleLearner, recipe: Recipe) -> None:
-        super().__init__([learner], recipe)
+    def __init__(self, learner: ModuleLearner) -> None:
+        super().__init__([learner])
         self.captured = learner
         learned = learner.learned()
         (tensors,) = self.places
@@ -28,7 +27,7 @@ class Replayed(Eager):
         self.optimisers[0].restart()
         self.captured.index = learner.index  # that of an open task, as it was
 
-    def epoch(self, draws: Sequence[Draws], rates: Sequence[float], seed: int) -> Tensor:
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
         learners, self.learners = self.learners, [self.captured]
         try:
             return super().epoch(draws, rates, seed)

@@ -126,13 +126,13 @@ def train(steps: Steps, epochs: int) -> None:
     for epoch in range(epochs):
         draws = learner.draws(torch.Generator(feed.device).manual_seed(epoch))
         steps.turn(epoch)
-        steps.epoch([draws], [feed.recipe.lr] * feed.steps, epoch)
+        steps.epoch([draws], [[feed.recipe.lr] * feed.steps], epoch)
     steps.keep()
 
 
 def teach(method: HardAttention, task: Task, epochs: int) -> None:
     """Learn a task, well or not."""
-    train(Eager([begin(method, task)], method.recipe), epochs)
+    train(Eager([begin(method, task)]), epochs)
     method.end()
 
 
@@ -358,7 +358,7 @@ def test_gates_become_steeper_over_every_epoch(stream: Stream) -> None:
 def test_embeddings_stay_within_six(stream: Stream) -> None:
     method = make(stream, recipe=Recipe(batch=64, optimiser="sgd", lr=30.0))
     learner = begin(method, stream[0])
-    train(Eager([learner], method.recipe), 1)
+    train(Eager([learner]), 1)
     assert learner.embedding.abs().max() == 6
     assert torch.equal(method.mask(0), learner.embedding > 0)
 
@@ -410,7 +410,7 @@ def test_steps_of_the_first_task_serve_all(net: str, stream: Stream) -> None:
     for task in stream:
         teach(plain, task, 1)
         learner = begin(replayed, task)
-        steps = steps or Replayed(learner, replayed.recipe)
+        steps = steps or Replayed(learner)
         steps.start(learner)
         train(steps, 1)
         replayed.end()
@@ -441,10 +441,9 @@ def test_captured_steps_are_the_same_steps(stream: Stream) -> None:
         method = make(stream, recipe=Recipe(batch=64, lr=2.0**-7), device="cuda")
         know(method, stream[0])
         learner = begin(method, stream[1])
-        recipe = method.recipe
-        steps: Steps = Eager([learner], recipe)
+        steps: Steps = Eager([learner])
         if captured:
-            steps = graph = Graph("branches", [learner], recipe, None)
+            steps = graph = Graph("branches", [learner], None)
             graph.start([learner])
         train(steps, 1)
         found.append(torch.cat([p.detach().flatten() for p in learner.learned().values()]))

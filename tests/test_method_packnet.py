@@ -65,13 +65,13 @@ def train(steps: Steps) -> None:
     for epoch in range(feed.recipe.epochs):
         draws = learner.draws(torch.Generator().manual_seed(epoch))
         steps.turn(epoch)
-        steps.epoch([draws], [feed.recipe.lr] * feed.steps, epoch)
+        steps.epoch([draws], [[feed.recipe.lr] * feed.steps], epoch)
     steps.keep()
 
 
 def teach(method: PackNet, task: Task) -> None:
     """Learn a task, well or not."""
-    train(Eager([begin(method, task)], method.recipe))
+    train(Eager([begin(method, task)]))
     method.end()
 
 
@@ -120,7 +120,7 @@ def test_steps_of_the_first_task_serve_all(net: str, stream: Stream) -> None:
     for task in stream.tasks[:3]:
         teach(plain, task)
         learner = begin(replayed, task)
-        steps = steps or Replayed(learner, recipe)
+        steps = steps or Replayed(learner)
         steps.start(learner)
         train(steps)
         replayed.end()

@@ -121,7 +121,7 @@ class MultitaskOptions(Options):
 
 @dataclass(frozen=True)
 class HatOptions(Options):
-    strength: float = option(0.75, "Price of units that no earlier task uses.", least=0)
+    strength: float = option(0.75, "Weight of the method's own term of the loss.", least=0)
     s_max: float = option(400.0, "Slope of the gates at the end of every epoch.", least=1)
 
 

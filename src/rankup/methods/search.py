@@ -27,9 +27,8 @@ SEARCH: Mapping[str, Iterable[list[Settings]]] = {
     "agem": _REPLAY,
     "er-ring": _REPLAY,
     "hat": [
-        [{"optimiser": "sgd", "lr": 0.05}, {"optimiser": "adam", "lr": 1e-3}],
+        [{"optimiser": "sgd", "lr": rate} for rate in (0.05, 0.5)] + _each("lr", 1e-3, 1e-2),
         _each("strength", 0.1, 0.75, 2.5),
-        _each("s_max", 100.0, 400.0),
     ],
     "packnet": [
         _each("lr", 1e-3, 3e-3, 1e-2),
