@@ -1,6 +1,7 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,8 @@ Plain = Annotated[bool, typer.Option("--plain", help="A name per line, for scrip
 
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
+    # A warning is a sentence for the user: where in the code it comes from is not.
+    warnings.formatwarning = lambda message, *_: f"rankup: {message}\n"
     try:
         app()
     except RankupError as error:
