@@ -27,8 +27,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A process for each core, but few: each of them loads torch. Their tensors are small, so that a
+# second thread would only be in the way.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 format: setup
 	$(BIN)/ruff check --fix .

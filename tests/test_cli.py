@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,15 @@ def _soon_nobody_is_in(group: int) -> bool:
     return False
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Processes started in the background ignore it, and so do those that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize(("seeds", "first"), [(1, "p-digits-rank-0"), (2, "p-digits-rank/seed-0")])
 def test_ctrl_c_leaves_a_run_that_goes_on(seeds: int, first: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rankup", "run", "--tasks", "2", "--epochs", "200"]
