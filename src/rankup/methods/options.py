@@ -55,13 +55,8 @@ class EwcOptions(Options):
 @dataclass(frozen=True)
 class NsclOptions(Options):
     energy: float = option(
-        0.1, "Share of its old inputs' energy to which a layer is not bound.", least=0
+        0.1, "Share of its old inputs' energy to which a layer is not bound.", least=0, most=1
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.energy > 1:
-            raise RankupError(f"energy must be at most 1, got {self.energy}")
 
 
 @dataclass(frozen=True)
