@@ -11,16 +11,17 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import rankup
+from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine
-from rankup.feed import Draws
+from rankup.feed import Draws, Feed
 from rankup.layers import Tensors
 from rankup.methods.base import Method
+from rankup.methods.dense import DenseMethod
 from rankup.steps import Learner
 from rankup.train import learn
 from zoo import module
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Inputs = tuple[Tensors, Tensors, Draws]
 
 
@@ -51,6 +52,18 @@ def right(method: Method, task: Task, index: int) -> float:
 def answer(method: Method, task: Task, index: int) -> Tensor:
     with torch.no_grad():
         return method.predict(task.test_x, index)
+
+
+def answers(method: DenseMethod, stream: Stream) -> list[Tensor]:
+    """Of all tasks that were learned."""
+    feeds = [Feed(task, method.recipe, method.device) for task in stream.tasks[: method.learned]]
+    with torch.no_grad():
+        return [method.predict(next(feed.test())[0], task) for task, feed in enumerate(feeds)]
+
+
+def same(before: list[Tensor], after: list[Tensor]) -> bool:
+    assert before
+    return all(torch.equal(one, other) for one, other in zip(before, after, strict=False))
 
 
 def step(learner: Learner, learned: Tensors, read: Tensors, draw: Draws) -> tuple[Tensors, Tensor]:

@@ -16,9 +16,9 @@ from rankup.learner import ModuleLearner, RankLearner
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Learner
+from zoo import GPU
 
 CPU = torch.device("cpu")
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 RATE = 2.0**-7  # exact in float32, in which a captured graph keeps its rates
 F64 = torch.float64
 RANK, RECIPE = Rank(3, 1), Recipe(batch=8)

@@ -23,6 +23,7 @@ from rankup.methods.ewc import EWC, HeldLearner
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
+from zoo import blobs
 
 GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
 NETS = {
@@ -44,14 +45,6 @@ def make(
         net or NETS["mlp"](), GROWTH, recipe, 0, STREAM.tasks, method_options(name, options)
     )
     return method_class(name)(setting)
-
-
-def blobs(seed: int, size: int, classes: int = 3, samples: int = 60) -> rankup.Task:
-    draw = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, size, generator=draw)
-    y = torch.arange(samples) % classes
-    x = centres[y] + 0.3 * torch.randn(samples, size, generator=draw)
-    return rankup.Task(f"{seed}", classes, x, y, x[:9], y[:9])
 
 
 def shared(method: DenseMethod) -> Tensor:

@@ -13,7 +13,6 @@ import rankup
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine
-from rankup.feed import Feed
 from rankup.graph import Graph
 from rankup.layers import TaskNorm
 from rankup.methods import method_options
@@ -27,9 +26,8 @@ from rankup.recipe import Recipe
 from rankup.steps import Eager, Steps
 from rankup.train import learn
 from replayed import Replayed
-from zoo import Transformer
-
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+from rivals import answers, same
+from zoo import GPU, Transformer
 
 
 class Between(nn.Module):
@@ -134,18 +132,6 @@ def teach(method: HardAttention, task: Task, epochs: int) -> None:
     """Learn a task, well or not."""
     train(Eager([begin(method, task)]), epochs)
     method.end()
-
-
-def answers(method: HardAttention, stream: Stream) -> list[Tensor]:
-    """Of all tasks that were learned."""
-    feeds = [Feed(task, method.recipe, method.device) for task in stream.tasks[: method.learned]]
-    with torch.no_grad():
-        return [method.predict(next(feed.test())[0], task) for task, feed in enumerate(feeds)]
-
-
-def same(before: list[Tensor], after: list[Tensor]) -> bool:
-    assert before
-    return all(torch.equal(one, other) for one, other in zip(before, after, strict=False))
 
 
 def shared(method: HardAttention) -> dict[str, nn.Parameter]:

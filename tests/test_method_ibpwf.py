@@ -36,7 +36,6 @@ from rankup.recipe import Recipe
 from rankup.steps import Eager
 from rankup.train import _train
 from rivals import (
-    GPU,
     KINDS,
     answer,
     assert_a_step_serves_later_tasks,
@@ -46,6 +45,7 @@ from rivals import (
     right,
     toys,
 )
+from zoo import GPU
 
 GROWTH = Growth(Rank(1, 1), "new", None, (), None, None, 0)
 F64 = torch.float64

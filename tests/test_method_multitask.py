@@ -25,9 +25,9 @@ from rankup.recipe import Recipe
 from rankup.run import RunConfig, SeedRun, read_lines, run, run_together, versions
 from rankup.steps import Eager
 from rankup.train import TaskFailed, _reached, _verdict, learn
+from zoo import GPU
 
 CPU = torch.device("cpu")
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STREAMS = ["p-digits", "r-digits", "s-digits"]
 
 

@@ -30,6 +30,7 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager
+from zoo import blobs
 
 F64 = torch.float64
 GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
@@ -43,14 +44,6 @@ def make(
     net = net or rankup.models.mlp(64, hidden=[32, 32])
     setting = Setting(net, GROWTH, recipe, 0, STREAM.tasks, method_options(name, options))
     return method_class(name)(setting)
-
-
-def blobs(seed: int, size: int, classes: int = 3, samples: int = 60) -> rankup.Task:
-    draw = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, size, generator=draw)
-    y = torch.arange(samples) % classes
-    x = centres[y] + 0.3 * torch.randn(samples, size, generator=draw)
-    return rankup.Task(f"{seed}", classes, x, y, x[:9], y[:9])
 
 
 def hidden(method: DenseMethod) -> dict[str, nn.Linear]:

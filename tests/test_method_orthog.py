@@ -22,8 +22,8 @@ from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager
 from rankup.train import learn
+from zoo import GPU
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BASES = ["orthogonal", "identity"]
 
 

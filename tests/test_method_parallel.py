@@ -23,8 +23,8 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.train import learn
+from zoo import GPU
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES = ["2", "full"]
 NETS = {
     "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),

@@ -19,7 +19,6 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rivals import (
-    GPU,
     KINDS,
     answer,
     assert_a_step_serves_later_tasks,
@@ -29,6 +28,7 @@ from rivals import (
     right,
     toys,
 )
+from zoo import GPU
 
 GROWTH = Growth(Rank(1, 1), "new", None, (), None, None, 0)
 

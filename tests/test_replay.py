@@ -25,9 +25,9 @@ from rankup.recipe import Recipe
 from rankup.specs import HeadSpec
 from rankup.steps import Eager
 from rankup.train import learn
+from zoo import GPU
 
 CPU, F64 = torch.device("cpu"), torch.float64
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 # Methods with options for them.
 REPLAY: dict[str, dict[str, Any]] = {"icarl": {"budget": 60}, "agem": {}, "er-ring": {}}
 

@@ -4,12 +4,15 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rankup
 from rankup.rank import Rank
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Attention(nn.Module):
@@ -161,6 +164,15 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """How far off it is, against what is expected; where that is nothing, against one."""
     found, expected = found.detach(), expected.detach()
     return float((found - expected).norm() / (expected.norm() or 1))
+
+
+def blobs(seed: int, size: int, classes: int = 3, samples: int = 60) -> rankup.Task:
+    """A task that is soon learned: each class is noise around a centre of its own."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, size, generator=draw)
+    y = torch.arange(samples) % classes
+    x = centres[y] + 0.3 * torch.randn(samples, size, generator=draw)
+    return rankup.Task(f"{seed}", classes, x, y, x[:9], y[:9])
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankup.cli_options import Net, Request, with_request
+from rankup.cli_options import Request, with_request
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from rankup.report import Comparison
 
 ALL = "all"
+Methods = Annotated[
+    str, typer.Option(help="Which, as rank,finetune, or all; see `rankup methods`.")
+]
 
 
 @with_request
 def compare(
-    methods: Annotated[
-        str, typer.Option(help="Which, as rank,finetune, or all; see `rankup methods`.")
-    ] = ALL,
+    methods: Methods = ALL,
     out: Annotated[
         Path | None, typer.Option(help="The folder, else runs/compare-STREAM[-NET].")
     ] = None,
@@ -38,8 +39,7 @@ def compare(
     from rankup.launch import Launch
     from rankup.progress import MethodBars, bars, note
 
-    net = "" if request.net is Net.mlp else f"-{request.net.value}"
-    root = out or Path("runs") / f"compare-{request.stream_name}{net}"
+    root = out or request.folder("compare")
     launch = Launch(request)
     runs = MethodRuns(launch, names, root)
     with bars() as bar:

@@ -83,6 +83,11 @@ class Request:
             recipe_for(base_recipe(self.recipe)), **self.recipe_options
         )  # refuses before data is loaded
 
+    def folder(self, command: str) -> Path:
+        """Where a command of several runs writes, unless told otherwise."""
+        net = "" if self.net is Net.mlp else f"-{self.net.value}"
+        return Path("runs") / f"{command}-{self.stream_name}{net}"
+
     @property
     def stream_name(self) -> str:
         """As a part of a folder's name."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_compare import ALL, chosen_methods
-from rankup.cli_options import Net, Request, with_request
+from rankup.cli_compare import ALL, Methods, chosen_methods
+from rankup.cli_options import Request, with_request
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @with_request
 def tune(
-    methods: Annotated[
-        str, typer.Option(help="Which, as rank,finetune, or all; see `rankup methods`.")
-    ] = ALL,
+    methods: Methods = ALL,
     held_out: Annotated[
         float, typer.Option(help="Share of the training data to score on.", min=0.01, max=0.9)
     ] = 0.15,
@@ -44,11 +42,9 @@ def tune(
     from rankup.progress import bars, note
     from rankup.tuning import FIRST_SEED, Tuning
 
-    net = "" if request.net is Net.mlp else f"-{request.net.value}"
-    root = out or Path("runs") / f"tune-{request.stream_name}{net}"
+    root = out or request.folder("tune")
     asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
     tuning = Tuning(Launch(asked), names, root)
-    outcomes = []
     with bars() as shown:
         line = shown.add_task("", total=1.0, state="")
         for number, method in enumerate(names, 1):
@@ -59,8 +55,7 @@ def tune(
                 state = f"loss {now.loss:.3f}"
                 shown.update(line, completed=tuning.learned(method), state=state)
 
-            outcomes.append(tuning.run(method, show, partial(note, shown)))
-            shown.console.print(_table(outcomes[-1]))
+            shown.console.print(_table(tuning.run(method, show, partial(note, shown))))
     Console().print(f"Chosen settings are in {root}: use them with --recipe {root}", soft_wrap=True)
 
 
@@ -68,7 +63,7 @@ def _table(outcome: "Outcome") -> "Table":
     from rich import box
     from rich.table import Table
 
-    from rankup.report.text import percent, spread
+    from rankup.report.text import spread
 
     title = f"{outcome.method} on {outcome.stream}, scored on held-out training data"
     table = Table("settings", title=title, box=box.SIMPLE_HEAD)
@@ -82,6 +77,5 @@ def _table(outcome: "Outcome") -> "Table":
         if trial.failed:
             table.add_row(settings, "failed", "")
             continue
-        shown = spread if len(trial.accuracy) > 1 else lambda values: percent(values[0])
-        table.add_row(settings, shown(trial.accuracy), shown(trial.forgetting))
+        table.add_row(settings, spread(trial.accuracy), spread(trial.forgetting))
     return table

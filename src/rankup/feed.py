@@ -83,10 +83,14 @@ class Feed:
         rows = torch.cat([order, order[:missing]]).view(self.steps, self.batch_size)
         if not self.recipe.augments:
             return {"rows": rows}
-        coins, offsets = draw_augmentation(rows.numel(), self.recipe.crop, generator)
-        if not self.recipe.flip:
-            coins = torch.zeros_like(coins)
-        return {"rows": rows, "coins": coins.view_as(rows), "offsets": offsets.view(*rows.shape, 2)}
+        coins, offsets = self.augmentation(rows.shape, generator)
+        return {"rows": rows, "coins": coins, "offsets": offsets}
+
+    def augmentation(self, shape: Sequence[int], generator: torch.Generator) -> Augmentation:
+        """What is random about the augmentation of so many samples."""
+        coins, offsets = draw_augmentation(math.prod(shape), self.recipe.crop, generator)
+        coins = coins if self.recipe.flip else torch.zeros_like(coins)
+        return Augmentation(coins.view(*shape), offsets.view(*shape, 2))
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
         """Inputs of one step from `x`, augmented where the recipe says so. `at` are the rows'

@@ -14,7 +14,7 @@ from rankup.cli_options import Device, Net, Request
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError
-from rankup.methods import method_info, method_options
+from rankup.methods import method_options
 from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
 from rankup.report.runs import CONFIG, read_config
@@ -60,18 +60,17 @@ class Launch:
         given: Mapping[str, Any],
         folders: Mapping[int, Path],
         *,
-        recipe: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
     ) -> list[Seed]:
         """A method's runs, one for each seed, with its own options that were given, in the seeds'
         folders.
 
         Args:
-            recipe: fields of the recipe to try, in place of those that were found by tuning.
+            settings: the method's, where they are not to be those of `settings_for`.
         """
         asked = self.request
-        settings = settings_for(method, asked.stream, asked.net.value, asked.recipe)
-        if recipe is not None:
-            settings = Settings(dict(method_info(method).recipe) | dict(recipe), {})
+        if settings is None:
+            settings = settings_for(method, asked.stream, asked.net.value, asked.recipe)
         chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
         options = method_options(method, {**settings.options, **given})
         return [

@@ -32,10 +32,19 @@ def settings_for(method: str, stream: str, net: str, recipe: str = "default") ->
     if recipe in RECIPES and recipe != "default":
         return Settings(own, {})
     folder = TUNED / f"{stream}-{net}" if recipe == "default" else Path(recipe)
-    chosen = _read(folder / f"{method}.json", method)
+    tuned = _read(folder / f"{method}.json", method)
+    return Settings(own | dict(tuned.recipe), tuned.options)
+
+
+def apart(chosen: Mapping[str, Any]) -> Settings:
+    """Which of the settings are the recipe's, and which are a method's own.
+
+    >>> apart({"lr": 0.1, "strength": 3.0})
+    Settings(recipe={'lr': 0.1}, options={'strength': 3.0})
+    """
     in_recipe = {item.name for item in fields(Recipe)}
     return Settings(
-        recipe=own | {name: value for name, value in chosen.items() if name in in_recipe},
+        recipe={name: value for name, value in chosen.items() if name in in_recipe},
         options={name: value for name, value in chosen.items() if name not in in_recipe},
     )
 
@@ -56,17 +65,16 @@ def base_recipe(recipe: str) -> str:
     return "default"
 
 
-def _read(path: Path, method: str) -> dict[str, Any]:
+def _read(path: Path, method: str) -> Settings:
     """What was chosen; nothing where nothing was tuned."""
     try:
-        chosen = json.loads(path.read_bytes())["chosen"]
-        names = {item.name for item in fields(Recipe)}
-        Recipe(**{name: value for name, value in chosen.items() if name in names})
-        method_options(method, {n: value for n, value in chosen.items() if n not in names})
+        chosen = apart(json.loads(path.read_bytes())["chosen"])
+        Recipe(**chosen.recipe)
+        method_options(method, chosen.options)
     except FileNotFoundError:
-        return {}
+        return Settings({}, {})
     except RankupError as error:
         raise RankupError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise RankupError(f"{path} is no file of settings that `rankup tune` has written") from None
-    return dict(chosen)
+    return chosen

@@ -8,17 +8,18 @@ METHOD.json              what was chosen, and all trials that led to it
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
 from rankup.launch import Launch
+from rankup.methods import method_info
 from rankup.methods.search import Settings, trials
-from rankup.recipe import Recipe
 from rankup.replicas import Seed, run_all
 from rankup.report.runs import read_run
 from rankup.run import OnProgress, check_folder, read_lines
+from rankup.settings import apart
 from rankup.store import write_file
 
 FIRST_SEED = 1000  # of those that trials use
@@ -114,14 +115,10 @@ class Tuning:
         return [seed for seeds in self.runs[method] for seed in seeds]
 
     def _seeds(self, method: str, number: int) -> list[Seed]:
-        settings, in_recipe = self.trials[method][number], {item.name for item in fields(Recipe)}
+        tried = apart({**method_info(method).recipe, **self.trials[method][number]})
         folder = self.root / method / f"trial-{number + 1:02}"
-        return self.launch.of(
-            method,
-            {name: value for name, value in settings.items() if name not in in_recipe},
-            {seed: folder / f"seed-{seed}" for seed in self.launch.seeds},
-            recipe={name: value for name, value in settings.items() if name in in_recipe},
-        )
+        folders = {seed: folder / f"seed-{seed}" for seed in self.launch.seeds}
+        return self.launch.of(method, {}, folders, settings=tried)
 
     def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
         for method, tried in self.trials.items():

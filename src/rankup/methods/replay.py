@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.data.tasks import Task
-from rankup.data.transforms import draw_augmentation, to_float
+from rankup.data.transforms import to_float
 from rankup.errors import RankupError
 from rankup.feed import Draws, Feed, take
 from rankup.layers import active
@@ -138,10 +138,8 @@ class ReplayLearner(ModuleLearner):
         orders = torch.rand(passes, generator=generator, device=device).argsort(1)
         drawn["memory"] = orders.flatten()[:count].view(shape)
         if self._augments_memory:
-            coins, offsets = draw_augmentation(count, self.feed.recipe.crop, generator)
-            coins = coins if self.feed.recipe.flip else torch.zeros_like(coins)
-            drawn["memory_coins"] = coins.view(shape)
-            drawn["memory_offsets"] = offsets.view(*shape, 2)
+            coins, offsets = self.feed.augmentation(shape, generator)
+            drawn |= {"memory_coins": coins, "memory_offsets": offsets}
         return drawn
 
     def current(self, draw: Draws) -> Batch:
