@@ -9,8 +9,9 @@ Steps: medians over epochs, the candidates taking turns; an epoch is as `fit` ta
 draws and the look at its losses included. The notebook's MLP has as many factors per layer as ours.
 
 Runs: `rankup run` in a process of its own, from start-up to report page. A first tiny run outside
-the time decodes the data into the cache. MNIST and CIFAR-100 must be there already: RANKUP_DATA or
---data names the folder that holds them.
+the time decodes the data into the cache and compiles Python's modules to bytecode, as an
+installation does; what a run captures or compiles is inside the time. MNIST and CIFAR-100 must be
+there already: RANKUP_DATA or --data names the folder that holds them.
 
 Floors: copies and multiplications of large matrices are timed in the same process; a step's floor
 is what it needs by formula at those rates. Kernels are counted in replays of the step's graph, and
@@ -91,12 +92,15 @@ class RunFailed(Exception):
 def rankup_run(command: list[str], out: Path) -> tuple[float, list[str]]:
     """Seconds that the command line takes, and what it had to say."""
     source = str(Path(rankup.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+        "PYTHONPYCACHEPREFIX": str(out.parent / "bytecode"),
+        "TRITON_CACHE_DIR": str(out.parent / f"{out.name}-kernels"),  # each run compiles its own
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     words = [sys.executable, "-m", "rankup", "run", *command, "--out", str(out)]
     started = time.perf_counter()
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     seconds = time.perf_counter() - started
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

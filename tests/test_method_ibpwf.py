@@ -16,7 +16,7 @@ import rankup
 from rankup.data.tasks import Task
 from rankup.feed import Draws, Feed
 from rankup.layers import active
-from rankup.layers.given import built
+from rankup.layers.given import Built, built
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.bits import unpack
@@ -163,7 +163,7 @@ def test_the_loss_is_the_datas_and_a_samples_share_of_the_divergence() -> None:
         weights[layer.spec.name] = layer.selecting(selection)
         posterior = layer.sticks + layer.new_sticks
         price = price + divergence(layer.odds(), posterior, layer.sticks, for_sticks)
-    with built(weights), active(1):
+    with built({name: Built(weight) for name, weight in weights.items()}), active(1):
         logits = method.body(learner.inputs(draw))
     loss = F.cross_entropy(logits, learner.y[draw["rows"]])
     torch.testing.assert_close(learner(draw), loss + price / 96)

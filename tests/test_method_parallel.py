@@ -155,7 +155,7 @@ def test_one_graph_is_captured_for_all_tasks(size: str, net: str) -> None:
     for index, task in enumerate(stream):
         assert learn([method], [task], engine) == [None]
         assert isinstance(engine._graph, Graph)
-        graphs.add(id(engine._graph))
+        graphs.add(engine._graph)
         x = task.transform(task.test_x / 255)
         assert float((method.predict(x, index).argmax(1) == task.test_y).float().mean()) > 0.5
     assert len(graphs) == 1

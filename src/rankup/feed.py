@@ -54,7 +54,7 @@ class Feed:
             return x
         if isinstance(transform, Permutation):
             return transform(x)
-        parts = torch.split(x, self._chunk(x))
+        parts = torch.split(x, self.chunk(x))
         return torch.cat([transform(to_float(part)) for part in parts])
 
     @property
@@ -120,21 +120,22 @@ class Feed:
     def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
         """Batches of shuffled training inputs, not augmented."""
         rows = torch.randperm(len(self), generator=draw)[:most].to(self.device)
-        for part in torch.split(rows, self._chunk(self.task.train_x)):
+        for part in torch.split(rows, self.chunk(self.task.train_x)):
             yield self._inputs(self.task.train_x.index_select(0, part))
 
     def scaled(self, x: Tensor) -> Tensor:
         return scaled(x.to(self.dtype), self.recipe)
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        size = self._chunk(x)
+        size = self.chunk(x)
         return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
     def _inputs(self, x: Tensor) -> Tensor:
         x = to_float(x)
         return self.scaled(x if self.task.transform is None else self.task.transform(x))
 
-    def _chunk(self, x: Tensor) -> int:
+    def chunk(self, x: Tensor) -> int:
+        """How many samples like these are looked at together."""
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))

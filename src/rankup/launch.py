@@ -1,10 +1,8 @@
 """From what the command line asks for to runs of seeds: the device, streams, settings, folders."""
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +44,6 @@ class Launch:
             self._names[seed] = [task.name for task in made]
             if keeps:
                 self._made[seed] = made
-        if self.device == "cuda":  # It leaves Python time to load what will draw the page.
-            load = threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
-            load.start()
 
     @property
     def seeds(self) -> range:

@@ -20,14 +20,14 @@ from rankup.layers import (
     Tensors,
     active,
 )
-from rankup.layers.given import built, projected
+from rankup.layers.given import Built, built, projected
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
 MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
-_ROWS = 512  # samples that are projected at once: few enough for a CPU's cache
+_ROWS = 512  # samples that a CPU projects at once: few enough for its cache
 
 
 def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
@@ -165,18 +165,19 @@ class RankLearner(ModuleLearner):
         self.join()
         return answer
 
-    def _build_aside(self) -> Tensors:
+    def _build_aside(self) -> dict[str, Built]:
         """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a
         kernel's gradient does not hold up the layers before it."""
-        main, kernels = torch.cuda.current_stream(), {}
+        main, kernels = torch.cuda.current_stream(), dict[str, Built]()
         bf16 = self.feed.recipe.precision == "bfloat16"
         dtype = torch.bfloat16 if bf16 else self.feed.dtype
         layers = [layer for layer in self._factored.values() if isinstance(layer, FactoredConv2d)]
         for number, layer in enumerate(layers):
             with self.aside(number):
-                kernels[layer.spec.name] = layer.build(dtype, torch.channels_last)
-            kernels[layer.spec.name].record_stream(main)
-        self.join()
+                kernel = layer.build(dtype, torch.channels_last)
+                ready = torch.cuda.current_stream().record_event()
+            kernel.record_stream(main)
+            kernels[layer.spec.name] = Built(kernel, ready)
         return kernels
 
     def logits(self, draw: Draws) -> Tensor:
@@ -208,7 +209,8 @@ class RankLearner(ModuleLearner):
             return None
         seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
         with torch.no_grad():
-            for part, rows in zip(torch.split(made, _ROWS), torch.split(seen, _ROWS), strict=True):
+            size = _ROWS if feed.device.type == "cpu" else feed.chunk(made)
+            for part, rows in zip(torch.split(made, size), torch.split(seen, size), strict=True):
                 rows[:, :old] = layer.project(feed.scaled(to_float(part)).flatten(1))
         return seen
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -25,6 +26,12 @@ def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
     if step < warm:
         return peak * 0.5 * (1 - math.cos(math.pi * step / warm))
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(steps - 1 - warm, 1)))
+
+
+@lru_cache(maxsize=64)  # seeds and tasks share them
+def rates(recipe: Recipe, peak: float, steps: int) -> tuple[float, ...]:
+    """The learning rates of all steps."""
+    return tuple(rate(recipe, peak, step, steps) for step in range(steps))
 
 
 class Optimiser(Protocol):

@@ -8,17 +8,19 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError
-from rankup.run import OnProgress, RunConfig, SeedRun, run, run_together
+from rankup.run import OnProgress, Progress, RunConfig, SeedRun, run, run_together
 from rankup.train import TaskFailed
 
 
@@ -61,11 +63,27 @@ def run_all(
 ) -> dict[Path, str]:
     """Run all that is asked for, which may differ in more than the seed; give back why runs failed
     that did, by their folders."""
-    if len(seeds) == 1 or seeds[0].config.device == "cuda":
+    on_gpu = seeds[0].config.device == "cuda"
+    if len(seeds) == 1 or on_gpu:
         runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
-        failures = run_together(runs, on_progress=on_progress, note=note)
+        tell = _loading_plots(on_progress) if on_gpu else on_progress
+        failures = run_together(runs, on_progress=tell, note=note)
         return {out: str(why) for out, why in failures.items()}
     return _in_processes(seeds, on_progress)
+
+
+def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
+    """Also load what will draw the page, from the first progress on: while it waits for a GPU,
+    Python has time for it."""
+    load = threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
+
+    def tell(progress: Progress) -> None:
+        if load.ident is None:
+            load.start()
+        if on_progress is not None:
+            on_progress(progress)
+
+    return tell
 
 
 def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[Path, str]:

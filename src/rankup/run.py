@@ -40,8 +40,8 @@ from rankup.train import Checkpoint, Epoch, OnEpoch, TaskFailed, accuracy, learn
 
 CHECKPOINT = "checkpoint.safetensors"
 
-_SHARE = 50  # checkpoints take at most one part in so many of the time
-_TELL = 0.5  # seconds between two reports of progress
+_SHARE = 50  # checkpoints, and reports of progress, take at most one part in so many of the time
+_TELL = 0.5  # seconds between two reports of progress, at least
 
 
 class RunError(RankupError):
@@ -193,19 +193,21 @@ class SeedRun:
 
     def watch(self, on_progress: OnProgress | None, seeds: int) -> OnEpoch:
         """Keeps a checkpoint and tells how far it is, both only so often that it costs little."""
-        index, told = len(self.lines), 0.0
+        index, told, telling = len(self.lines), 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
-            nonlocal told
+            nonlocal told, telling
             now = time.perf_counter()
             if now - self._saved >= _SHARE * self._cost:
                 _save_checkpoint(self.out, index, checkpoint)
                 self._saved = time.perf_counter()
                 self._cost = self._saved - now
-            if on_progress is not None and now - told > _TELL:
-                told = now
+            if on_progress is not None and now - told > max(_TELL, _SHARE * telling):
+                now = time.perf_counter()
                 numbers = epoch.number, epoch.epochs, epoch.loss, epoch.accuracy()
                 on_progress(Progress(self.config.seed, seeds, index, *numbers))
+                told = time.perf_counter()
+                telling = told - now
 
         return on_epoch
 

@@ -18,7 +18,7 @@ from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.learner import RankLearner
 from rankup.network import IncrementalNet
-from rankup.optimiser import rate
+from rankup.optimiser import rates
 from rankup.recipe import Recipe
 from rankup.steps import Learner, Steps
 
@@ -125,10 +125,8 @@ def _train(
     first = _resumed(steps, resume)
     length = feeds[0].steps
     peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
-    rates = [
-        [rate(pupil.recipe, peak, n, epochs * length) for n in range(epochs * length)]
-        for pupil, peak in zip(pupils, peaks, strict=True)
-    ]
+    steps_in_all = epochs * length
+    planned = [rates(p.recipe, peak, steps_in_all) for p, peak in zip(pupils, peaks, strict=True)]
     failures: list[TaskFailed | None] = [None] * len(pupils)
     for epoch in range(first, epochs):
         draws = [
@@ -138,7 +136,7 @@ def _train(
         own = seeds.number(pupils[0].seed, "module", index, epoch)
         steps.turn(epoch)
         now = slice(epoch * length, (epoch + 1) * length)
-        totals = steps.epoch(draws, [each[now] for each in rates], own)
+        totals = steps.epoch(draws, [each[now] for each in planned], own)
         for number, total in enumerate(totals.tolist()):
             if not math.isfinite(total):
                 failures[number] = failures[number] or TaskFailed(

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankup import kernels
 from rankup.errors import RankupError
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.given import BUILT
@@ -62,16 +63,34 @@ class FactoredConv2d(FactoredLayer):
         return x.is_cuda or super()._takes_dense(x, rank)
 
     def _learning(self, x: Tensor) -> Tensor:
-        kernel = (BUILT.get() or {}).get(self.spec.name)
-        if kernel is None:
+        built = (BUILT.get() or {}).get(self.spec.name)
+        if built is None:
             return super()._learning(x)
-        y = self._convolve(x, kernel)
+        if built.ready is not None:
+            torch.cuda.current_stream().wait_event(built.ready)
+        y = self._convolve(x, built.weight)
         return y + self._per_channel(self.new_bias) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
         """The kernel of the task being learned."""
+        if self._takes_kernel(dtype, memory_format):
+            from rankup.kernels.build import build_kernel
+
+            shape = self.in_channels, *self.conv.kernel_size
+            return build_kernel(self.U, self.V, self.new_U, self.new_V, self.new_selector, shape)
         kernel = self._kernel(self._dense(self._blocks(self.count)))
         return kernel.to(dtype, memory_format=memory_format)
+
+    def _takes_kernel(self, dtype: torch.dtype, memory_format: torch.memory_format) -> bool:
+        return (
+            self.U.is_cuda
+            and self.dtype == torch.float32
+            and dtype == torch.bfloat16
+            and memory_format == torch.channels_last
+            and self.base_weight is None
+            and self.spec.rank.added(self.count) > 0
+            and kernels.is_available()
+        )
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         kernel = self._kernel(matrix)

@@ -4,7 +4,9 @@ layer as the active task does, through context variables."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 PROJECTED: ContextVar[tuple[str, Tensor] | None] = ContextVar("rankup_projected", default=None)
@@ -21,14 +23,22 @@ def projected(layer: str, rows: Tensor) -> Iterator[None]:
         PROJECTED.reset(token)
 
 
-BUILT: ContextVar[dict[str, Tensor] | None] = ContextVar("rankup_built", default=None)
+class Built(NamedTuple):
+    """A layer's weight for the task being learned, and what to wait for where it was made on a
+    stream beside."""
+
+    weight: Tensor
+    ready: torch.cuda.Event | None = None
+
+
+BUILT: ContextVar[dict[str, Built] | None] = ContextVar("rankup_built", default=None)
 
 
 @contextmanager
-def built(kernels: dict[str, Tensor]) -> Iterator[None]:
+def built(weights: dict[str, Built]) -> Iterator[None]:
     """Inside, layers by these names have their weights for the task being learned already, as
     factored convolutions have from their `build`."""
-    token = BUILT.set(kernels)
+    token = BUILT.set(weights)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankup.feed import Draws, Feed
 from rankup.layers import Start, Tensors
-from rankup.layers.given import built
+from rankup.layers.given import Built, built
 from rankup.methods.bits import pack, unpack
 from rankup.methods.options import IbpWfOptions
 from rankup.methods.weights import TaskWeight, TaskWeightMethod, WeightLearner
@@ -210,7 +210,7 @@ class BuffetLearner(WeightLearner):
         price = divergence(odds, posterior, prior, for_sticks)
         selections = relaxed(odds, self.options.temperature, for_selections)
         weights = {
-            layer.spec.name: layer.selecting(selection)
+            layer.spec.name: Built(layer.selecting(selection))
             for layer, selection in zip(self.layers, selections, strict=True)
         }
         with built(weights):

@@ -36,8 +36,9 @@ class TaskWeight(TaskLayer):
     def forward(self, x: Tensor) -> Tensor:
         task = self._task(x)
         assert isinstance(task, int)
-        weight = (BUILT.get() or {}).get(self.spec.name)
-        return self._map(x, self.weight(task) if weight is None else weight, self.bias(task))
+        built = (BUILT.get() or {}).get(self.spec.name)
+        weight = self.weight(task) if built is None else built.weight
+        return self._map(x, weight, self.bias(task))
 
     def plain(self, task: int) -> nn.Module:
         raise NotImplementedError  # networks are merged, methods are not
