@@ -1,5 +1,6 @@
 """However steps are taken, they are the same steps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -103,6 +104,52 @@ def test_the_step_written_by_hand_takes_augmented_images() -> None:
         assert is_chain(net, feed)
         found.append(after_steps(Eager([kind(net.train(), feed)])))
     assert_agree(*found)
+
+
+@pytest.mark.parametrize("tasks", [0, 1])
+@pytest.mark.parametrize("pixels", ["unit", "centred", "raw"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_step_written_by_hand_takes_bytes(tasks: int, pixels: str, bias: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (60, 12), generator=draw, dtype=torch.uint8), torch.arange(60) % 3
+    data = rankup.Task("bytes", 3, x, y, x[:9], y[:9])
+    found = []
+    for kind in (RankLearner, ChainLearner):
+        layers = [nn.Linear(12, 10, bias), nn.ReLU(), nn.Linear(10, 8, bias), nn.ReLU()]
+        module = nn.Sequential(*layers, nn.Linear(8, 3, bias)).to(F64)
+        net = rankup.grow(module, Rank(3, 1), seed=1)
+        for index in range(tasks):
+            net.begin_task(f"{index}", 3)
+            net.commit_task()
+        net.begin_task("open", 3)
+        feed = Feed(data, Recipe(batch=10, pixels=pixels), CPU, F64)
+        assert is_chain(net, feed)
+        found.append(after_steps(Eager([kind(net.train(), feed)]), count=6))
+    (losses, (one,)), (others, (other,)) = found
+    # Bytes are scaled in float32 where they are scaled before anything else.
+    torch.testing.assert_close(losses, others, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_a_small_step_takes_one_thread_and_leaves_the_others_as_they_were() -> None:
+    seen = []
+
+    class Watched(ChainLearner):
+        def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
+            seen.append(torch.get_num_threads())
+            return super().gradient(draw)
+
+    small, large = learners(Watched), learners(Watched, rank=Rank(0, 0, seeded=2**15))
+    assert (small[0].threads, large[0].threads) == (1, None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        after_steps(Eager(small), count=1)
+        after_steps(Eager(large), count=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 class Odd(nn.Module):

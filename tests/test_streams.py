@@ -81,6 +81,19 @@ def test_a_permutation_moves_pixels_and_keeps_the_shape() -> None:
         assert torch.equal(result.flatten(1), inputs.flatten(1)[:, index])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("samples", [0, 1, 10_001])
+def test_many_bytes_are_permuted_by_several_threads(samples: int, threads: int) -> None:
+    x = torch.randint(0, 256, (samples, 1, 2, 3), dtype=torch.uint8)
+    index, before = torch.randperm(6), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = Permutation(index)(x)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(result.flatten(1), x.flatten(1)[:, index])
+
+
 def test_all_permuted_tasks_share_one_copy_of_the_data_on_every_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

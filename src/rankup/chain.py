@@ -3,12 +3,15 @@
 Most of such a step's time goes to starting operations. Without autograd there are half as many,
 and what is frozen costs nothing. All tensors may have a leading dimension of replicas, in which
 case one operation serves them all.
+
+Activations are `[features, batch]`, not the other way round: on a CPU a product with few factors
+then takes half the time, a softmax over few classes a sixth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -20,6 +23,12 @@ from rankup.feed import Draws, Feed, places, take_places
 from rankup.layers import FactoredLinear, TaskHead, Tensors, dense_is_cheaper
 from rankup.learner import MOST_BYTES, RankLearner
 from rankup.network import IncrementalNet
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+# Multiplications of a layer up to which a second thread takes longer to wake up than it saves: with
+# batches of 128 and 256 units both are equal at rank 30.
+_FOR_ONE_THREAD = 2**20
 
 
 class ChainLearner(RankLearner):
@@ -34,39 +43,59 @@ class ChainLearner(RankLearner):
         self._is_ready = made is not None and made.is_cuda and 4 * made.numel() <= MOST_BYTES
         if made is not None and self._is_ready:
             self.x = self._reads["x"] = feed.scaled(to_float(made)).flatten(1)
+        # On a CPU what factors see of bytes is scaled, which are fewer numbers.
+        is_bytes = made is not None and made.dtype == torch.uint8 and not self._is_ready
+        self._scale = 1 / 255 if is_bytes and feed.recipe.pixels == "unit" else None
+        products = (
+            layer.spec.rank.used(self.index) * layer.out_features * feed.batch_size
+            for layer in self._chain
+        )
+        self.threads = 1 if max(products) <= _FOR_ONE_THREAD else None
+        self._links: list[Link] = []
+
+    @contextmanager
+    def bound(self, tensors: Tensors) -> Iterator[None]:
+        with super().bound(tensors):
+            batch = self.feed.batch_size
+            self._links = [
+                Link(self._chain[0], batch, self.seen is not None, self._scale),
+                *(Link(layer, batch) for layer in self._chain[1:]),
+            ]
+            yield
 
     @torch.no_grad()
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
-        first, (head,) = self._chain[0], self._heads
+        first, (head,) = self._links[0], self._heads
         at = places(draw["rows"], self.y.shape[-1])
+        product: Product = torch.mm if at.dim() == 1 else torch.bmm
         with self.aside():
-            labels = take_places(self.y, at)
-            tables = [
-                _tables(layer, layer is first and self.seen is not None) for layer in self._chain
-            ]
-        seen = None if self.seen is None else take_places(self.seen, at)
-        reads_x = seen is None or first.spec.rank.added(self.index) > 0
-        x = self._batch(draw, at) if reads_x else None
+            labels = take_places(self.y, at).unsqueeze(-2)
+            for link in self._links:
+                link.gather_factors()
+        seen = None if self.seen is None else take_places(self.seen, at).mT
+        x = None if first.V is None else self._batch(draw, at).mT
         self.join()
-        passes: list[Pass] = []
-        for layer, (U, V) in zip(self._chain, tables, strict=True):
-            passes.append(_forward(layer, x, seen, U, V))
-            x, seen = passes[-1].y, None
+        for link in self._links:
+            x, seen = link.forward(x, seen, product), None
         assert x is not None
-        logits = _affine(head.new_bias if head.spec.bias else None, x, head.new_weight.mT)
-        logs = logits.log_softmax(-1)
+        weight = head.new_weight.detach()
+        bias = head.new_bias.detach() if head.spec.bias else None
+        logits = product(weight, x)
+        if bias is not None:
+            logits += bias.unsqueeze(-1)
+        logs = logits.log_softmax(-2)
         with self.aside():
-            loss = logs.gather(-1, labels.unsqueeze(-1)).sum((-2, -1)) * (-1 / labels.shape[-1])
+            loss = logs.gather(-2, labels).sum((-2, -1)) * _number(-1 / labels.shape[-1], logs)
         grad = _to_logits(logs, labels)
         name = f"body.{head.spec.name}.new_"
         with self.aside(1):
-            grads = {f"{name}weight": grad.mT @ x}
-            if head.spec.bias:
-                grads[f"{name}bias"] = grad.sum(-2)
-        to_y, held = grad @ head.new_weight, []
-        for layer, done in zip(reversed(self._chain), reversed(passes), strict=True):
-            back = self._backward(layer, done, to_y, wants_x=layer is not first)
-            grads |= {f"body.{layer.spec.name}.new_{key}": g for key, g in back.grads.items()}
+            grads = {f"{name}weight": product(grad, x.mT)}
+            if bias is not None:
+                grads[f"{name}bias"] = grad.sum(-1)
+        to_y, held = product(weight.mT, grad), []
+        for link in reversed(self._links):
+            back = self._backward(link, to_y, product, wants_x=link is not first)
+            grads |= {f"body.{link.name}.new_{key}": g for key, g in back.grads.items()}
             held.append(back)
             to_y = back.to_x if back.to_x is not None else to_y
         self.join()
@@ -75,34 +104,39 @@ class ChainLearner(RankLearner):
     def _batch(self, draw: Draws, at: Tensor) -> Tensor:
         if self._is_ready:
             return take_places(self.x, at)
+        if self._scale is not None:
+            return take_places(self.x, at).to(self.feed.dtype).flatten(at.dim())
         return self.feed.batch(self.x, draw, at).flatten(at.dim())
 
-    def _backward(
-        self, layer: FactoredLinear, done: Pass, to_y: Tensor, *, wants_x: bool
-    ) -> Backward:
+    def _backward(self, link: Link, to_y: Tensor, product: Product, *, wants_x: bool) -> Backward:
         """Gradients by what the layer learns, and by its input where that is wanted. The way on to
         the layer before comes first; all else may be computed aside."""
-        added, grads = layer.spec.rank.added(layer.count), {}
-        grad = torch.ops.aten.threshold_backward(to_y, done.y, 0)
+        added, grads = link.added, {}
+        grad = torch.ops.aten.threshold_backward(to_y, link.y, 0)
         with self.aside():
-            if layer.spec.bias:
-                grads["bias"] = grad.sum(-2)
             if added:
-                grads["U"] = done.scaled[..., -added:].mT @ grad
-        to_scaled = grad @ done.U.mT  # [B, R]
+                rows = product(link.selected_by_new, grad.mT)
+                grads["U"] = rows.narrow(-2, 0, added)
+            if link.bias is not None:
+                grads["bias"] = rows.select(-2, added) if added else grad.sum(-1)
+        to_selected = product(link.U, grad)  # [R, B]
         with self.aside(1):
-            grads["selector"] = (to_scaled * done.hidden).sum(-2)
+            grads["selector"] = (to_selected * link.hidden).sum(-1)
         if not (wants_x or added):
-            return Backward(grads, None, (grad, to_scaled))
+            return Backward(grads, None, (grad, to_selected))
         # The first layer's old factors pass nothing on: its new ones are all that is wanted.
-        wanted = slice(None) if wants_x else slice(to_scaled.shape[-1] - added, None)
-        to_hidden = to_scaled[..., wanted] * layer.new_selector.unsqueeze(-2)[..., wanted]
+        to_hidden = (
+            to_selected * link.selector if wants_x else link.new(to_selected) * link.new_selector
+        )
         if added:
-            assert done.x is not None
+            assert link.x is not None
             with self.aside(1) if wants_x else nullcontext():
-                grads["V"] = to_hidden[..., -added:].mT @ done.x
-        to_x = to_hidden @ done.V if wants_x else None
-        return Backward(grads, to_x, (grad, to_scaled, to_hidden))
+                grads["V"] = link.scaled(product(link.new(to_hidden), link.x.mT))
+        to_x = None
+        if wants_x:
+            assert link.V is not None
+            to_x = product(link.V.mT, to_hidden)
+        return Backward(grads, to_x, (grad, to_selected, to_hidden))
 
 
 def chain_layers(net: IncrementalNet) -> list[FactoredLinear]:
@@ -128,15 +162,82 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
     )
 
 
-class Pass(NamedTuple):
-    """What a layer's backward pass needs to know of its forward pass."""
+class Link:
+    """A layer's tensors as steps take them, and what its backward pass needs to know of its forward
+    pass.
 
-    x: Tensor | None  # [B, in]; None where only its projection was looked at
-    hidden: Tensor  # [B, R]: x Vᵀ
-    scaled: Tensor  # [B, R]: hidden times the selector
-    y: Tensor  # [B, out], after the ReLU
-    U: Tensor  # [R, out]
-    V: Tensor  # [R, in], or of the first layer just the new ones
+    A bias is one more row of U, whose factor is always 1: nothing of its own has to be done for it.
+    That is not worth a copy of U where all of it is frozen.
+
+    Args:
+        is_projected: whether the old factors have seen the data already.
+        scale: what the inputs are to be multiplied by.
+    """
+
+    x: Tensor | None  # [in, B]; None where only its projection was looked at
+    hidden: Tensor  # [R, B]: V x
+    y: Tensor  # [out, B], after the ReLU
+
+    def __init__(
+        self,
+        layer: FactoredLinear,
+        batch: int,
+        is_projected: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        self.name, self.added = layer.spec.name, layer.spec.rank.added(layer.count)
+        self.selector = layer.new_selector.detach().unsqueeze(-1)
+        self.bias = layer.new_bias.detach().unsqueeze(-1) if layer.spec.bias else None
+        self.U = self._all_U = layer.U  # [R, out]
+        self.V = None if is_projected else layer.V  # [R, in], or just of the new ones
+        *leading, rank, _ = self.selector.shape
+        rows = rank
+        if self.added:
+            self._U_parts = [layer.U, layer.new_U.detach()]
+            if self.bias is not None:
+                self._U_parts.append(self.bias.mT)
+                rows += 1
+            self._all_U = layer.U.new_empty(*leading, rows, layer.out_features)
+            self.U = self._all_U[..., :rank, :]
+            self._V_parts = [layer.V, layer.new_V.detach()]
+            self.V = layer.new_V.detach()
+            if not is_projected:
+                self.V = layer.V.new_empty(*leading, rank, layer.in_features)
+        self.new_selector = self.new(self.selector)
+        self._is_projected = is_projected
+        self._scale = None if scale is None else _number(scale, layer.U)
+        self._all_selected = layer.U.new_ones(*leading, rows, batch)
+        self._selected = self._all_selected[..., :rank, :]  # hidden times the selector
+        self.selected_by_new = self._all_selected[..., rank - self.added :, :]
+
+    def new(self, rows: Tensor) -> Tensor:
+        """Of rows for factors those of the new ones."""
+        return rows.narrow(-2, rows.shape[-2] - self.added, self.added)
+
+    def scaled(self, product: Tensor) -> Tensor:
+        """What came of the inputs as it is of inputs that are scaled."""
+        return product if self._scale is None else product.mul_(self._scale)
+
+    def gather_factors(self) -> None:
+        """Put old and new factors together, as they are now."""
+        if self.added:
+            torch.cat(self._U_parts, -2, out=self._all_U)
+            if not self._is_projected:
+                torch.cat(self._V_parts, -2, out=self.V)
+
+    def forward(self, x: Tensor | None, seen: Tensor | None, product: Product) -> Tensor:
+        """The layer's outputs; `seen` is what old factors saw of the inputs."""
+        parts = [seen] if seen is not None else []
+        if self.V is not None:
+            assert x is not None
+            parts.append(self.scaled(product(self.V, x)))
+        self.x = x
+        self.hidden = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, -2)
+        torch.mul(self.hidden, self.selector, out=self._selected)
+        self.y = product(self._all_U.mT, self._all_selected)
+        if self.bias is not None and not self.added:
+            self.y += self.bias
+        return self.y.relu_()
 
 
 class Backward(NamedTuple):
@@ -147,44 +248,17 @@ class Backward(NamedTuple):
     held: tuple[Tensor, ...]
 
 
-def _tables(layer: FactoredLinear, is_projected: bool) -> tuple[Tensor, Tensor]:
-    """Old and new factors, U and V; of a layer whose old ones have seen the data, just new V."""
-    if not layer.spec.rank.added(layer.count):
-        return layer.U, layer.V
-    U = torch.cat([layer.U, layer.new_U], -2)
-    return U, layer.new_V if is_projected else torch.cat([layer.V, layer.new_V], -2)
-
-
-def _forward(
-    layer: FactoredLinear, x: Tensor | None, seen: Tensor | None, U: Tensor, V: Tensor
-) -> Pass:
-    if x is None:
-        assert seen is not None
-        hidden = seen
-    else:
-        hidden = x @ V.mT
-        hidden = hidden if seen is None else torch.cat([seen, hidden], -1)
-    scaled = hidden * layer.new_selector.unsqueeze(-2)
-    y = _affine(layer.new_bias if layer.spec.bias else None, scaled, U).relu_()
-    return Pass(x, hidden, scaled, y, U, V)
-
-
 def _to_logits(logs: Tensor, labels: Tensor) -> Tensor:
     """The gradient of the mean cross-entropy by the logits, whose log-softmax is given: the softmax
     less one at the label, over the batch."""
-    share, column = logs.exp(), labels.unsqueeze(-1)
-    minus = _filled(-1.0, logs.dtype, logs.device).expand(column.shape)
-    return share.scatter_add_(-1, column, minus).mul_(1 / labels.shape[-1])
+    minus = _number(-1.0, logs).expand(labels.shape)
+    return logs.exp().scatter_add_(-2, labels, minus).mul_(_number(1 / labels.shape[-1], logs))
 
 
-@cache  # so that a captured step does not make it again and again
-def _filled(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _number(value: float, like: Tensor) -> Tensor:
+    return _made(value, like.dtype, like.device)
+
+
+@cache  # so that no step makes it again: torch takes as long for it as for a small sum
+def _made(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)
-
-
-def _affine(bias: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
-    if bias is None:
-        return x @ weight
-    if x.dim() == 2:
-        return torch.addmm(bias, x, weight)
-    return torch.baddbmm(bias.unsqueeze(-2), x, weight)

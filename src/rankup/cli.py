@@ -10,6 +10,7 @@ import typer
 
 from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import Request, with_method_options, with_request
+from rankup.cli_paper import paper
 from rankup.cli_tune import tune
 from rankup.errors import RankupError
 from rankup.methods import METHODS
@@ -84,6 +85,7 @@ def run(
 
 app.command()(compare)
 app.command()(tune)
+app.command()(paper)
 
 
 def _show(paths: list[Path], page: Path) -> None:

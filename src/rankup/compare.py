@@ -89,7 +89,7 @@ class MethodRuns:
             folder = self.root / method
             folder.mkdir(exist_ok=True)
             (folder / TRACEBACK).write_text(traceback.format_exc(), "utf-8")
-            return f"{_reason(error)} (see {folder / TRACEBACK})"
+            return f"{failure_in_one_line(error)} (see {folder / TRACEBACK})"
         told = [f"seed {seed}: {why}" for seed, why in failures.items()]
         if len(self.runs[method]) == 1:
             told = list(failures.values())
@@ -158,8 +158,7 @@ def _asked(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _reason(error: Exception) -> str:
-    """In one line."""
+def failure_in_one_line(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU has too little memory for it; fewer seeds or smaller batches need less"
     if isinstance(error, MemoryError):

@@ -223,3 +223,16 @@ class RankLearner(ModuleLearner):
             if layer.base_weight is not None:
                 tables[f"{prefix}.base_weight"] = layer.base_weight
         return tables
+
+
+class ApartLearner(RankLearner):
+    """One whose selectors over factors of earlier tasks stay at zero, where they have to start."""
+
+    def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1) -> None:
+        super().__init__(net, feed, pad)
+        self.replicas = "branches"
+
+    @torch.no_grad()
+    def settle(self, draw: Draws) -> None:
+        for layer in self._factored.values():
+            layer.new_selector[layer.spec.rank.seeded : len(layer.U)] = 0

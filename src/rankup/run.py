@@ -146,16 +146,22 @@ def _learn_next(
     # The time that learning took is lost where a run was stopped just after it. Runs that learn
     # together share it.
     seconds = (time.perf_counter() - started) / len(runs)
-    whole = [r for r in runs if r.out not in failed]
-    # On a GPU at the same time, because most of it is waiting for the disk and for answers. On the
-    # CPU not: how many threads an operation takes is each thread's own setting.
-    if runs[0].config.device == "cuda" and whole:
-        with ThreadPoolExecutor(len(whole)) as pool:
-            list(pool.map(lambda r: r.record(seconds), whole))
-    else:
-        for r in whole:
-            r.record(seconds)
+    _record([r for r in runs if r.out not in failed], seconds)
     return failed
+
+
+def _record(runs: "Sequence[SeedRun]", seconds: float) -> None:
+    """Save what was learned, test all tasks, write a line, for every run."""
+    if not runs:
+        return
+    # Disks are slow, so what was learned is saved while it is tested. Tests are not worth threads:
+    # Python runs one at a time, and handing over takes longer than waiting for a GPU.
+    with ThreadPoolExecutor(len(runs)) as pool:
+        saved = [pool.submit(r.save) for r in runs]
+        tested = [r.test() for r in runs]
+        for each in saved:
+            each.result()
+        list(pool.map(lambda r, row: r.note(row, seconds), runs, tested))
 
 
 class SeedRun:
@@ -211,17 +217,23 @@ class SeedRun:
 
         return on_epoch
 
-    def record(self, seconds: float) -> None:
-        """Save what was learned, test all tasks, write a line."""
+    def save(self) -> None:
         self.method.save(self.out / NET)
+
+    def test(self) -> list[float]:
+        """The accuracy on every task that was learned."""
+        return [
+            accuracy(lambda x, task=task: self.method.predict(x, task), self.tests[task].test())  # type: ignore[misc]
+            for task in range(len(self.lines) + 1)
+        ]
+
+    def note(self, accuracies: list[float], seconds: float) -> None:
+        """Write the line of a task that was learned and saved."""
+        self.matrix.add(accuracies)
         index = len(self.lines)
-        self.matrix.add([self._test(task) for task in range(index + 1)])
         self.lines.append(_line(self.stream[index], self.matrix, self.method, seconds))
         _write_lines(self.out, self.lines)
         (self.out / CHECKPOINT).unlink(missing_ok=True)
-
-    def _test(self, task: int) -> float:
-        return accuracy(lambda x: self.method.predict(x, task), self.tests[task].test())
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:

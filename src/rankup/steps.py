@@ -40,6 +40,7 @@ class Learner(nn.Module, ABC):
     replicas: Form = "branches"
     # Streams beside the one that a captured step runs on, for what does not wait for its data.
     beside: Sequence[torch.cuda.Stream] = ()
+    threads: int | None = None  # of a CPU that a step is worth, where all would be too many
     changed: tuple[str, ...] = ()  # what a step changes in place beside the parameters
 
     def __init__(self, feed: Feed) -> None:
@@ -175,9 +176,14 @@ class Eager(Steps):
     def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
         learner, optimiser = self.learners[number], self.optimisers[number]
         total = torch.zeros((), device=learner.feed.device)
-        with learner.bound(self.places[number]), precise(learner.feed.recipe):
-            for step, lr in enumerate(rates):
-                draw = {name: entries[step] for name, entries in drawn.items()}
+        with (
+            learner.bound(self.places[number]),
+            precise(learner.feed.recipe),
+            at_most(learner.threads),
+        ):
+            names, entries = list(drawn), (drawn[name].unbind() for name in drawn)
+            for lr, *own in zip(rates, *entries, strict=False):  # as many steps as rates
+                draw = dict(zip(names, own, strict=True))
                 loss, grads = learner.gradient(draw)
                 optimiser.step(gathered(grads, 0), lr)
                 learner.settle(draw)
@@ -205,6 +211,17 @@ def precise(recipe: Recipe) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def at_most(threads: int | None) -> Iterator[None]:
+    """Inside, operations on the CPU take no more threads than these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, threads or before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rankup.chain import ChainLearner, is_chain
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.learner import RankLearner
+from rankup.learner import ApartLearner, RankLearner
 from rankup.network import IncrementalNet
 from rankup.optimiser import rates
 from rankup.recipe import Recipe
@@ -207,10 +207,14 @@ def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
 
 
 class NetPupil:
-    """A grown network that learns by a recipe."""
+    """A grown network that learns by a recipe.
 
-    def __init__(self, net: IncrementalNet, recipe: Recipe, seed: int) -> None:
-        self.net, self.recipe, self.seed = net, recipe, seed
+    Args:
+        reuse: whether a task may select from factors of earlier tasks.
+    """
+
+    def __init__(self, net: IncrementalNet, recipe: Recipe, seed: int, reuse: bool = True) -> None:
+        self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
 
     @property
     def learned(self) -> int:
@@ -221,18 +225,22 @@ class NetPupil:
         net.begin_task(
             task.name,
             task.classes,
-            selectors=recipe.selector_start(),
+            selectors=recipe.selector_start() if self.reuse else 0.0,
             norms=recipe.norms,
             factors=recipe.factors,
         )
         try:
             net.train()
             self._feed = Feed(task, recipe, net.device, net.dtype)
-            kind = ChainLearner if is_chain(net, self._feed) else RankLearner
-            return kind(net, self._feed, _PAD if net.device.type == "cuda" else 1)
+            return self._kind()(net, self._feed, _PAD if net.device.type == "cuda" else 1)
         except BaseException:
             self.abandon()
             raise
+
+    def _kind(self) -> type[RankLearner]:
+        if not self.reuse:
+            return ApartLearner
+        return ChainLearner if is_chain(self.net, self._feed) else RankLearner
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         mode = self.net.training

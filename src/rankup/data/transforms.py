@@ -6,15 +6,19 @@ as tensors, and nothing waits for the device, so all of it may be captured in a 
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from rankup.data.errors import DataError
+
+_LEAST_ROWS = 4096  # that a thread is started for
 
 
 class Transform(Protocol):
@@ -59,12 +63,29 @@ class Permutation:
             return pixels.index_select(1, self.index).view_as(x)
         if x.is_cuda:
             return pixels.gather(1, self.index.expand_as(pixels)).view_as(x)
-        # For bytes on the CPU torch's index_select is many times slower than numpy's.
-        taken = np.take(pixels.numpy(), self.index.numpy(), axis=1)
-        return torch.from_numpy(taken).view_as(x)
+        return torch.from_numpy(_take(pixels.numpy(), self.index.numpy())).view_as(x)
 
     def to(self, device: torch.device | str) -> "Permutation":
         return Permutation(self.index.to(device))
+
+
+def _take(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
+    """`table[:, columns]`, with as many threads as torch has: its own index_select is many times
+    slower for bytes."""
+    taken = np.empty(table.shape, table.dtype)
+    size = max(_LEAST_ROWS, math.ceil(len(table) / torch.get_num_threads()))
+    parts = [slice(start, start + size) for start in range(0, len(table), size)]
+
+    def take(part: slice) -> None:
+        # With this mode numpy writes where it is told to and not into a buffer of its own.
+        np.take(table[part], columns, axis=1, out=taken[part], mode="clip")
+
+    if len(parts) > 1:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(take, parts))
+    else:
+        take(slice(None))
+    return taken
 
 
 @dataclass(frozen=True)

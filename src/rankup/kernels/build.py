@@ -57,8 +57,8 @@ class _Build(torch.autograd.Function):
         )
         _forward[(triton.cdiv(outputs, _OUT), triton.cdiv(inputs, _IN))](
             U, V, new_U, new_V, selector, kernel,
-            outputs, inputs, len(U), len(new_U), shape[0], shape[1] * shape[2],
-            OUT=_OUT, IN=_IN, RANK=_RANK,
+            outputs, inputs, len(U), len(new_U), shape[0],
+            POSITIONS=shape[1] * shape[2], OUT=_OUT, IN=_IN, RANK=_RANK,
         )  # fmt: skip
         ctx.save_for_backward(U, V, new_U, new_V, selector)
         ctx.shape = shape
@@ -74,32 +74,32 @@ class _Build(torch.autograd.Function):
         parts = triton.cdiv(outputs, _OUT)
         by_selector = torch.empty(parts, old + new, device=U.device)
         by_U, by_V = torch.empty_like(new_U), torch.empty_like(new_V)
-        sizes = outputs, inputs, old, new, ctx.shape[0], ctx.shape[1] * ctx.shape[2]
+        sizes = outputs, inputs, old, new, ctx.shape[0]
+        tiling = {"POSITIONS": ctx.shape[1] * ctx.shape[2], "OUT": _OUT, "IN": _IN, "RANK": _RANK}
         _to_selector[(tiles, parts)](
-            U, V, new_U, new_V, selector, grad, by_selector, by_U, *sizes,
-            OUT=_OUT, IN=_IN, RANK=_RANK,
+            U, V, new_U, new_V, selector, grad, by_selector, by_U, *sizes, **tiling
         )  # fmt: skip
         _to_V[(triton.cdiv(new, _RANK), triton.cdiv(inputs, _IN))](
-            new_U, selector, grad, by_V, *sizes, OUT=_OUT, IN=_IN, RANK=_RANK
+            new_U, selector, grad, by_V, *sizes, **tiling
         )
         return None, None, by_U, by_V, by_selector.sum(0), None
 
 
-# One compiled kernel for all layers: the few multiplications that one made for its sizes would save
-# are worth less than its compilation.
-_jit = triton.jit(do_not_specialize=("outputs", "inputs", "old", "new", "channels", "positions"))
+# One compiled kernel for all layers with as many positions: what one made for its sizes would save
+# is worth less than its compilation.
+_jit = triton.jit(do_not_specialize=("outputs", "inputs", "old", "new", "channels"))
 
 
 @triton.jit
-def _place(o, i, inputs, channels, positions):
+def _place(o, i, inputs, channels, POSITIONS: tl.constexpr):
     """Where an entry of the matrix `[out, in]` is in a kernel that is stored channels last."""
-    return o * inputs + (i % positions) * channels + i // positions
+    return o * inputs + (i % POSITIONS) * channels + i // POSITIONS
 
 
 @_jit
 def _forward(
-    U, V, new_U, new_V, selector, kernel, outputs, inputs, old, new, channels, positions,
-    OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr,
+    U, V, new_U, new_V, selector, kernel, outputs, inputs, old, new, channels,
+    POSITIONS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     o = tl.program_id(0) * OUT + tl.arange(0, OUT)
     i = tl.program_id(1) * IN + tl.arange(0, IN)
@@ -133,7 +133,7 @@ def _forward(
         )
         weight += tl.dot(u * s[None, :], v, input_precision="tf32")
     tl.store(
-        kernel + _place(o[:, None], i[None, :], inputs, channels, positions),
+        kernel + _place(o[:, None], i[None, :], inputs, channels, POSITIONS),
         weight.to(kernel.dtype.element_ty),
         mask=is_out[:, None] & is_in[None, :],
     )
@@ -142,8 +142,8 @@ def _forward(
 @_jit
 def _to_selector(
     U, V, new_U, new_V, selector, grad, by_selector, by_U,
-    outputs, inputs, old, new, channels, positions,
-    OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr,
+    outputs, inputs, old, new, channels,
+    POSITIONS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """A share of the selector's gradient, that of some outputs, and new factors' by U."""
     first_new = tl.cdiv(old, RANK)
@@ -165,7 +165,7 @@ def _to_selector(
             vs + r[:, None] * inputs + i[None, :], mask=has[:, None] & is_in[None, :], other=0
         )
         g = tl.load(
-            grad + _place(o[None, :], i[:, None], inputs, channels, positions),
+            grad + _place(o[None, :], i[:, None], inputs, channels, POSITIONS),
             mask=is_out[None, :] & is_in[:, None],
             other=0,
         ).to(tl.float32)
@@ -185,8 +185,8 @@ def _to_selector(
 
 @_jit
 def _to_V(
-    new_U, selector, grad, by_V, outputs, inputs, old, new, channels, positions,
-    OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr,
+    new_U, selector, grad, by_V, outputs, inputs, old, new, channels,
+    POSITIONS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0) * RANK + tl.arange(0, RANK)
     i = tl.program_id(1) * IN + tl.arange(0, IN)
@@ -201,7 +201,7 @@ def _to_V(
             other=0,
         )
         g = tl.load(
-            grad + _place(o[:, None], i[None, :], inputs, channels, positions),
+            grad + _place(o[:, None], i[None, :], inputs, channels, POSITIONS),
             mask=is_out[:, None] & is_in[None, :],
             other=0,
         ).to(tl.float32)

@@ -109,7 +109,7 @@ class TaskHead(TaskLayer):
     biases: Tensor | None
     rows: Tensor
     new_weight: Tensor
-    new_bias: Tensor | None
+    new_bias: Tensor
 
     def __init__(self, spec: HeadSpec, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(spec, seed, dtype, device)

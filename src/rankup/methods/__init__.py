@@ -19,6 +19,7 @@ from rankup.methods.options import (
     OrthogOptions,
     PackNetOptions,
     ParallelOptions,
+    RankOptions,
     ReplayOptions,
     SupSupOptions,
 )
@@ -43,7 +44,9 @@ _SGD = MappingProxyType(
 
 # A new method adds its entry here, its options to options.py and its file beside this one.
 METHODS = {
-    "rank": MethodInfo("rank:RankUpdate", "a little rank and a selector per task: never forgets"),
+    "rank": MethodInfo(
+        "rank:RankUpdate", "a little rank and a selector per task: never forgets", RankOptions
+    ),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
     "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
     "icarl": MethodInfo(

@@ -41,6 +41,17 @@ class Options:
 
 
 @dataclass(frozen=True)
+class RankOptions(Options):
+    last: int = option(
+        0,
+        "Factor so many of the last layers alone; the others are learned with the first task. "
+        "0: all layers are factored.",
+        least=0,
+    )
+    reuse: bool = option(True, "Let tasks select from factors of earlier tasks.")
+
+
+@dataclass(frozen=True)
 class EwcOptions(Options):
     strength: float = option(100.0, "Weight of the method's own term of the loss.", least=0)
     gamma: float = option(

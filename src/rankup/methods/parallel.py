@@ -12,7 +12,7 @@ from rankup.data.tasks import Task
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Method, Setting
 from rankup.methods.dense import DenseMethod
-from rankup.methods.options import ParallelOptions
+from rankup.methods.options import ParallelOptions, RankOptions
 from rankup.methods.rank import RankUpdate
 from rankup.metrics import Footprint
 from rankup.rank import Rank
@@ -95,10 +95,11 @@ class Parallel(Method):
 
     def _own_setting(self, index: int) -> Setting:
         seed = seeds.number(self.seed, "parallel", index)
-        growth = replace(self.setting.growth, seed=seed)
-        if self.size != "full":
-            growth = replace(growth, rank=Rank(first=int(self.size), step=0))
-        return replace(self.setting, growth=growth, seed=seed)
+        own = replace(self.setting, growth=replace(self.setting.growth, seed=seed), seed=seed)
+        if self.size == "full":
+            return own
+        rank = Rank(first=int(self.size), step=0)
+        return replace(own, growth=replace(own.growth, rank=rank), options=RankOptions())
 
 
 def _home(folder: Path, index: int) -> Path:

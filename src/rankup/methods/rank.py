@@ -1,5 +1,6 @@
 """The paper's method: factors, selectors, zero forgetting."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from rankup.data.tasks import Task
 from rankup.manifest import MANIFEST
 from rankup.methods.base import Method, Setting
+from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
 from rankup.steps import Learner
@@ -17,11 +19,15 @@ from rankup.train import NetPupil
 
 class RankUpdate(Method):
     def __init__(self, setting: Setting) -> None:
-        self._know(setting, IncrementalNet(setting.module, setting.growth))
+        options = setting.options
+        assert isinstance(options, RankOptions)
+        growth = replace(setting.growth, last=options.last or setting.growth.last)
+        self._know(setting, IncrementalNet(setting.module, growth))
 
     def _know(self, setting: Setting, net: IncrementalNet) -> None:
+        assert isinstance(setting.options, RankOptions)
         self.setting, self.net = setting, net
-        self._pupil = NetPupil(net, setting.recipe, setting.seed)
+        self._pupil = NetPupil(net, setting.recipe, setting.seed, setting.options.reuse)
 
     @property
     def learned(self) -> int:

@@ -1,0 +1,91 @@
+"""What a number of a table is measured on: one setting of one method on one stream, over seeds."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rankup.cli_options import Device, Net, Request
+from rankup.recipe import Recipe
+from rankup.settings import apart, settings_for
+
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Cell:
+    stream: str
+    method: str = "rank"
+    net: str = "mlp"
+    recipe: str = "default"
+    # Fields of the recipe and the method's own options, on top of those the method is tuned to.
+    settings: tuple[tuple[str, Any], ...] = ()
+    rank: str | None = None
+    seeded: str | None = None
+    width: int | None = None
+    tasks: int | None = None
+    seeds: int = SEEDS
+
+    def known(self) -> dict[str, Any]:
+        """All that tells its runs from others, but for the seed: also what a method is tuned to,
+        which may change."""
+        about = {k: v for k, v in asdict(self).items() if k not in ("settings", "seeds")}
+        tuned = settings_for(self.method, self.stream, self.net, self.recipe)
+        about["settings"] = {**tuned.recipe, **tuned.options, **dict(self.settings)}
+        return {name: value for name, value in about.items() if value is not None}
+
+    def folder(self) -> Path:
+        """Where its results are: runs that are the same have the same name on every machine."""
+        text = json.dumps(self.known(), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return Path(f"{self.stream}-{self.net}") / f"{self.method}-{digest}"
+
+    def request(self, device: Device, data: Path | None) -> Request:
+        """All its seeds, as the command line would ask for them."""
+        return Request(
+            stream=self.stream,
+            net=Net(self.net),
+            width=self.width,
+            rank=self.rank,
+            seeded=self.seeded,
+            tasks=self.tasks,
+            recipe=self.recipe,
+            seeds=self.seeds,
+            data=data,
+            resume=True,
+            device=device,
+            recipe_options=dict(apart(dict(self.settings)).recipe),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The method's own that are set here."""
+        return dict(apart(dict(self.settings)).options)
+
+    def __str__(self) -> str:
+        """In a line, for whoever looks on.
+
+        >>> print(cell("p-mnist", "ewc", epochs=5))
+        p-mnist, ewc, epochs 5
+        """
+        parts = [self.stream, self.method]
+        parts += [self.net] if self.net != "mlp" else []
+        parts += [f"{self.recipe} recipe"] if self.recipe != "default" else []
+        names = ("rank", "seeded", "width", "tasks")
+        parts += [f"{n} {getattr(self, n)}" for n in names if getattr(self, n) is not None]
+        return ", ".join(parts + [f"{name} {value}" for name, value in self.settings])
+
+
+_OWN = {item.name for item in fields(Cell)} - {"settings"}
+
+
+def cell(stream: str, method: str = "rank", **given: Any) -> Cell:
+    """A cell, whose settings are given by their names.
+
+    >>> cell("p-mnist", rank="11,4", epochs=5).settings
+    (('epochs', 5),)
+    """
+    own = {name: value for name, value in given.items() if name in _OWN}
+    rest = {name: value for name, value in given.items() if name not in _OWN}
+    Recipe(**apart(rest).recipe)  # refuses what is no recipe's
+    return Cell(stream, method, settings=tuple(sorted(rest.items())), **own)

@@ -1,0 +1,136 @@
+"""Tables with the three-layer MLP: accuracy, forgetting, and what methods store."""
+
+from rankup.paper import ours, printed
+from rankup.paper.cells import Cell, cell
+from rankup.paper.ours import EPOCHS
+from rankup.paper.tables import Row, Section, Table
+
+STREAMS = list(printed.STREAMS)
+# In the order of the paper's table; those it has no figures for beside their relatives.
+RIVALS = [
+    "finetune",
+    "ewc",
+    "icarl",
+    "agem",
+    "er-ring",
+    "hat",
+    "packnet",
+    "supsup",
+    "orthog",
+    "nscl",
+    "ibpwf",
+]
+
+_PROTOCOL = (
+    "Every method has a head for each task, the same epochs ({}), and settings chosen on held-out "
+    "training data (see docs/compare.md); the paper does not say how it chose them."
+)
+PROTOCOL = _PROTOCOL.format(", ".join(f"{printed.STREAMS[s]} {n}" for s, n in EPOCHS.items()))
+
+
+def accuracy() -> Table:
+    """Average accuracy after 20 tasks, all methods, four streams."""
+    sections = [
+        Section(
+            title,
+            ("accuracy", "buffer"),
+            [
+                *_rivals(stream, printed.ACCURACY),
+                *_ours(stream, printed.ACCURACY["rank"][STREAMS.index(stream)]),
+                *_bounds(stream, printed.ACCURACY),
+            ],
+        )
+        for stream, title in printed.STREAMS.items()
+    ]
+    return Table("Average accuracy with the three-layer MLP", sections, PROTOCOL)
+
+
+def forgetting() -> Table:
+    """How much accuracy tasks lose after they were learned."""
+    sections = [
+        Section(
+            title,
+            ("forgetting",),
+            [
+                *(
+                    Row(row.name, row.cell, row.printed[:1])
+                    for row in _rivals(stream, printed.FORGETTING)
+                ),
+                Row("rank", ours.default(stream), [0.0]),
+                Row("parallel full", _parallel(stream, "full"), [0.0]),
+            ],
+        )
+        for stream, title in printed.STREAMS.items()
+    ]
+    return Table("Forgetting with the three-layer MLP", sections, PROTOCOL)
+
+
+def memory() -> Table:
+    """Parameters and replay buffers on S-CIFAR100; numbers of 32 bits, masks by their bits."""
+    stream = "s-cifar100"
+    rows = [
+        Row(name, rival(stream, name), printed.MEMORY.get(name, (None, None))) for name in RIVALS
+    ]
+    rows.append(Row("rank", ours.default(stream), printed.MEMORY["rank"]))
+    full = printed.MEMORY["parallel full"]
+    rows.append(Row("parallel full", _parallel(stream, "full"), full))
+    section = Section(printed.STREAMS[stream], ("parameters", "buffer"), rows)
+    return Table("What methods store after 20 tasks", [section])
+
+
+def masks() -> Table:
+    """Parameters of the methods that never forget."""
+    sections = []
+    for number, stream in enumerate(("p-mnist", "s-cifar100", "s-miniimagenet")):
+        rows = [
+            Row(name, rival(stream, name), (printed.MASKS.get(name, (None,) * 3)[number],))
+            for name in ("hat", "packnet", "supsup", "ibpwf")
+        ]
+        rows.append(Row("rank", ours.default(stream), (printed.MASKS["rank"][number],)))
+        sections.append(Section(printed.STREAMS[stream], ("parameters",), rows))
+    return Table("Parameters of methods that never forget", sections)
+
+
+def rival(stream: str, method: str) -> Cell:
+    return cell(stream, method, epochs=EPOCHS[stream])
+
+
+def _parallel(stream: str, size: str) -> Cell:
+    return cell(stream, "parallel", size=size, epochs=EPOCHS[stream])
+
+
+def _rivals(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[Row]:
+    return [Row(m, rival(stream, m), (_figure(figures, m, stream), None)) for m in RIVALS]
+
+
+def _ours(stream: str, figure: float | None) -> list[Row]:
+    return [
+        Row("rank, paper's recipe", ours.by_the_paper(stream), (figure, None)),
+        Row("rank", ours.default(stream), (figure, None)),
+        Row("rank, longer", ours.longer(stream), (figure, None)),
+        Row("rank, best (seeded)", ours.best(stream), (figure, None)),
+    ]
+
+
+def _bounds(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[Row]:
+    rows = [
+        Row(f"parallel {size}", _parallel(stream, size), (_figure(figures, name, stream), None))
+        for size, name in (("2", "parallel 2"), ("4", "parallel 4"), ("full", "parallel full"))
+    ]
+    epochs = EPOCHS[stream]
+    # On split streams the paper's figure is that of one head over all classes.
+    split = stream.startswith("s-")
+    figure = _figure(figures, "multitask", stream)
+    rows.append(
+        Row(
+            "multitask", cell(stream, "multitask", epochs=epochs), (None if split else figure, None)
+        )
+    )
+    if split:
+        single = cell(stream, "multitask", single_head=True, epochs=epochs)
+        rows.append(Row("multitask, one head", single, (figure, None)))
+    return rows
+
+
+def _figure(figures: dict[str, tuple[float | None, ...]], name: str, stream: str) -> float | None:
+    return figures.get(name, (None,) * len(STREAMS))[STREAMS.index(stream)]

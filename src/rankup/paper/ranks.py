@@ -1,0 +1,65 @@
+"""What rank is worth: tables of ranks, of the first rank, of reuse, and of full rank."""
+
+from rankup.paper import printed
+from rankup.paper.cells import cell
+from rankup.paper.ours import EPOCHS
+from rankup.paper.tables import Row, Section, Table
+
+_MNIST = ("p-mnist", "r-mnist")
+_FIRST = (1, 2, 4, 6, 8, 11, 16, 24, 32)
+
+
+def rank() -> Table:
+    """Accuracy for five choices of the first rank and the increment."""
+    sections = [
+        Section(
+            printed.STREAMS[stream],
+            ("accuracy", "parameters"),
+            [
+                Row(
+                    f"({ranks})", cell(stream, rank=ranks, epochs=20), (figures[number], figures[2])
+                )
+                for ranks, figures in printed.RANKS.items()
+            ],
+        )
+        for number, stream in enumerate(_MNIST)
+    ]
+    return Table("Accuracy by rank", sections, "20 epochs where the paper takes 500.")
+
+
+def first_rank() -> Table:
+    """Accuracy on one rotated task by the rank it is given: where the paper's 11 comes from."""
+    rows = [
+        Row(f"rank {first}", cell("r-mnist", rank=f"{first},1", tasks=1, epochs=20), (None, None))
+        for first in _FIRST
+    ]
+    section = Section("one task of R-MNIST", ("accuracy", "parameters"), rows)
+    return Table("How the first rank was chosen", [section], "The paper gives no figures.")
+
+
+def reuse() -> Table:
+    """What selecting from old factors is worth: ours, ours with the selectors of old factors held
+    at zero, and independent networks of as many parameters."""
+    sections = []
+    for stream, title in printed.STREAMS.items():
+        epochs = EPOCHS[stream]
+        cells = {
+            "rank": cell(stream, epochs=epochs),
+            "rank, without reuse": cell(stream, reuse=False, epochs=epochs),
+            "parallel 2": cell(stream, "parallel", size="2", epochs=epochs),
+        }
+        rows = [Row(name, own, (None, None)) for name, own in cells.items()]
+        sections.append(Section(title, ("accuracy", "parameters"), rows))
+    note = "Not in the paper, which argues for reuse and does not measure it."
+    return Table("What reuse is worth", sections, note)
+
+
+def full_rank() -> Table:
+    """Accuracy of the tasks that come once a layer has reached its full rank."""
+    rows = [
+        Row(f"width {width}", cell("p-mnist", rank="11,4", width=width, epochs=20), (None, None))
+        for width in (32, 64, 256)
+    ]
+    section = Section("P-MNIST, (11,4)", ("accuracy", "parameters"), rows)
+    note = "With 32 units the second layer is of full rank from the seventh task on, with 64 from "
+    return Table("Beyond full rank", [section], note + "the fifteenth.")

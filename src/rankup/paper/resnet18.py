@@ -1,0 +1,52 @@
+"""Tables with ResNet18."""
+
+from rankup.paper import ours, printed
+from rankup.paper.cells import Cell, cell
+from rankup.paper.mlp import RIVALS
+from rankup.paper.ours import RESNET_EPOCHS
+from rankup.paper.tables import Row, Section, Table
+
+STREAMS = ("s-cifar100", "s-miniimagenet")
+_RIVALS_SEEDS = 2
+
+
+def resnet18() -> Table:
+    """Accuracy, forgetting and parameters of all methods with ResNet18."""
+    sections = []
+    for number, stream in enumerate(STREAMS):
+
+        def figures(name: str, number: int = number) -> tuple[float | None, ...]:
+            found = printed.RESNET18.get(name)
+            return (*found[number], None) if found else (None, None, None)
+
+        rows = [Row(method, _rival(stream, method), figures(method)) for method in RIVALS]
+        rows += [
+            Row("rank", ours.default(stream, "resnet18"), figures("rank")),
+            Row("rank, longer", ours.longer(stream, "resnet18"), figures("rank")),
+            Row("rank, best (seeded)", ours.best(stream, "resnet18"), figures("rank")),
+            Row("parallel full", _rival(stream, "parallel"), figures("parallel full")),
+            Row("multitask", _rival(stream, "multitask"), figures("multitask")),
+        ]
+        title = printed.STREAMS[stream]
+        sections.append(Section(title, ("accuracy", "forgetting", "parameters"), rows))
+    note = f"{RESNET_EPOCHS} epochs and width 20 for all but where it says otherwise; the paper's "
+    return Table("ResNet18", sections, note + "1.33M parameters cannot be derived from its text.")
+
+
+def last_layers() -> Table:
+    """Accuracy on S-CIFAR100 when only the last layers go on learning after the first task."""
+    rows = [
+        Row(
+            f"last {last}",
+            cell("s-cifar100", net="resnet18", last=last, epochs=RESNET_EPOCHS, seeds=3),
+            (figure, None),
+        )
+        for last, figure in enumerate(printed.LAST_LAYERS, 1)
+    ]
+    rows.append(Row("all", ours.default("s-cifar100", "resnet18"), (None, None)))
+    section = Section("S-CIFAR100, ResNet18", ("accuracy", "parameters"), rows)
+    return Table("Learning the last layers alone", [section])
+
+
+def _rival(stream: str, method: str) -> Cell:
+    return cell(stream, method, net="resnet18", epochs=RESNET_EPOCHS, seeds=_RIVALS_SEEDS)

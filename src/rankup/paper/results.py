@@ -1,0 +1,128 @@
+"""Results of runs, each in a file of its own, named by what was run: folders from several machines
+are merged by copying one into the other.
+
+STREAM-NET/METHOD-DIGEST/seed-K.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankup.errors import RankupError
+from rankup.metrics import AccuracyMatrix
+from rankup.paper.cells import Cell
+from rankup.report.runs import Array
+from rankup.store import write_file
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run of one seed came to."""
+
+    known: dict[str, Any]  # of its cell
+    seed: int
+    config: dict[str, Any]
+    accuracy: list[list[float]]  # after each task, on all tasks so far
+    parameters: float
+    buffer: float
+    seconds: float
+    date: str
+    machine: str
+    command: str
+    failed: str = ""  # why, where it did not come to its end
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        return AccuracyMatrix(self.accuracy)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell's results, of those seeds that came to their end."""
+
+    runs: list[Result]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """In per cent, of each seed."""
+        return [100 * run.matrix.average_accuracy() for run in self.runs]
+
+    @property
+    def forgetting(self) -> list[float]:
+        return [100 * run.matrix.forgetting() for run in self.runs]
+
+    @property
+    def parameters(self) -> list[float]:
+        return [run.parameters for run in self.runs]
+
+    @property
+    def buffer(self) -> list[float]:
+        return [run.buffer for run in self.runs]
+
+    @property
+    def averages(self) -> Array:
+        """`[S, T]`: the average accuracy of each seed after each task, in per cent."""
+        return np.array(
+            [
+                [100 * run.matrix.average_accuracy(t) for t in range(1, len(run.accuracy) + 1)]
+                for run in self.runs
+            ]
+        )
+
+    @property
+    def matrix(self) -> Array:
+        """`[T, T]`: the mean of the seeds' accuracy matrices, in per cent."""
+        mean: Array = 100 * np.mean([run.matrix.as_array() for run in self.runs], axis=0)
+        return mean
+
+    @property
+    def seconds(self) -> float:
+        return statistics.mean(run.seconds for run in self.runs)
+
+
+class Results:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, cell: Cell, seed: int) -> Path:
+        return self.root / cell.folder() / f"seed-{seed}.json"
+
+    def of(self, cell: Cell) -> Measured | None:
+        """A cell's results; None where no seed has any."""
+        found = [self._read(cell, seed) for seed in range(cell.seeds)]
+        whole = [result for result in found if result is not None and not result.failed]
+        return Measured(whole) if whole else None
+
+    def failure(self, cell: Cell) -> str:
+        """Why a seed failed, if one did."""
+        found = [self._read(cell, seed) for seed in range(cell.seeds)]
+        return next((result.failed for result in found if result is not None and result.failed), "")
+
+    def missing(self, cell: Cell) -> list[int]:
+        """Seeds that were not run."""
+        return [seed for seed in range(cell.seeds) if not self.path(cell, seed).exists()]
+
+    def add(self, cell: Cell, results: Sequence[Result]) -> None:
+        for result in results:
+            path = self.path(cell, result.seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(asdict(result), ensure_ascii=False)
+            write_file(path, text.encode() + b"\n")
+
+    def _read(self, cell: Cell, seed: int) -> Result | None:
+        path = self.path(cell, seed)
+        try:
+            return Result(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            raise RankupError(
+                f"{path} is no result of a run: remove it, and the run will be repeated"
+            ) from None

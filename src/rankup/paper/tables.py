@@ -1,0 +1,142 @@
+"""A table of the paper: what is measured for each of its numbers, and what the paper prints there.
+It can be shown whether all of it was run or not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rankup.paper.cells import Cell
+from rankup.paper.results import Measured, Results
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+NOTHING = "–"  # neither run nor to be run
+NOT_RUN = "not run"
+FAILED = "failed"
+
+Measure = Literal["accuracy", "forgetting", "parameters", "buffer"]
+_HEADINGS = {
+    "accuracy": "accuracy %",
+    "forgetting": "forgetting %",
+    "parameters": "parameters",
+    "buffer": "replay buffer",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: a cell, and what the paper prints for each measure, None for nothing."""
+
+    name: str
+    cell: Cell
+    printed: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands together in a table, as all that was measured on one stream."""
+
+    title: str
+    measures: Sequence[Measure]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper."""
+
+    title: str
+    sections: Sequence[Section]
+    differs: str = ""  # where our protocol is not the paper's
+
+    def cells(self) -> list[Cell]:
+        """All that has to be run for it, each once."""
+        return list(dict.fromkeys(row.cell for part in self.sections for row in part.rows))
+
+
+def lines(section: Section, results: Results) -> Iterator[list[str]]:
+    """A section's lines as text, the heading first: a measure is followed by what the paper prints
+    and by the difference, where the paper prints anything of that kind."""
+    printed = [
+        any(row.printed[number] is not None for row in section.rows)
+        for number in range(len(section.measures))
+    ]
+    heading = [section.title]
+    for measure, has in zip(section.measures, printed, strict=True):
+        heading += [_HEADINGS[measure], *(["paper", "difference"] if has else [])]
+    yield heading
+    for row in section.rows:
+        measured, line = results.of(row.cell), [row.name + _seeds(row.cell, results)]
+        for measure, said, has in zip(section.measures, row.printed, printed, strict=True):
+            line.append(_value(measure, measured, row.cell, results))
+            if has:
+                line += [_printed(measure, said), _difference(measure, measured, said)]
+        yield line
+
+
+def rich_tables(table: Table, results: Results) -> Iterable[RichTable]:
+    """For the terminal, one for each section."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    for number, section in enumerate(table.sections):
+        heading, *rest = lines(section, results)
+        title = table.title if number == 0 else None
+        shown = RichTable(box=box.SIMPLE_HEAD, title=title)
+        for index, name in enumerate(heading):
+            shown.add_column(name, justify="right" if index else "left")
+        for line in rest:
+            shown.add_row(*line)
+        yield shown
+
+
+def markdown(table: Table, results: Results) -> str:
+    """All sections, each under its stream's name."""
+    parts = []
+    for section in table.sections:
+        heading, *rest = lines(section, results)
+        rule = ["---"] + ["---:"] * (len(heading) - 1)
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in (heading, rule, *rest)))
+    return "\n\n".join(parts)
+
+
+def measured_values(measure: Measure, measured: Measured) -> list[float]:
+    values: list[float] = getattr(measured, measure)
+    return values
+
+
+def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Results) -> str:
+    if measured is None:
+        return FAILED if results.failure(cell) else NOT_RUN
+    values = measured_values(measure, measured)
+    mean = statistics.mean(values)
+    if measure in ("parameters", "buffer"):
+        return f"{mean:,.0f}"
+    return f"{mean:.2f} ± {statistics.stdev(values):.2f}" if values[1:] else f"{mean:.2f}"
+
+
+def _printed(measure: Measure, said: float | None) -> str:
+    if said is None:
+        return NOTHING
+    return f"{said:.2f}M" if measure in ("parameters", "buffer") else f"{said:.2f}"
+
+
+def _difference(measure: Measure, measured: Measured | None, said: float | None) -> str:
+    if measured is None or said is None:
+        return NOTHING
+    mean = statistics.mean(measured_values(measure, measured))
+    if measure in ("parameters", "buffer"):
+        return f"{mean / 1e6 - said:+.2f}M"
+    return f"{mean - said:+.2f}"
+
+
+def _seeds(cell: Cell, results: Results) -> str:
+    """A mark where fewer seeds were run than are wanted."""
+    measured = results.of(cell)
+    if measured is None or len(measured.runs) == cell.seeds:
+        return ""
+    return f" ({len(measured.runs)} of {cell.seeds} seeds)"

@@ -1,0 +1,274 @@
+"""The paper's tables and figures: what they ask for, that nothing is run twice, and how they are
+shown."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankup import paper
+from rankup.cli import app
+from rankup.cli_options import Device
+from rankup.errors import RankupError
+from rankup.methods import METHODS, method_options
+from rankup.paper import PARTS, mlp, part, plots, printed
+from rankup.paper.cells import Cell, cell
+from rankup.paper.plots import Figure
+from rankup.paper.results import Result, Results
+from rankup.paper.running import WORK, Runner, share
+from rankup.paper.tables import Row, Section, Table, lines, markdown
+
+TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
+
+
+def tiny(method: str = "rank", **given: object) -> Cell:
+    return cell("p-digits", method, **{**TINY, **given})
+
+
+def result(seed: int, accuracy: Sequence[Sequence[float]], **given: object) -> Result:
+    rest = {"parameters": 1000.0, "buffer": 0.0, "seconds": 3.0, **given}
+    about = {"known": {}, "config": {}, "date": "", "machine": "", "command": ""}
+    return Result(seed=seed, accuracy=[list(row) for row in accuracy], **about, **rest)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def runner(results: Results) -> Runner:
+    return Runner(results, Device.cpu, None, "rankup paper")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_cell_is_a_run_that_can_be_asked_for(name: str) -> None:
+    cells = part(name).cells()
+    assert len({own.folder() for own in cells}) == len(cells) > 0
+    for own in cells:
+        assert own.stream in printed.STREAMS
+        asked = own.request(Device.cpu, None)
+        assert (asked.stream, asked.seeds) == (own.stream, own.seeds)
+        method_options(own.method, own.options())
+
+
+def test_tables_name_all_methods_and_no_other_epochs_for_rivals() -> None:
+    table = part("accuracy")
+    assert isinstance(table, Table)
+    for section in table.sections:
+        assert {row.cell.method for row in section.rows} == set(METHODS)
+        rivals = [row.cell for row in section.rows if row.cell.method != "rank"]
+        assert len({dict(own.settings)["epochs"] for own in rivals}) == 1
+
+
+def test_the_papers_figures_are_where_they_belong() -> None:
+    table = part("accuracy")
+    assert isinstance(table, Table)
+    rows = {section.title: {row.name: row for row in section.rows} for section in table.sections}
+    assert rows["R-MNIST"]["orthog"].printed[0] == 80.2
+    assert rows["S-miniImageNet"]["nscl"].printed[0] == 47.32
+    assert rows["P-MNIST"]["nscl"].printed[0] is None
+    assert rows["P-MNIST"]["multitask"].printed[0] == 96.8
+    assert rows["S-CIFAR100"]["multitask"].printed[0] is None
+    assert rows["S-CIFAR100"]["multitask, one head"].printed[0] == 16.4
+
+
+def test_runs_that_differ_have_other_names_and_the_same_runs_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = cell("p-mnist", "ewc", epochs=5)
+    assert one.folder() == cell("p-mnist", "ewc", epochs=5, seeds=2).folder()
+    others = [
+        cell("r-mnist", "ewc", epochs=5),
+        cell("p-mnist", "finetune", epochs=5),
+        cell("p-mnist", "ewc", epochs=6),
+        cell("p-mnist", "ewc", epochs=5, strength=3.0),
+        cell("p-mnist", "ewc", epochs=5, width=64),
+        cell("p-mnist", "ewc", epochs=5, recipe="paper"),
+    ]
+    assert len({own.folder() for own in [one, *others]}) == 7
+    # What a method is tuned to is a part of it.
+    before = one.folder()
+    folder = tmp_path / "p-mnist-mlp"
+    folder.mkdir()
+    (folder / "ewc.json").write_text(json.dumps({"chosen": {"strength": 7.0}}))
+    monkeypatch.setattr("rankup.settings.TUNED", tmp_path)
+    assert one.folder() != before
+    assert one.known()["settings"] == {"strength": 7.0, "epochs": 5}
+
+
+def test_what_is_no_setting_is_refused_at_once() -> None:
+    with pytest.raises(RankupError, match="epochs must be at least 1"):
+        cell("p-mnist", epochs=0)
+
+
+def test_a_cell_is_run_once_and_leaves_nothing_else_behind(results: Results) -> None:
+    own, runs = tiny(), runner(results)
+    assert results.of(own) is None
+    assert runs.left([own]) == [own]
+    assert runs.run(own, None, pytest.fail) == ""
+    measured = results.of(own)
+    assert measured is not None
+    assert [run.seed for run in measured.runs] == [0, 1]
+    assert len(measured.accuracy) == 2
+    assert measured.forgetting == [0, 0]
+    assert measured.matrix.shape == (2, 2)
+    assert measured.averages.shape == (2, 2)
+    assert measured.runs[0].config["recipe"]["epochs"] == 2
+    assert measured.runs[0].known == own.known()
+    assert runs.left([own]) == []
+    assert not list((results.root / WORK).rglob("*.jsonl"))
+
+
+def test_only_seeds_that_are_missing_are_run(results: Results) -> None:
+    own, runs = tiny(seeds=3), runner(results)
+    results.add(own, [result(1, [[0.5], [0.5, 0.5]])])
+    assert results.missing(own) == [0, 2]
+    runs.run(own, None, pytest.fail)
+    measured = results.of(own)
+    assert measured is not None
+    assert [run.seed for run in measured.runs] == [0, 1, 2]
+    assert measured.accuracy[1] == 50
+
+
+def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, runs = tiny(seeds=1), runner(results)
+
+    def stop(now: object) -> None:
+        if now.task == 1:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankup.run._TELL", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(own, stop, pytest.fail)
+    assert results.missing(own) == [0]
+    learned: list[int] = []
+    runs.run(own, lambda now: learned.append(now.task), pytest.fail)
+    assert set(learned) == {1}
+    assert results.missing(own) == []
+
+
+def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:
+    own, runs = tiny(lr=1e6, seeds=1), runner(results)
+    assert "diverged" in runs.run(own, None, lambda _: None)
+    assert results.of(own) is None
+    assert "diverged" in results.failure(own)
+    assert runs.left([own]) == []
+    table = Section("s", ("accuracy",), [Row("ours", own, (None,))])
+    assert list(lines(table, results)) == [["s", "accuracy %"], ["ours", "failed"]]
+
+
+def test_shares_are_all_cells_and_each_once() -> None:
+    cells = part("accuracy").cells()
+    parts = [own for number in (1, 2, 3) for own in share(cells, f"{number}/3")]
+    assert sorted(map(str, parts)) == sorted(map(str, cells))
+    assert len(parts) == len(cells)
+    for wrong in ("0/3", "4/3", "3", "a/b"):
+        with pytest.raises(RankupError, match="a share is written as 1/4"):
+            share(cells, wrong)
+
+
+def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> None:
+    one, other = tiny(), tiny("finetune")
+    results.add(one, [result(0, [[0.9], [0.8, 0.9]]), result(1, [[0.9], [0.9, 0.9]])])
+    rows = [
+        Row("ours", one, (80.0, 0.001)),
+        Row("theirs", other, (70.0, None)),
+    ]
+    section = Section("digits", ("accuracy", "parameters"), rows)
+    assert list(lines(section, results)) == [
+        ["digits", "accuracy %", "paper", "difference", "parameters", "paper", "difference"],
+        ["ours", "87.50 ± 3.54", "80.00", "+7.50", "1,000", "0.00M", "+0.00M"],
+        ["theirs", "not run", "70.00", "–", "not run", "–", "–"],
+    ]
+    results.path(one, 1).unlink()
+    assert list(lines(section, results))[1][:2] == ["ours (1 of 2 seeds)", "85.00"]
+    assert markdown(Table("t", [section]), results).splitlines()[1] == (
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )
+
+
+def test_a_file_that_is_no_result_is_named(results: Results) -> None:
+    path = results.path(tiny(), 0)
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(RankupError, match="seed-0.json is no result of a run"):
+        results.of(tiny())
+
+
+def test_a_figure_shows_what_was_run(results: Results, tmp_path: Path) -> None:
+    figure = plots.figure_transition()
+    assert figure.write("f", results, tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()
+    cells = figure.panels["p-mnist"]
+    results.add(cells["EWC"], [result(0, [[0.9], [0.7, 0.9]])])
+    results.add(cells["rank update"], [result(0, [[0.9], [0.9, 0.9]])])
+    assert figure.write("f", results, tmp_path) == ["f-p-mnist"]
+    averages = plots.figure_accuracy()
+    assert averages.write("a", results, tmp_path) == ["a-p-mnist"]
+    for name in ("f-p-mnist", "a-p-mnist"):
+        for ending in ("", "-dark"):
+            assert (tmp_path / f"{name}{ending}.png").stat().st_size > 1000
+
+
+@pytest.fixture
+def little_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paper of one table and one figure."""
+
+    def table() -> Table:
+        rows = [Row("ours", tiny(), (50.0,)), Row("theirs", tiny("finetune"), (60.0,))]
+        return Table("A table", [Section("digits", ("accuracy",), rows)], "It differs.")
+
+    def figure() -> Figure:
+        return Figure("A figure", {"p-mnist": {"ours": tiny()}}, plots._averages)
+
+    monkeypatch.setattr(mlp, "accuracy", table)
+    monkeypatch.setattr(plots, "figure_accuracy", figure)
+    shown = {name: PARTS[name] for name in ("accuracy", "figure-accuracy")}
+    monkeypatch.setattr(paper, "PARTS", shown)
+    monkeypatch.setattr("rankup.cli_paper.PARTS", shown)
+
+
+def asked(*words: str) -> str:
+    answer = CliRunner().invoke(app, ["paper", *words], env={"COLUMNS": "80"})
+    if answer.exception and not isinstance(answer.exception, SystemExit):
+        raise answer.exception
+    return answer.output
+
+
+def test_the_command_runs_what_is_left_shows_it_and_writes_a_page(
+    little_paper: None, tmp_path: Path
+) -> None:
+    where = ["--results", str(tmp_path / "r"), "--device", "cpu"]
+    assert "accuracy" in asked(*where)
+    nothing = asked("accuracy", *where, "--minutes", "0")
+    assert "2 left to run" in nothing
+    assert nothing.count("not run") == 2
+    first = asked("accuracy", *where, "--only", "finetune")
+    assert "p-digits, finetune, width 16, tasks 2, epochs 2: accuracy" in first
+    assert first.count("not run") == 1
+    page = tmp_path / "docs" / "results.md"
+    last = asked("all", *where, "--page", str(page))
+    assert "finetune, width" not in last
+    assert "not run" not in last
+    assert "It differs." in last
+    text = page.read_text()
+    assert "## A table" in text
+    assert "results/figure-accuracy-p-mnist.png" in text
+    assert (page.parent / "results" / "figure-accuracy-p-mnist-dark.png").exists()
+    shown = asked("accuracy", *where, "--show")
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nothing"], "there is no table or figure 'nothing', only accuracy"),
+        (["rank", "--only", "imagenet"], "nothing of rank has 'imagenet' in its description"),
+        (["rank", "--share", "5/4"], "a share is written as 1/4"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(words: list[str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(RankupError, match=why):
+        asked(*words, "--results", str(tmp_path))
