@@ -43,9 +43,7 @@ class ChainLearner(RankLearner):
         self._is_ready = made is not None and made.is_cuda and 4 * made.numel() <= MOST_BYTES
         if made is not None and self._is_ready:
             self.x = self._reads["x"] = feed.scaled(to_float(made)).flatten(1)
-        # On a CPU what factors see of bytes is scaled, which are fewer numbers.
-        is_bytes = made is not None and made.dtype == torch.uint8 and not self._is_ready
-        self._scale = 1 / 255 if is_bytes and feed.recipe.pixels == "unit" else None
+        self._scale = None if self._is_ready else feed.byte_scale
         products = (
             layer.spec.rank.used(self.index) * layer.out_features * feed.batch_size
             for layer in self._chain

@@ -123,6 +123,14 @@ class Feed:
         for part in torch.split(rows, self.chunk(self.task.train_x)):
             yield self._inputs(self.task.train_x.index_select(0, part))
 
+    @property
+    def byte_scale(self) -> float | None:
+        """What the bytes of `made` are to be multiplied by, where they are bytes and that is all
+        there is to do. It may be done later, to what has come of them and is fewer numbers."""
+        if self.made is None or self.made.dtype != torch.uint8 or self.recipe.pixels == "centred":
+            return None
+        return 1 / 255 if self.recipe.pixels == "unit" else 1.0
+
     def scaled(self, x: Tensor) -> Tensor:
         return scaled(x.to(self.dtype), self.recipe)
 

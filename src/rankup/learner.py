@@ -209,9 +209,10 @@ class RankLearner(ModuleLearner):
             return None
         seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
         with torch.no_grad():
-            size = _ROWS if feed.device.type == "cpu" else feed.chunk(made)
+            size, scale = _ROWS if made.is_cpu else feed.chunk(made), feed.byte_scale
             for part, rows in zip(torch.split(made, size), torch.split(seen, size), strict=True):
-                rows[:, :old] = layer.project(feed.scaled(to_float(part)).flatten(1))
+                x = feed.scaled(to_float(part)) if scale is None else part.to(layer.dtype)
+                rows[:, :old] = layer.project(x.flatten(1)).mul_(scale or 1)
         return seen
 
     def _padded_tables(self) -> Tensors:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
 _PROBE = 1000  # training samples behind the accuracy that progress shows
-_WITNESS = 10_000  # training samples behind the verdict that a task was learned
+_WITNESS = 2_000  # training samples behind the verdict that a task was learned
+_CALIBRATION = 10_000  # training samples behind a task's statistics
 _PAD = 64  # rows to a multiple of which a GPU's tables are filled up
 
 
@@ -195,7 +196,8 @@ def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor,
 def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
     """Whether a task's accuracy on its own training data is no better than guessing."""
     reached, guess = _reached(pupil, feed, _WITNESS), feed.guess()
-    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS))
+    # Of samples that are not looked at all, up to half as many are as might be.
+    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS / 2))
     # A handful of samples cannot be three errors away, but all of them can be right.
     if reached <= guess + 3 * error and reached < 1:
         return TaskFailed(
@@ -250,7 +252,7 @@ class NetPupil:
 
     def end(self) -> None:
         draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
-        self.net.commit_task(calibrate=self._feed.sample(_WITNESS, draw))
+        self.net.commit_task(calibrate=self._feed.sample(_CALIBRATION, draw))
 
     def abandon(self) -> None:
         if self.net.learning is not None:

@@ -20,7 +20,7 @@ _REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
 
 # Every combination of one setting from each list is a trial.
 SEARCH: Mapping[str, Iterable[list[Settings]]] = {
-    "rank": [_each("lr", 3e-3, 1e-2, 2e-2, 3e-2), _each("weight_decay", 0.0, 1e-2, 1e-1)],
+    "rank": [_each("lr", 3e-3, 1e-2, 2e-2), _each("weight_decay", 0.0, 1e-2, 5e-2, 1e-1)],
     "finetune": _ADAM,
     "ewc": [_each("lr", 1e-3, 3e-3, 1e-2), _each("strength", 10.0, 1e2, 1e3, 1e4)],
     "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
