@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import rankup
 from rankup import launch as launching
 from rankup import tuning
+from rankup.cli import app
 from rankup.cli_options import Device, Request
 from rankup.data.streams import Stream, make_stream
 from rankup.launch import Launch
@@ -118,6 +120,20 @@ def test_going_on_runs_nothing_twice(request_: Request, tmp_path: Path) -> None:
     written = metrics.stat().st_mtime_ns
     assert outcome(replace(request_, resume=True), tmp_path)["trials"] == first["trials"]
     assert metrics.stat().st_mtime_ns == written
+
+
+def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = {"finetune": [{"lr": 1e9}], "rank": [{"lr": 2e-2}]}
+    monkeypatch.setattr(tuning, "trials", tried.get)
+    words = f"tune --methods finetune,rank --tasks 2 --width 16 --epochs 8 --out {tmp_path}"
+    answer = CliRunner().invoke(app, [*words.split(), "--device", "cpu"])
+    assert isinstance(answer.exception, rankup.RankupError)
+    assert str(answer.exception) == "1 of 2 methods failed: finetune"
+    assert "all 1 trials of finetune failed" in answer.output
+    assert not (tmp_path / "finetune.json").exists()
+    assert json.loads((tmp_path / "rank.json").read_text())["chosen"] == {"lr": 2e-2}
 
 
 def test_what_trials_differ_in_cannot_be_given(request_: Request, tmp_path: Path) -> None:

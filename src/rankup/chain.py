@@ -55,6 +55,7 @@ class ChainLearner(RankLearner):
     def bound(self, tensors: Tensors) -> Iterator[None]:
         with super().bound(tensors):
             batch = self.feed.batch_size
+            # They stay when the tensors go: a graph that was captured writes to what they hold.
             self._links = [
                 Link(self._chain[0], batch, self.seen is not None, self._scale),
                 *(Link(layer, batch) for layer in self._chain[1:]),

@@ -9,6 +9,7 @@ import typer
 
 from rankup.cli_compare import ALL, Methods, chosen_methods
 from rankup.cli_options import Request, with_request
+from rankup.errors import RankupError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +45,7 @@ def tune(
 
     root = out or request.folder("tune")
     asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
-    tuning = Tuning(Launch(asked), names, root)
+    tuning, failed = Tuning(Launch(asked), names, root), list[str]()
     with bars() as shown:
         line = shown.add_task("", total=1.0, state="")
         for number, method in enumerate(names, 1):
@@ -55,7 +56,15 @@ def tune(
                 state = f"loss {now.loss:.3f}"
                 shown.update(line, completed=tuning.learned(method), state=state)
 
-            shown.console.print(_table(tuning.run(method, show, partial(note, shown))))
+            try:
+                outcome = tuning.run(method, show, partial(note, shown))
+            except RankupError as error:  # the others may do better
+                failed.append(method)
+                note(shown, str(error))
+                continue
+            shown.console.print(_table(outcome))
+    if failed:
+        raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")
     Console().print(f"Chosen settings are in {root}: use them with --recipe {root}", soft_wrap=True)
 
 
