@@ -22,12 +22,12 @@ _REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
 SEARCH: Mapping[str, Iterable[list[Settings]]] = {
     "rank": [_each("lr", 3e-3, 1e-2, 2e-2), _each("weight_decay", 0.0, 1e-2, 5e-2, 1e-1)],
     "finetune": _ADAM,
-    "ewc": [_each("lr", 1e-3, 3e-3, 1e-2), _each("strength", 10.0, 1e2, 1e3, 1e4)],
+    "ewc": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 1e2, 1e3, 1e4, 1e5)],
     "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
     "agem": _REPLAY,
     "er-ring": _REPLAY,
     "hat": [
-        [{"optimiser": "sgd", "lr": rate} for rate in (0.05, 0.5)] + _each("lr", 1e-3, 1e-2),
+        [{"optimiser": "sgd", "lr": 0.5}, *_each("lr", 3e-4, 1e-3, 3e-3)],
         _each("strength", 0.1, 0.75, 2.5),
     ],
     "packnet": [
@@ -45,8 +45,8 @@ SEARCH: Mapping[str, Iterable[list[Settings]]] = {
         _each("basis", "orthogonal", "identity"),
         _each("stiefel", "yes", "no"),
     ],
-    "nscl": [_each("lr", 1e-3, 3e-3, 1e-2), _each("energy", 0.01, 0.05, 0.1, 0.3)],
-    "ibpwf": [_each("lr", 1e-3, 3e-3, 1e-2), _each("alpha", 10.0, 20.0), _each("keep", 0.5, 0.6)],
+    "nscl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("energy", 0.01, 0.05, 0.1, 0.3)],
+    "ibpwf": [_each("lr", 1e-3, 3e-3), _each("alpha", 10.0, 20.0, 40.0), _each("keep", 0.4, 0.5)],
     "parallel": _ADAM,
     "multitask": _ADAM,
 }
