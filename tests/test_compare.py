@@ -196,7 +196,7 @@ def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -
     freed = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
-    rankup.compare._release("ewc", "cuda")
+    rankup.compare.release("ewc", "cuda")
     assert freed == [True]
 
     def broken() -> None:
@@ -204,7 +204,7 @@ def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(RankupError, match="the GPU answers no more since ewc failed; the same"):
-        rankup.compare._release("ewc", "cuda")
+        rankup.compare.release("ewc", "cuda")
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankup.cli_compare import ALL
 from rankup.cli_options import Device
 from rankup.errors import RankupError
 from rankup.paper import PARTS, part
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from rankup.paper.cells import Cell
     from rankup.paper.results import Results
     from rankup.paper.running import Runner
-
-ALL = "all"
 
 
 def paper(
@@ -81,7 +80,7 @@ def _run(runner: "Runner", cells: "Sequence[Cell]", minutes: float | None) -> No
     from rankup.progress import SeedBars, bars, note
 
     left, started = runner.left(cells), time.monotonic()
-    with bars() as shown:
+    with bars(again="the same command") as shown:
         line = shown.add_task("", total=len(left), state="")
         for number, own in enumerate(left):
             if minutes is not None and time.monotonic() - started > 60 * minutes:

@@ -75,7 +75,7 @@ class MethodRuns:
             self._write()
             watch.end()
             note(f"{method} failed: {why}" if why else self._result(method))
-            _release(method, seeds[0].config.device)
+            release(method, seeds[0].config.device)
 
     def _run(
         self, method: str, seeds: Sequence[Seed], watch: Watch, note: Callable[[str], None]
@@ -167,8 +167,8 @@ def failure_in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {first[:_LONGEST]}" if first else type(error).__name__
 
 
-def _release(method: str, device: str) -> None:
-    """Free what a method left on the device: the next one may need all of it."""
+def release(what: str, device: str, again: str = "the same command with --resume") -> None:
+    """Free what a run left on the device: the next one may need all of it."""
     gc.collect()
     if device == "cuda":
         try:
@@ -176,6 +176,6 @@ def _release(method: str, device: str) -> None:
             torch.cuda.empty_cache()
         except RuntimeError:
             raise RankupError(
-                f"the GPU answers no more since {method} failed; the same command with --resume "
-                f"goes on, without {method} if that fails again"
+                f"the GPU answers no more since {what} failed; {again} goes on, without {what} if "
+                "that fails again"
             ) from None

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def bars() -> "Iterator[Bars]":
-    """Bars on the terminal that vanish when all is done. Ctrl-C ends in a sentence."""
+def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
+    """Bars on the terminal that vanish when all is done. Ctrl-C ends in a sentence that says what
+    goes on from there."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -39,7 +40,7 @@ def bars() -> "Iterator[Bars]":
         with shown:
             yield shown
     except KeyboardInterrupt:
-        print("rankup: stopped; the same command with --resume goes on", file=sys.stderr)
+        print(f"rankup: stopped; {again} goes on", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -96,14 +96,12 @@ class Results:
 
     def of(self, cell: Cell) -> Measured | None:
         """A cell's results; None where no seed has any."""
-        found = [self._read(cell, seed) for seed in range(cell.seeds)]
-        whole = [result for result in found if result is not None and not result.failed]
+        whole = [result for result in self._found(cell) if not result.failed]
         return Measured(whole) if whole else None
 
     def failure(self, cell: Cell) -> str:
         """Why a seed failed, if one did."""
-        found = [self._read(cell, seed) for seed in range(cell.seeds)]
-        return next((result.failed for result in found if result is not None and result.failed), "")
+        return next((result.failed for result in self._found(cell) if result.failed), "")
 
     def missing(self, cell: Cell) -> list[int]:
         """Seeds that were not run."""
@@ -116,13 +114,17 @@ class Results:
             text = json.dumps(asdict(result), ensure_ascii=False)
             write_file(path, text.encode() + b"\n")
 
-    def _read(self, cell: Cell, seed: int) -> Result | None:
-        path = self.path(cell, seed)
-        try:
-            return Result(**json.loads(path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError):
-            raise RankupError(
-                f"{path} is no result of a run: remove it, and the run will be repeated"
-            ) from None
+    def _found(self, cell: Cell) -> list[Result]:
+        """Of all seeds that were run."""
+        folder = self.root / cell.folder()
+        paths = [folder / f"seed-{seed}.json" for seed in range(cell.seeds)]
+        return [_read(path) for path in paths if path.exists()]
+
+
+def _read(path: Path) -> Result:
+    try:
+        return Result(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise RankupError(
+            f"{path} is no result of a run: remove it, and the run will be repeated"
+        ) from None

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from rankup.cli_options import Device
-from rankup.compare import failure_in_one_line
+from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
 from rankup.launch import Launch
 from rankup.paper.cells import Cell
@@ -42,9 +42,9 @@ class Runner:
         missing = self.results.missing(cell)
         work = {seed: self._work(cell, seed) for seed in missing}
         started = time.perf_counter()
+        launch = Launch(cell.request(self.device, self.data))
+        seeds = launch.of(cell.method, cell.options(), work)
         try:
-            launch = Launch(cell.request(self.device, self.data))
-            seeds = launch.of(cell.method, cell.options(), work)
             failures = run_seeds(seeds, on_progress=on_progress, note=note)
         except RankupError:
             raise
@@ -54,6 +54,7 @@ class Runner:
         for seed in missing:
             self.results.add(cell, [self._result(cell, seed, failures.get(seed, ""), seconds)])
             shutil.rmtree(work[seed], ignore_errors=True)
+        release(str(cell), launch.device, "the same command")
         return next(iter(failures.values()), "")
 
     def _work(self, cell: Cell, seed: int) -> Path:

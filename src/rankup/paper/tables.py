@@ -70,7 +70,8 @@ def lines(section: Section, results: Results) -> Iterator[list[str]]:
         heading += [_HEADINGS[measure], *(["paper", "difference"] if has else [])]
     yield heading
     for row in section.rows:
-        measured, line = results.of(row.cell), [row.name + _seeds(row.cell, results)]
+        measured = results.of(row.cell)
+        line = [row.name + _seeds(row.cell, measured)]
         for measure, said, has in zip(section.measures, row.printed, printed, strict=True):
             line.append(_value(measure, measured, row.cell, results))
             if has:
@@ -104,7 +105,7 @@ def markdown(table: Table, results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def measured_values(measure: Measure, measured: Measured) -> list[float]:
+def _values(measure: Measure, measured: Measured) -> list[float]:
     values: list[float] = getattr(measured, measure)
     return values
 
@@ -112,7 +113,7 @@ def measured_values(measure: Measure, measured: Measured) -> list[float]:
 def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Results) -> str:
     if measured is None:
         return FAILED if results.failure(cell) else NOT_RUN
-    values = measured_values(measure, measured)
+    values = _values(measure, measured)
     mean = statistics.mean(values)
     if measure in ("parameters", "buffer"):
         return f"{mean:,.0f}"
@@ -128,15 +129,14 @@ def _printed(measure: Measure, said: float | None) -> str:
 def _difference(measure: Measure, measured: Measured | None, said: float | None) -> str:
     if measured is None or said is None:
         return NOTHING
-    mean = statistics.mean(measured_values(measure, measured))
+    mean = statistics.mean(_values(measure, measured))
     if measure in ("parameters", "buffer"):
         return f"{mean / 1e6 - said:+.2f}M"
     return f"{mean - said:+.2f}"
 
 
-def _seeds(cell: Cell, results: Results) -> str:
+def _seeds(cell: Cell, measured: Measured | None) -> str:
     """A mark where fewer seeds were run than are wanted."""
-    measured = results.of(cell)
     if measured is None or len(measured.runs) == cell.seeds:
         return ""
     return f" ({len(measured.runs)} of {cell.seeds} seeds)"
