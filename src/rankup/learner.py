@@ -3,13 +3,15 @@ grown network."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankup import kernels
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, take
 from rankup.layers import (
@@ -25,6 +27,9 @@ from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
+
+if TYPE_CHECKING:
+    from rankup.kernels.build import Builder
 
 MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
 _ROWS = 512  # samples that a CPU projects at once: few enough for its cache
@@ -135,6 +140,7 @@ class RankLearner(ModuleLearner):
             self.changed = ()
         # Steps of its own are only for convolutions.
         self.replicas = "branches" if self._convolves or self.changed else "vmap"
+        self._builder: Builder | None = None
         self.register_buffer("seen", self._project())
         self._reads |= self._padded_tables()
         if self.seen is not None:
@@ -165,14 +171,36 @@ class RankLearner(ModuleLearner):
         self.join()
         return answer
 
+    @contextmanager
+    def bound(self, tensors: Tensors) -> Iterator[None]:
+        with super().bound(tensors):
+            together = [layer for layer in self._convolutions() if layer.is_built_with_others]
+            bf16 = self.feed.recipe.precision == "bfloat16"
+            self._builder = None
+            if self.beside and bf16 and together and kernels.is_available():
+                from rankup.kernels.build import Builder, Factors
+
+                self._built_with_others = [layer.spec.name for layer in together]
+                self._builder = Builder([Factors.of(layer) for layer in together])
+            yield
+
+    def _convolutions(self) -> list[FactoredConv2d]:
+        return [layer for layer in self._factored.values() if isinstance(layer, FactoredConv2d)]
+
     def _build_aside(self) -> dict[str, Built]:
         """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a
         kernel's gradient does not hold up the layers before it."""
         main, kernels = torch.cuda.current_stream(), dict[str, Built]()
+        if self._builder is not None:
+            with self.aside():
+                found = self._builder()
+                ready = torch.cuda.current_stream().record_event()
+            named = zip(self._built_with_others, found, strict=True)
+            kernels = {name: Built(kernel, ready) for name, kernel in named}
         bf16 = self.feed.recipe.precision == "bfloat16"
         dtype = torch.bfloat16 if bf16 else self.feed.dtype
-        layers = [layer for layer in self._factored.values() if isinstance(layer, FactoredConv2d)]
-        for number, layer in enumerate(layers):
+        alone = [layer for layer in self._convolutions() if layer.spec.name not in kernels]
+        for number, layer in enumerate(alone):
             with self.aside(number):
                 kernel = layer.build(dtype, torch.channels_last)
                 ready = torch.cuda.current_stream().record_event()

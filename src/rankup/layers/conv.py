@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup import kernels
 from rankup.errors import RankupError
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.given import BUILT
@@ -73,23 +72,16 @@ class FactoredConv2d(FactoredLayer):
 
     def build(self, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
         """The kernel of the task being learned."""
-        if self._takes_kernel(dtype, memory_format):
-            from rankup.kernels.build import build_kernel
-
-            shape = self.in_channels, *self.conv.kernel_size
-            return build_kernel(self.U, self.V, self.new_U, self.new_V, self.new_selector, shape)
         kernel = self._kernel(self._dense(self._blocks(self.count)))
         return kernel.to(dtype, memory_format=memory_format)
 
-    def _takes_kernel(self, dtype: torch.dtype, memory_format: torch.memory_format) -> bool:
+    @property
+    def is_built_with_others(self) -> bool:
+        """Whether a kernel of ours can build the convolution's for the task being learned."""
         return (
-            self.U.is_cuda
-            and self.dtype == torch.float32
-            and dtype == torch.bfloat16
-            and memory_format == torch.channels_last
+            self.dtype == torch.float32
             and self.base_weight is None
             and self.spec.rank.added(self.count) > 0
-            and kernels.is_available()
         )
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
