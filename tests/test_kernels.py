@@ -1,6 +1,7 @@
 """Kernels compute what the operations they stand for do."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_kernels_and_their_gradients_are_those_of_the_sums() -> None:
             for layer in layers:
                 for tensor in (*layer.learned, layer.U, layer.V):
                     tensor.copy_(random(*tensor.shape))
-        towards = [random(len(k), *layer.shape).bfloat16() for k, layer in zip(build(), layers)]
+        towards = [random(layer.sizes[0], *layer.shape).bfloat16() for layer in layers]
         learned = [tensor for layer in layers for tensor in layer.learned]
         grads = torch.autograd.grad(build(), learned, towards)
         found = build()
@@ -44,7 +45,7 @@ def test_kernels_and_their_gradients_are_those_of_the_sums() -> None:
             check(layer, found[number], towards[number], grads[3 * number : 3 * number + 3])
 
 
-def check(layer: "Factors", found: Tensor, towards: Tensor, grads: tuple[Tensor, ...]) -> None:
+def check(layer: Any, found: Tensor, towards: Tensor, grads: tuple[Tensor, ...]) -> None:
     U, V = torch.cat([layer.U, layer.new_U]), torch.cat([layer.V, layer.new_V])
     weight = (U * layer.selector[:, None]).t() @ V
     expected = weight.view(-1, *layer.shape)
