@@ -444,3 +444,30 @@ def test_the_same_seed_gives_the_same_numbers_twice(net: str) -> None:
         x = Feed(stream[1], Recipe(), device)
         answers.append(grown.eval()(next(x.test())[0], 1))
     assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("working", [["branches"], []])
+def test_what_cannot_be_captured_falls_back_a_gear_at_a_time_and_it_is_said_once(
+    working: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Captured:
+        def __init__(self, form: str, learners: object, signature: object) -> None:
+            tried.append(form)
+            if form not in working:
+                raise RuntimeError(f"no {form}\nand more")
+            self.form, self.signature = form, signature
+
+        def start(self, learners: object) -> None: ...
+
+    tried: list[str] = []
+    said: list[str] = []
+    (learner,) = learners(RankLearner)
+    monkeypatch.setattr("rankup.engine.Graph", Captured)
+    monkeypatch.setattr(Engine, "_form", lambda self, learners: "vmap")
+    engine = Engine(said.append)
+    for _ in range(2):
+        steps = engine.start([learner])
+        assert isinstance(steps, Captured if working else Eager)
+    assert tried == ["vmap", "branches"]
+    assert said[0] == "steps are taken side by side, as they cannot be captured: no vmap"
+    assert len(said) == (1 if working else 2)

@@ -1,6 +1,7 @@
 """Every method keeps the same promises; one that is registered is tested here."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +18,10 @@ from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
+from rankup.replicas import Seed, run_seeds
 from rankup.train import Checkpoint, Epoch, accuracy
+from test_run import config_for
+from zoo import GPU
 
 CPU = torch.device("cpu")
 NETS = {
@@ -209,6 +213,21 @@ def test_what_is_stored_is_counted(name: str) -> None:
     stored = EXPECTED[name].stored
     assert method.footprint().parameters == (stored(method) if callable(stored) else stored)
     assert method.footprint().buffer == EXPECTED[name].buffer
+
+
+@GPU
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", METHODS)
+def test_seeds_of_it_are_captured_together_on_a_gpu(name: str, net: str, tmp_path: Path) -> None:
+    seeds = []
+    for seed in range(2):
+        stream = make_stream("p-digits", tasks=2, seed=seed)
+        own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
+        config = config_for(stream, name, **own)
+        config = replace(config, net=net, width=8, rank="2,1", seed=seed, device="cuda")
+        config = replace(config, options=dict(EXPECTED[name].options))
+        seeds.append(Seed(config, None, tmp_path / f"seed-{seed}", False))
+    assert run_seeds(seeds, note=pytest.fail) == {}
 
 
 def test_an_unknown_method_is_refused() -> None:

@@ -17,7 +17,7 @@ from rankup.paper import PARTS, mlp, part, plots, printed
 from rankup.paper.cells import Cell, cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Result, Results
-from rankup.paper.running import WORK, Runner, share
+from rankup.paper.running import WORK, Runner, Said, _length, share
 from rankup.paper.tables import Row, Section, Table, lines, markdown
 
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
@@ -159,6 +159,44 @@ def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:
     assert list(lines(table, results)) == [["s", "accuracy %"], ["ours", "failed"]]
 
 
+def test_what_was_refused_or_found_no_memory_is_tried_again(
+    results: Results, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs = Runner(results, Device.cpu, tmp_path, "rankup paper")
+    refused = cell("p-mnist", epochs=1, seeds=1)
+    assert "mnist" in runs.run(refused, None, pytest.fail)
+    assert runs.left([refused]) == [refused]
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("rankup.paper.running.run_seeds", full)
+    assert runs.run(tiny(), None, pytest.fail) == "there is too little memory for it"
+    assert runs.left([tiny()]) == [tiny()]
+
+
+def test_several_are_run_at_once_and_come_to_the_same(results: Results, tmp_path: Path) -> None:
+    cells = [tiny(seeds=1), tiny("finetune", seeds=1), tiny("ewc", seeds=1, lr=1e6)]
+    said: list[Said] = []
+    ended = {each.cell: each for each in runner(results).run_all(cells, said.append, jobs=2)}
+    assert set(ended) == set(cells)
+    assert [bool(ended[own].failed) for own in cells] == [False, False, True]
+    assert {each.cell for each in said} == set(cells)
+    alone = Results(tmp_path / "alone")
+    for own in cells[:2]:
+        runner(alone).run(own, None, pytest.fail)
+        one, other = results.of(own), alone.of(own)
+        assert one is not None
+        assert other is not None
+        assert one.runs[0].accuracy == other.runs[0].accuracy
+    assert not list(runner(results).run_all(cells, pytest.fail, jobs=2, minutes=0))
+
+
+def test_long_ones_are_begun_first() -> None:
+    cells = [tiny(epochs=3), tiny(epochs=50), tiny(epochs=20, net="resnet18")]
+    assert sorted(cells, key=_length, reverse=True) == [cells[2], cells[1], cells[0]]
+
+
 def test_shares_are_all_cells_and_each_once() -> None:
     cells = part("accuracy").cells()
     parts = [own for number in (1, 2, 3) for own in share(cells, f"{number}/3")]
@@ -248,6 +286,8 @@ def test_the_command_runs_what_is_left_shows_it_and_writes_a_page(
     first = asked("accuracy", *where, "--only", "finetune")
     assert "p-digits, finetune, width 16, tasks 2, epochs 2: accuracy" in first
     assert first.count("not run") == 1
+    again = asked("accuracy", *where, "--only", "finetune", "--only", "rank", "--minutes", "0")
+    assert "1 left to run" in again
     page = tmp_path / "docs" / "results.md"
     last = asked("all", *where, "--page", str(page))
     assert "finetune, width" not in last
@@ -266,7 +306,9 @@ def test_the_command_runs_what_is_left_shows_it_and_writes_a_page(
     [
         (["nothing"], "there is no table or figure 'nothing', only accuracy"),
         (["rank", "--only", "imagenet"], "nothing of rank has 'imagenet' in its description"),
+        (["rank", "--only", "p-mnist", "--only", "imagenet"], "nothing of rank has 'imagenet'"),
         (["rank", "--share", "5/4"], "a share is written as 1/4"),
+        (["rank", "--device", "cpu", "--jobs", "2"], "--jobs is for a GPU"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words: list[str], why: str, tmp_path: Path) -> None:

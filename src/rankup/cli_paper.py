@@ -2,9 +2,8 @@
 
 import shlex
 import sys
-import time
 from collections.abc import Sequence
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +29,13 @@ def paper(
         Path, typer.Option(help="The folder of results; those of several machines can be merged.")
     ] = Path("runs/paper"),
     only: Annotated[
-        str | None, typer.Option(help="Run only what this is a part of, as p-mnist or ewc.")
+        list[str] | None,
+        typer.Option(help="Run only what has this in it, as p-mnist or ewc; can be repeated."),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(help="Run so many settings at once on a GPU, all seeds of each.", min=1),
+    ] = 1,
     share: Annotated[
         str, typer.Option(help="Run only a share, for one of several processes: 1/4, …, 4/4.")
     ] = "1/1",
@@ -61,42 +65,60 @@ def paper(
         return
     parts = {each: part(each) for each in (PARTS if name == ALL else [name])}
     cells = list(dict.fromkeys(own for each in parts.values() for own in each.cells()))
+    failed: list[Cell] = []
     if not show:
+        from rankup.launch import chosen_device
         from rankup.paper import running
 
         command = shlex.join(["rankup", *sys.argv[1:]])
-        wanted = [own for own in running.share(cells, share) if only is None or only in str(own)]
-        if only is not None and not wanted:
-            raise RankupError(f"nothing of {name} has {only!r} in its description")
-        _run(running.Runner(found, device, data, command), wanted, minutes)
+        wanted = _only(name, cells, only or [])
+        runner = running.Runner(found, device, data, command)
+        if jobs > 1 and chosen_device(device) == "cpu":
+            raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
+        failed = _run(runner, running.share(wanted, share), minutes, jobs)
     from rankup.paper.showing import show_parts, write_page
 
     show_parts(parts, found)
     if page is not None:
         write_page(parts, found, page)
+    if failed:
+        raise typer.Exit(1)
 
 
-def _run(runner: "Runner", cells: "Sequence[Cell]", minutes: float | None) -> None:
-    from rankup.progress import SeedBars, bars, note
+def _only(name: str, cells: "Sequence[Cell]", words: Sequence[str]) -> "list[Cell]":
+    for word in words:
+        if not any(word in str(own) for own in cells):
+            raise RankupError(f"nothing of {name} has {word!r} in its description")
+    return [own for own in cells if not words or any(word in str(own) for word in words)]
 
-    left, started = runner.left(cells), time.monotonic()
+
+def _run(
+    runner: "Runner", cells: "Sequence[Cell]", minutes: float | None, jobs: int
+) -> "list[Cell]":
+    """Run what is left to run; give back what failed."""
+    from rankup.paper.running import Said
+    from rankup.progress import CellBars, bars, note
+
+    left, done, failed = runner.left(cells), 0, []
     with bars(again="the same command") as shown:
-        line = shown.add_task("", total=len(left), state="")
-        for number, own in enumerate(left):
-            if minutes is not None and time.monotonic() - started > 60 * minutes:
-                note(shown, f"stopped after {minutes:g} minutes; {len(left) - number} left to run")
-                break
-            which = f"{number + 1}/{len(left)}: {own}"
-            shown.update(line, description=which, completed=number)
-            missing = runner.results.missing(own)
-            seeds = SeedBars(shown, own.tasks or 20, len(missing))
-            begun = time.monotonic()
-            why = runner.run(own, seeds.show, partial(note, shown))
-            seeds.close()
-            took = f"{time.monotonic() - begun:.0f} s"
-            note(
-                shown, f"{own}: failed: {why}" if why else f"{own}: {_reached(runner, own)}, {took}"
-            )
+        lines = CellBars(shown, len(left))
+
+        def hear(said: Said) -> None:
+            if isinstance(said.what, str):
+                note(shown, f"{said.cell}: {said.what}")
+            else:
+                lines.show(said.cell, said.cell.tasks or 20, said.what)
+
+        with closing(runner.run_all(left, hear, jobs=jobs, minutes=minutes)) as ended:
+            for own, why, seconds in ended:
+                done += 1
+                lines.end(own)
+                failed += [own] if why else []
+                reached = f"failed: {why}" if why else f"{_reached(runner, own)}, {seconds:.0f} s"
+                note(shown, f"{own}: {reached}")
+        if done < len(left):
+            note(shown, f"stopped after {minutes:g} minutes; {len(left) - done} left to run")
+    return failed
 
 
 def _reached(runner: "Runner", own: "Cell") -> str:

@@ -22,10 +22,13 @@ class Engine:
     def __init__(self, note: Callable[[str], None] = warnings.warn, alike: bool = True) -> None:
         self.note, self.alike = note, alike
         self._graph: Graph | None = None
+        self._refused: set[Form] = set()  # that could not be captured
 
     def start(self, learners: Sequence[Learner]) -> Steps:
         form = self._form(learners)
-        if form is None:
+        if form in self._refused:
+            form = "branches"
+        if form is None or form in self._refused:
             return Eager(learners)
         signature = form, *(_signature(learner) for learner in learners)
         if self._graph is None or self._graph.signature != signature:
@@ -33,9 +36,11 @@ class Engine:
             try:
                 self._graph = Graph(form, learners, signature)
             except RuntimeError as error:
+                self._refused.add(form)
+                next_best = "one by one" if form == "branches" else "side by side"
                 reason = str(error).strip().splitlines()[0]
-                self.note(f"steps are taken one by one, as they cannot be captured: {reason}")
-                return Eager(learners)
+                self.note(f"steps are taken {next_best}, as they cannot be captured: {reason}")
+                return self.start(learners)
         self._graph.start(learners)
         return self._graph
 

@@ -31,7 +31,7 @@ class Launch:
         self.width = request.width or (256 if mlp else 20)
         self.rank = request.rank or ("11,1" if mlp else "0.1,0.02")
         rule = parse_rank(self.rank, request.seeded)
-        self.device = _device(request.device)
+        self.device = chosen_device(request.device)
         first = self._stream(request.seed, request.download)
         self.tasks = len(first)
         self._recipe = _recipe(request, first, learned=bool(rule.first), device=self.device)
@@ -103,7 +103,7 @@ class Launch:
         return hold_out(made, asked.held_out, seed) if asked.held_out else made
 
 
-def _device(asked: Device) -> str:
+def chosen_device(asked: Device) -> str:
     if asked is Device.cuda and not torch.cuda.is_available():
         raise RankupError("--device cuda was asked for, but torch sees no GPU")
     if asked is Device.auto:

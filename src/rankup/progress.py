@@ -1,7 +1,7 @@
 """How far runs are, shown on the terminal while they go on."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,36 @@ class SeedBars:
     def close(self) -> None:
         for line in self._lines.values():
             self.bars.remove_task(line)
+
+
+class CellBars:
+    """A bar for all settings that are to be run, and one for each that is running."""
+
+    def __init__(self, bars: "Bars", cells: int) -> None:
+        self.bars, self.cells = bars, cells
+        self._line = bars.add_task("", total=cells, state="")
+        self._lines: dict[Hashable, TaskID] = {}
+        self._done = 0
+        self._count()
+
+    def show(self, cell: Hashable, tasks: int, now: "Progress") -> None:
+        if cell not in self._lines:
+            self._lines[cell] = self.bars.add_task(str(cell), total=tasks, state="")
+        self.bars.update(
+            self._lines[cell],
+            completed=now.task + now.epoch / now.epochs,
+            state=f"task {now.task + 1}/{tasks}, {now.accuracy:.1%} right",
+        )
+
+    def end(self, cell: Hashable) -> None:
+        if cell in self._lines:
+            self.bars.remove_task(self._lines.pop(cell))
+        self._done += 1
+        self._count()
+
+    def _count(self) -> None:
+        which = f"{self._done} of {self.cells} done"
+        self.bars.update(self._line, description=which, completed=self._done)
 
 
 class MethodBars:

@@ -4,22 +4,17 @@ A process has one thread, so that a seed's folder holds byte for byte what the s
 one thread.
 """
 
-import multiprocessing
 import os
-import queue
-import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from rankup import workers
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
-from rankup.errors import RankupError
 from rankup.run import OnProgress, Progress, RunConfig, SeedRun, run, run_together
 from rankup.train import TaskFailed
 
@@ -87,60 +82,21 @@ def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
 
 
 def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[Path, str]:
-    context = multiprocessing.get_context("spawn")
-    told: Any = context.Queue()
-    workers = min(len(seeds), len(os.sched_getaffinity(0)))
-    failures: dict[Path, str] = {}
-    pool = ProcessPoolExecutor(workers, context, _begin_worker, (told,))
-    try:
-        pending = {pool.submit(_run_one, seed): seed for seed in seeds}
-        while pending:
-            _tell(told, on_progress)
-            for done in [future for future in pending if future.done()]:
-                seed = pending.pop(done)
-                if (why := done.result()) is not None:
-                    failures[seed.out] = why
-        pool.shutdown()
-        return failures
-    except BaseException as error:
-        # Workers that are in the middle of a seed must not outlive this process. A folder is whole
-        # at every moment.
-        for process in multiprocessing.active_children():
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        if isinstance(error, BrokenProcessPool):
-            raise RankupError(
-                "a process that ran a seed was killed, maybe for want of memory; the same command "
-                "with --resume goes on"
-            ) from None
-        raise
-
-
-_told: Any = None
-
-
-def _begin_worker(told: Any) -> None:
-    import torch
-
-    global _told
-    _told = told
-    # Ctrl-C reaches every process of a terminal; it is the parent's to end the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    ended = workers.in_processes(
+        _run_one,
+        seeds,
+        len(os.sched_getaffinity(0)),
+        hear=on_progress or (lambda _: None),
+        lost="a process that ran a seed was killed, maybe for want of memory; the same command "
+        "with --resume goes on",
+    )
+    with closing(ended):
+        return {seed.out: why for seed, why in ended if why is not None}
 
 
 def _run_one(seed: Seed) -> str | None:
     try:
-        run(seed.config, seed.stream(), seed.out, resume=seed.resume, on_progress=_told.put)
+        run(seed.config, seed.stream(), seed.out, resume=seed.resume, on_progress=workers.tell)
     except TaskFailed as error:
         return str(error)
     return None
-
-
-def _tell(told: Any, on_progress: OnProgress | None) -> None:
-    try:
-        progress = told.get(timeout=0.1)
-    except queue.Empty:
-        return
-    if on_progress is not None:
-        on_progress(progress)

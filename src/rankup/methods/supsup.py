@@ -82,12 +82,15 @@ class MaskedWeight(TaskWeight):
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """A mask of the `count` largest scores, of exactly so many also where scores are equal.
+    """A mask of the `count` largest scores, of exactly so many: where scores are equal, the first.
 
-    >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 2)
-    tensor([[False,  True],
+    >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 3)
+    tensor([[ True,  True],
             [ True, False]])
     """
     flat = scores.flatten()
-    places = torch.topk(flat, count, sorted=False).indices
-    return torch.zeros_like(flat, dtype=torch.bool).scatter(0, places, True).view(scores.shape)
+    smallest = torch.topk(flat, count, sorted=False).values.amin()
+    above, equal = flat > smallest, flat == smallest
+    # Not by scatter: torch's deterministic one on a GPU cannot be mapped over seeds.
+    mask = above | equal & (equal.cumsum(0) <= count - above.sum())
+    return mask.view(scores.shape)

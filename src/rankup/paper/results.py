@@ -87,9 +87,9 @@ class Measured:
         return statistics.mean(run.seconds for run in self.runs)
 
 
+@dataclass(frozen=True)
 class Results:
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    root: Path
 
     def path(self, cell: Cell, seed: int) -> Path:
         return self.root / cell.folder() / f"seed-{seed}.json"

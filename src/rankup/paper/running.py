@@ -1,5 +1,5 @@
-"""Running what a table lacks, cell after cell, so that it can be stopped and gone on with at any
-time, on one machine or on several."""
+"""Running what a table lacks, one cell after another or several at once, so that it can be stopped
+and gone on with at any time, on one machine or on several."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import datetime
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from rankup import workers
 from rankup.cli_options import Device
 from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
@@ -20,36 +24,85 @@ from rankup.paper.cells import Cell
 from rankup.paper.results import Result, Results
 from rankup.replicas import run_seeds
 from rankup.report.runs import read_run
-from rankup.run import OnProgress
+from rankup.run import OnProgress, Progress
 
 WORK = ".work"  # runs that have not come to their end, in the folder of results
 
 
+class Said(NamedTuple):
+    """By a cell while it runs."""
+
+    cell: Cell
+    what: Progress | str
+
+
+class Ended(NamedTuple):
+    cell: Cell
+    failed: str  # why, if it did
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Runner:
     """
     Args:
         command: what was asked for, as results note it.
     """
 
-    def __init__(self, results: Results, device: Device, data: Path | None, command: str) -> None:
-        self.results, self.device, self.data, self.command = results, device, data, command
+    results: Results
+    device: Device
+    data: Path | None
+    command: str
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in cells if self.results.missing(cell)]
 
+    def run_all(
+        self,
+        cells: Sequence[Cell],
+        hear: Callable[[Said], None],
+        *,
+        jobs: int = 1,
+        minutes: float | None = None,
+    ) -> Iterator[Ended]:
+        """Run cells, so many of them at once; after so many minutes begin no other."""
+        until = None if minutes is None else time.time() + 60 * minutes
+        if jobs == 1:
+            for cell in cells:
+                if until is None or time.time() < until:
+                    yield self._run_timed(cell, hear)
+            return
+        # Long ones first, so that none is left to run alone when all others are done.
+        order = [_Job(self, cell, until) for cell in sorted(cells, key=_length, reverse=True)]
+        lost = "a process that ran seeds was killed, maybe for want of memory; fewer --jobs need "
+        ended = workers.in_processes(_run_job, order, jobs, hear=hear, lost=f"{lost}less")
+        with closing(ended):
+            yield from (outcome for _, outcome in ended if outcome is not None)
+
+    def _run_timed(self, cell: Cell, hear: Callable[[Said], None]) -> Ended:
+        begun = time.perf_counter()
+        failed = self.run(cell, lambda now: hear(Said(cell, now)), lambda t: hear(Said(cell, t)))
+        return Ended(cell, failed, time.perf_counter() - begun)
+
     def run(self, cell: Cell, on_progress: OnProgress | None, note: Callable[[str], None]) -> str:
-        """Run the seeds of a cell that were not run; give back why some failed, if they did."""
+        """Run the seeds of a cell that were not run; give back why some failed, if they did.
+
+        A run that fails of itself has that as its result. One that was refused, or found too little
+        memory, has none: another machine may have what it lacked.
+        """
         missing = self.results.missing(cell)
         work = {seed: self._work(cell, seed) for seed in missing}
         started = time.perf_counter()
-        launch = Launch(cell.request(self.device, self.data))
-        seeds = launch.of(cell.method, cell.options(), work)
         try:
+            launch = Launch(cell.request(self.device, self.data))
+            seeds = launch.of(cell.method, cell.options(), work)
             failures = run_seeds(seeds, on_progress=on_progress, note=note)
-        except RankupError:
-            raise
+        except RankupError as error:
+            return str(error)
         except Exception as error:
-            failures = dict.fromkeys(missing, failure_in_one_line(error))
+            why = failure_in_one_line(error)
+            release(str(cell), launch.device, "the same command")
+            return why
         seconds = (time.perf_counter() - started) / len(missing)
         for seed in missing:
             self.results.add(cell, [self._result(cell, seed, failures.get(seed, ""), seconds)])
@@ -75,6 +128,23 @@ class Runner:
             command=self.command,
             failed=failed,
         )
+
+
+class _Job(NamedTuple):
+    runner: Runner
+    cell: Cell
+    until: float | None  # when to begin no more
+
+
+def _run_job(job: _Job) -> Ended | None:
+    if job.until is not None and time.time() >= job.until:
+        return None
+    return job.runner._run_timed(job.cell, workers.tell)
+
+
+def _length(cell: Cell) -> float:
+    """About how long it takes, compared with others."""
+    return dict(cell.settings).get("epochs", 1) * (10 if cell.net == "resnet18" else 1)
 
 
 def machine(device: Device) -> str:
