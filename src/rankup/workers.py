@@ -4,7 +4,7 @@ import contextlib
 import multiprocessing
 import queue
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ def in_processes(
     *,
     hear: Callable[[Any], None],
     lost: str,
-) -> Iterator[tuple[Item, Outcome]]:
+) -> Generator[tuple[Item, Outcome], None, None]:
     """Each item and what its work came to, as they are done.
 
     Args:

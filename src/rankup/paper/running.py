@@ -7,7 +7,7 @@ import datetime
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ class Runner:
         *,
         jobs: int = 1,
         minutes: float | None = None,
-    ) -> Iterator[Ended]:
+    ) -> Generator[Ended, None, None]:
         """Run cells, so many of them at once; after so many minutes begin no other."""
         until = None if minutes is None else time.time() + 60 * minutes
         if jobs == 1:
@@ -142,9 +142,10 @@ def _run_job(job: _Job) -> Ended | None:
     return job.runner._run_timed(job.cell, workers.tell)
 
 
-def _length(cell: Cell) -> float:
+def _length(cell: Cell) -> int:
     """About how long it takes, compared with others."""
-    return dict(cell.settings).get("epochs", 1) * (10 if cell.net == "resnet18" else 1)
+    epochs: int = dict(cell.settings).get("epochs", 1)
+    return epochs * (10 if cell.net == "resnet18" else 1)
 
 
 def machine(device: Device) -> str:
