@@ -215,19 +215,32 @@ def test_what_is_stored_is_counted(name: str) -> None:
     assert method.footprint().buffer == EXPECTED[name].buffer
 
 
+def seeds_of(name: str, net: str, device: str, out: Path, **given: Any) -> list[Seed]:
+    seeds = []
+    own = {"epochs": 15, "batch": 32, **METHODS[name].recipe, **EXPECTED[name].recipe, **given}
+    for seed in range(2):
+        config = replace(
+            config_for(make_stream("s-digits", seed=seed), name, **own),
+            options=dict(EXPECTED[name].options),
+            net=net,
+            width=32 if net == "mlp" else 4,
+            seed=seed,
+            device=device,
+        )
+        seeds.append(Seed(config, None, out / f"seed-{seed}", False))
+    return seeds
+
+
 @GPU
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("name", METHODS)
 def test_seeds_of_it_are_captured_together_on_a_gpu(name: str, net: str, tmp_path: Path) -> None:
-    seeds = []
-    for seed in range(2):
-        stream = make_stream("p-digits", tasks=2, seed=seed)
-        own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
-        config = config_for(stream, name, **own)
-        config = replace(config, net=net, width=8, rank="2,1", seed=seed, device="cuda")
-        config = replace(config, options=dict(EXPECTED[name].options))
-        seeds.append(Seed(config, None, tmp_path / f"seed-{seed}", False))
-    assert run_seeds(seeds, note=pytest.fail) == {}
+    assert run_seeds(seeds_of(name, net, "cuda", tmp_path), note=pytest.fail) == {}
+
+
+@GPU
+def test_seeds_that_learn_by_squared_error_are_captured_together(tmp_path: Path) -> None:
+    assert run_seeds(seeds_of("rank", "mlp", "cuda", tmp_path, loss="mse"), note=pytest.fail) == {}
 
 
 def test_an_unknown_method_is_refused() -> None:

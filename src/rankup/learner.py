@@ -38,8 +38,9 @@ _ROWS = 512  # samples that a CPU projects at once: few enough for its cache
 def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
     if recipe.loss == "cross-entropy":
         return F.cross_entropy(logits, labels)
-    wanted = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-    return F.mse_loss(logits.softmax(1), wanted)
+    # Not F.one_hot: torch's deterministic scatter on a GPU cannot be mapped over seeds.
+    wanted = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
+    return F.mse_loss(logits.softmax(1), wanted.to(logits.dtype))
 
 
 class ModuleLearner(Learner):

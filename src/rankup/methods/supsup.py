@@ -91,6 +91,5 @@ def largest(scores: Tensor, count: int) -> Tensor:
     flat = scores.flatten()
     smallest = torch.topk(flat, count, sorted=False).values.amin()
     above, equal = flat > smallest, flat == smallest
-    # Not by scatter: torch's deterministic one on a GPU cannot be mapped over seeds.
     mask = above | equal & (equal.cumsum(0) <= count - above.sum())
     return mask.view(scores.shape)
