@@ -101,6 +101,7 @@ class Manifest:
             last=given["last"],
             head=given["head"],
             seed=given["seed"],
+            store=given.get("store", "full"),
         )
         parts = tuple(specs.from_json(part) for part in data["parts"])
         _check_seeded(data["seeded"], growth.seed, parts)

@@ -24,6 +24,7 @@ from rankup.specs import (
     Pair,
     Spec,
 )
+from rankup.stored import STORES, Store
 from rankup.trace import trace
 
 _NORMS: dict[type[nn.Module], Literal["batch1d", "batch2d", "layer", "group"]] = {
@@ -47,10 +48,13 @@ class Growth:
     last: int | None
     head: str | None
     seed: int
+    store: Store = "full"
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):
             raise RankupError(f"base must be 'new' or 'keep', got {self.base!r}")
+        if self.store not in STORES:
+            raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
         for option, value in (("last", self.last), ("seed", self.seed)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise RankupError(f"{option} must be a whole number, got {value!r}")
@@ -99,6 +103,11 @@ class _Planner:
         norms = self._choose_norms()
         self._refuse_what_cannot_be(set(factored) | set(norms))
         dtype, device = self._dtype_and_device()
+        if self.growth.store != "full" and dtype not in (torch.float32, torch.float64):
+            raise RankupError(
+                f"store={self.growth.store!r} is for modules in float32 or float64, this one is in "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
         shared = set()
         if self.growth.last and self.trace is not None:
             first = self.trace.position(factored[0])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from rankup import stored
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors
 from rankup.specs import Spec
 
@@ -21,6 +22,7 @@ class Size:
     """Exact counts of numbers. All but `working` are as stored: seeded factors count nothing, a
     task's selectors are as many as the factors it uses. `dense` is what is neither factored nor
     per task, `working` what is held in memory, seeded factors and the padding of tables included.
+    `bytes` is what all that is stored takes.
     """
 
     factors: int
@@ -30,6 +32,7 @@ class Size:
     heads: int
     dense: int
     working: int
+    bytes: int
     total: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,17 +40,22 @@ class Size:
         object.__setattr__(self, "total", stored)
 
 
+_STORED = ("factors", "selectors", "biases", "norms", "heads", "dense", "bytes")
+
+
 def of_network(net: IncrementalNet) -> Size:
-    counts = dict.fromkeys(("factors", "selectors", "biases", "norms", "heads", "dense"), 0)
+    counts = dict.fromkeys(_STORED, 0)
     for task in range(len(net.tasks)):
         _add_task(counts, net, task)
-    counts["dense"] += sum(_numel(part.base().values()) for part in net.parts)
+    kept = [tensor for part in net.parts for tensor in part.base().values()]
+    counts["dense"] += _numel(kept)
+    counts["bytes"] += sum(tensor.numel() * tensor.element_size() for tensor in kept)
     return Size(**counts, working=_numel(net.buffers()) + _numel(net.parameters()))
 
 
 def of_task(net: IncrementalNet, task: int) -> Size:
     """What one task added; `working` is what it takes to run that task alone."""
-    counts = dict.fromkeys(("factors", "selectors", "biases", "norms", "heads", "dense"), 0)
+    counts = dict.fromkeys(_STORED, 0)
     _add_task(counts, net, task)
     working = 0
     for part in net.parts:
@@ -68,6 +76,8 @@ def of_task(net: IncrementalNet, task: int) -> Size:
 def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
     for part in net.parts:
         added = part.added(task)
+        for key, tensor in added.items():
+            counts["bytes"] += stored.bytes_of(part.spec, key, tensor, net.growth.store)
         if isinstance(part, FactoredLayer):
             counts["factors"] += _numel(_pick(added, "U", "V"))
             counts["selectors"] += _numel(_pick(added, "selector"))

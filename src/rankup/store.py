@@ -23,12 +23,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from rankup import models, seeds
+from rankup import models, seeds, stored
 from rankup.errors import RankupError, StoreError
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
 from rankup.network import IncrementalNet, KnownTask
-from rankup.specs import Shapes, Spec, tensor_name
+from rankup.specs import DenseSpec, Shapes, Spec, tensor_name
+from rankup.stored import Store
 
 StrPath = str | os.PathLike[str]
 
@@ -159,11 +160,13 @@ def _contents(net: IncrementalNet) -> dict[str, Callable[[], bytes]]:
 
 
 def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], task: int | None = None) -> bytes:
+    form: Store = "full" if task is None else net.growth.store
     tensors = {
         # Copies, because safetensors refuses views of one table.
-        tensor_name(part.spec, key): tensor.detach().to("cpu", copy=True).contiguous()
+        tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
         for part, own in zip(net.parts, parts, strict=True)
         for key, tensor in own.items()
+        for name, packed in stored.pack(part.spec, key, tensor, form).items()
     }
     if task is None:
         return safetensors.torch.save(tensors)
@@ -221,17 +224,21 @@ def _read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
     shapes = [(spec, spec.base_shapes()) for spec in manifest.specs]
     if manifest.base is None:
         return [{} for _ in shapes]
-    return _read_tensors(folder, manifest, manifest.base, shapes)
+    return _read_tensors(folder, manifest, manifest.base, shapes, "full")
 
 
 def _read_task(folder: Path, manifest: Manifest, index: int) -> list[Tensors]:
     task, file = manifest.tasks[index]
     shapes = [(spec, spec.shapes(index, task.classes)) for spec in manifest.specs]
-    return _read_tensors(folder, manifest, file, shapes)
+    return _read_tensors(folder, manifest, file, shapes, manifest.growth.store)
 
 
 def _read_tensors(
-    folder: Path, manifest: Manifest, file: File, expected: Sequence[tuple[Spec, Shapes]]
+    folder: Path,
+    manifest: Manifest,
+    file: File,
+    expected: Sequence[tuple[Spec, Shapes]],
+    form: Store,
 ) -> list[Tensors]:
     """A file's tensors for each part of the network, every one checked against its spec."""
     path = folder / file.file
@@ -240,14 +247,20 @@ def _read_tensors(
     for spec, shapes in expected:
         part: Tensors = {}
         for key, shape in shapes.items():
-            name = tensor_name(spec, key)
-            if name not in tensors:
-                raise StoreError(f"{path} has no tensor {name!r}")
-            tensor = part[key] = tensors.pop(name)
-            if tensor.shape != shape:
-                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(shape)}")
-            if tensor.is_floating_point() and tensor.dtype != manifest.dtype:
-                raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {manifest.dtype}")
+            packed: Tensors = {}
+            for own, layout in stored.layouts(spec, key, shape, form, manifest.dtype).items():
+                name = tensor_name(spec, own)
+                if name not in tensors:
+                    raise StoreError(f"{path} has no tensor {name!r}")
+                packed[own] = tensor = tensors.pop(name)
+                if tensor.shape != layout.shape:
+                    there, wanted = list(tensor.shape), list(layout.shape)
+                    raise StoreError(f"{path}: {name!r} is {there}, not {wanted}")
+                whole = isinstance(spec, DenseSpec) and not tensor.is_floating_point()
+                if tensor.dtype not in layout.dtypes and not whole:  # as a module's own counters
+                    allowed = " or ".join(map(str, layout.dtypes))
+                    raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
+            part[key] = stored.unpack(key, packed, manifest.dtype)
         parts.append(part)
     if tensors:
         raise StoreError(f"{path} holds what the network has no place for: {', '.join(tensors)}")

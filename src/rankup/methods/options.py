@@ -49,6 +49,9 @@ class RankOptions(Options):
         least=0,
     )
     reuse: bool = option(True, "Let tasks select from factors of earlier tasks.")
+    store: Literal["full", "float16", "int8"] = option(
+        "full", "What a task's numbers are rounded to and stored as; fewer bits, smaller files."
+    )
 
 
 @dataclass(frozen=True)

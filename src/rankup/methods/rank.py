@@ -21,7 +21,8 @@ class RankUpdate(Method):
     def __init__(self, setting: Setting) -> None:
         options = setting.options
         assert isinstance(options, RankOptions)
-        growth = replace(setting.growth, last=options.last or setting.growth.last)
+        last = options.last or setting.growth.last
+        growth = replace(setting.growth, last=last, store=options.store)
         self._know(setting, IncrementalNet(setting.module, growth))
 
     def _know(self, setting: Setting, net: IncrementalNet) -> None:
@@ -46,7 +47,9 @@ class RankUpdate(Method):
         self._pupil.abandon()
 
     def footprint(self) -> Footprint:
-        return Footprint(parameters=self.net.size().total, buffer=0)
+        size = self.net.size()
+        numbers = size.total if self.net.growth.store == "full" else size.bytes / 4
+        return Footprint(parameters=numbers, buffer=0)
 
     def save(self, folder: Path) -> None:
         save(self.net, folder)

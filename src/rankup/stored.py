@@ -1,0 +1,94 @@
+"""The forms in which a task's numbers are stored: as the network computes with them, in half
+precision, or in a byte each with a scale for every row.
+
+They are rounded once, when the task is committed, to what its file can hold. From then on the
+network computes with exactly these, and what is packed comes back bit for bit.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from rankup.layers import Tensors
+from rankup.specs import DenseSpec, Spec
+
+Store = Literal["full", "float16", "int8"]
+STORES: tuple[Store, ...] = get_args(Store)
+
+_STEPS = 127  # of a byte, to each side of zero
+_NOTHING = 2.0**-100  # smaller scales would leave the range in which products are exact
+_SCALE = ".scale"
+
+
+class Layout(NamedTuple):
+    """Of a tensor in a file."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]  # that it may have
+
+
+def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
+    """Values as they will come back from a file."""
+    return {
+        key: unpack(key, pack(spec, key, value, store), value.dtype)
+        for key, value in values.items()
+    }
+
+
+def pack(spec: Spec, key: str, value: Tensor, store: Store) -> Tensors:
+    """What a file holds of a tensor, under its own name and, if it has a scale, under another."""
+    form = _form(spec, key, tuple(value.shape), store)
+    if form == "full":
+        return {key: value}
+    if form == "float16":
+        half = value.to(torch.float16)
+        return {key: half if bool(half.isfinite().all()) else value}
+    scale = _scale(value)
+    return {key: (value / _over(scale, value)).round().to(torch.int8), key + _SCALE: scale}
+
+
+def unpack(key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
+    value = packed[key]
+    if key + _SCALE in packed:
+        return value.to(dtype) * _over(packed[key + _SCALE], value)
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def layouts(
+    spec: Spec, key: str, shape: tuple[int, ...], store: Store, dtype: torch.dtype
+) -> dict[str, Layout]:
+    """What a file of a network in `dtype` holds for a tensor of this shape, by name."""
+    form = _form(spec, key, shape, store)
+    if form == "int8":
+        return {
+            key: Layout(shape, (torch.int8,)),
+            key + _SCALE: Layout(shape[:1] if len(shape) > 1 else (), (torch.float32,)),
+        }
+    return {key: Layout(shape, (torch.float16, dtype) if form == "float16" else (dtype,))}
+
+
+def bytes_of(spec: Spec, key: str, value: Tensor, store: Store) -> int:
+    packed = pack(spec, key, value, store).values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in packed)
+
+
+def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
+    """The form of one tensor. What is dense is stored once, and may be anything: it stays as it is.
+    Of the rest matrices and selectors take a byte; biases and norms are few and need more."""
+    if store == "full" or isinstance(spec, DenseSpec) or 0 in shape:
+        return "full"
+    return "int8" if store == "int8" and (len(shape) > 1 or key == "selector") else "float16"
+
+
+def _scale(value: Tensor) -> Tensor:
+    """Of each row, of a selector as a whole. The last seven bits are zero: times any whole number
+    up to 127 it is exact, so that packing what was unpacked changes nothing."""
+    rows = value.flatten(1) if value.dim() > 1 else value
+    scale = (rows.abs().amax(-1) / _STEPS).float()
+    bits = (scale.view(torch.int32) + 127) & ~127
+    return torch.where(scale > _NOTHING, bits.view(torch.float32), 1.0)
+
+
+def _over(scale: Tensor, value: Tensor) -> Tensor:
+    return scale.view(*scale.shape, *(1,) * (value.dim() - scale.dim()))
