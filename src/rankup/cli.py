@@ -139,12 +139,13 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
             numbers = (spec.outputs, spec.inputs, spec.rank.seeded, spec.rank.first, spec.rank.step)
             layers.add_row(spec.name, *map(str, numbers))
     console.print(layers)
-    tasks = Table("task", "classes", "numbers stored", box=None)
+    tasks = Table("task", "classes", "numbers stored", "bytes of file", box=None)
     counts = stored_by_task(manifest.specs, [task.classes for task, _ in manifest.tasks])
-    for (task, _), count in zip(manifest.tasks, counts, strict=True):
-        tasks.add_row(task.name, str(task.classes), f"{count:,}")
+    for (task, file), count in zip(manifest.tasks, counts, strict=True):
+        tasks.add_row(task.name, str(task.classes), f"{count:,}", f"{file.size:,}")
     console.print(tasks)
-    console.print(f"{len(counts)} tasks, {sum(counts):,} numbers stored")
+    form = "" if manifest.growth.store == "full" else f" as {manifest.growth.store}"
+    console.print(f"{len(counts)} tasks, {sum(counts):,} numbers stored{form}")
 
 
 @app.command()
