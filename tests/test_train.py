@@ -12,12 +12,12 @@ import rankup
 from rankup.data.streams import make_stream
 from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
-from rankup.layers import active
+from rankup.layers import FactoredLayer, active
 from rankup.learner import RankLearner, loss_of
 from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
-from rankup.train import Checkpoint, Epoch
+from rankup.train import Checkpoint, Epoch, NetPupil
 from zoo import assert_same_bits, logits
 
 CPU = torch.device("cpu")
@@ -121,9 +121,23 @@ def test_the_paper_recipe_is_the_notebooks() -> None:
     assert recipe.selector_start() == 0.0
 
 
+@pytest.mark.parametrize(("first", "lengths"), [(0.0, [3.0, 3.0]), (8.0, [8.0, 3.0])])
+def test_the_first_tasks_factors_can_start_longer(first: float, lengths: list[float]) -> None:
+    recipe = Recipe(factors=3.0, first_factors=first, epochs=30, lr=0.02)
+    net = rankup.grow(rankup.models.mlp(64, hidden=[8]), Rank(2, 1))
+    pupil = NetPupil(net, recipe, 0)
+    for task, length in zip(make_stream("s-digits").tasks[:2], lengths, strict=True):
+        pupil.begin(task)
+        (layer,) = (part for part in net.parts if isinstance(part, FactoredLayer))
+        for vectors in (layer.new_U, layer.new_V):
+            torch.testing.assert_close(vectors.norm(dim=1), torch.full((len(vectors),), length))
+        pupil.end()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"first_factors": -1.0}, "first_factors must not be negative, got -1.0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch": -1}, "batch must be at least 1, got -1"),
         ({"lr": 0}, "lr must be positive, got 0"),

@@ -47,6 +47,9 @@ class Recipe:
         "previous", "Where norms' weights start: fresh or at the previous task's."
     )
     factors: float = _option(1.0, "Length of a new factor's vectors at the start.")
+    first_factors: float = _option(
+        0.0, "The same for the first task, where it differs: long ones stay fit for later tasks."
+    )
     flip: bool = _option(False, "Mirror half of the training images.")
     precision: Literal["float32", "tf32", "bfloat16"] = _option(
         "float32", "How matrices are multiplied in training: less precisely is faster on a GPU."
@@ -60,7 +63,7 @@ class Recipe:
         for name in ("lr", "factors"):
             if not getattr(self, name) > 0:
                 raise RankupError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("first_lr", "weight_decay"):
+        for name in ("first_lr", "first_factors", "weight_decay"):
             if getattr(self, name) < 0:
                 raise RankupError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:

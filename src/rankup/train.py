@@ -229,7 +229,7 @@ class NetPupil:
             task.classes,
             selectors=recipe.selector_start() if self.reuse else 0.0,
             norms=recipe.norms,
-            factors=recipe.factors,
+            factors=(recipe.first_factors if self.learned == 0 else 0) or recipe.factors,
         )
         try:
             net.train()

@@ -20,7 +20,11 @@ _REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
 
 # Every combination of one setting from each list is a trial.
 SEARCH: Mapping[str, Iterable[list[Settings]]] = {
-    "rank": [_each("lr", 3e-3, 1e-2, 2e-2), _each("weight_decay", 0.0, 1e-2, 5e-2, 1e-1)],
+    "rank": [
+        _each("lr", 1e-2, 2e-2),
+        _each("weight_decay", 0.0, 1e-2, 5e-2),
+        _each("first_factors", 0.0, 8.0),
+    ],
     "finetune": _ADAM,
     "ewc": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 1e2, 1e3, 1e4, 1e5)],
     "icarl": [_each("lr", 3e-4, 1e-3, 3e-3), _each("strength", 0.3, 1.0, 3.0, 10.0)],
@@ -56,7 +60,7 @@ def trials(method: str) -> list[Settings]:
     """All settings to try for a method.
 
     >>> len(trials("rank")), trials("rank")[0]
-    (12, {'lr': 0.003, 'weight_decay': 0.0})
+    (12, {'lr': 0.01, 'weight_decay': 0.0, 'first_factors': 0.0})
     """
     method_info(method)
     merged = []
