@@ -129,7 +129,7 @@ def test_only_seeds_that_are_missing_are_run(results: Results) -> None:
     measured = results.of(own)
     assert measured is not None
     assert [run.seed for run in measured.runs] == [0, 1, 2]
-    assert measured.accuracy[1] == 50
+    assert measured.accuracy[1] == 0.5
 
 
 def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def paper(
     data: Annotated[Path | None, typer.Option(help="Where data sets are, else $RANKUP_DATA.")] = (
         None
     ),
+    download: Annotated[bool, typer.Option("--download", help="Get missing data.")] = False,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
 ) -> None:
     """Reproduce a table or figure of the paper, its value beside ours.
@@ -72,7 +73,7 @@ def paper(
 
         command = shlex.join(["rankup", *sys.argv[1:]])
         wanted = _only(name, cells, only or [])
-        runner = running.Runner(found, device, data, command)
+        runner = running.Runner(found, device, data, command, download)
         if jobs > 1 and chosen_device(device) == "cpu":
             raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
         failed = _run(runner, running.share(wanted, share), minutes, jobs)
@@ -126,7 +127,7 @@ def _reached(runner: "Runner", own: "Cell") -> str:
 
     measured = runner.results.of(own)
     assert measured is not None
-    return f"accuracy {spread([each / 100 for each in measured.accuracy])} %"
+    return f"accuracy {spread(measured.accuracy)} %"
 
 
 def _overview(results: "Results") -> None:

@@ -12,6 +12,7 @@ from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
+from rankup.plan import Growth, make_plan
 from rankup.steps import Learner
 from rankup.store import load, save
 from rankup.train import NetPupil
@@ -19,11 +20,11 @@ from rankup.train import NetPupil
 
 class RankUpdate(Method):
     def __init__(self, setting: Setting) -> None:
-        options = setting.options
-        assert isinstance(options, RankOptions)
-        last = options.last or setting.growth.last
-        growth = replace(setting.growth, last=last, store=options.store)
-        self._know(setting, IncrementalNet(setting.module, growth))
+        self._know(setting, IncrementalNet(setting.module, _growth(setting)))
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        make_plan(setting.module, _growth(setting))
 
     def _know(self, setting: Setting, net: IncrementalNet) -> None:
         assert isinstance(setting.options, RankOptions)
@@ -64,3 +65,10 @@ class RankUpdate(Method):
         net = load(folder, setting.module)
         method._know(setting, net.to(next(setting.module.parameters()).device))
         return method
+
+
+def _growth(setting: Setting) -> Growth:
+    options = setting.options
+    assert isinstance(options, RankOptions)
+    last = options.last or setting.growth.last
+    return replace(setting.growth, last=last, store=options.store)

@@ -41,7 +41,7 @@ class Cell:
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         return Path(f"{self.stream}-{self.net}") / f"{self.method}-{digest}"
 
-    def request(self, device: Device, data: Path | None) -> Request:
+    def request(self, device: Device, data: Path | None, download: bool = False) -> Request:
         """All its seeds, as the command line would ask for them."""
         return Request(
             stream=self.stream,
@@ -53,6 +53,7 @@ class Cell:
             recipe=self.recipe,
             seeds=self.seeds,
             data=data,
+            download=download,
             resume=True,
             device=device,
             recipe_options=dict(apart(dict(self.settings)).recipe),

@@ -91,7 +91,7 @@ def _averages(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
     for index, (name, own) in enumerate(lines.items()):
         measured = results.of(own)
         assert measured is not None
-        mean = measured.averages.mean(axis=0)
+        mean = 100 * measured.averages.mean(axis=0)
         lowest, highest = min(lowest, *mean), max(highest, *mean)
         longest = max(longest, len(mean))
         axes.plot(
@@ -120,7 +120,7 @@ def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
     for name, own in lines.items():
         measured = results.of(own)
         assert measured is not None
-        matrices[name] = measured.matrix
+        matrices[name] = 100 * measured.matrix
     entries: Sequence[float] = [e for m in matrices.values() for e in m[~(m != m)].tolist()]
     low, high = percent_range(min(entries), max(entries), least=10)
     figure = new_figure(3.4 * len(matrices) + 0.6, 3.4)

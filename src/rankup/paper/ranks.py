@@ -2,7 +2,7 @@
 
 from rankup.paper import printed
 from rankup.paper.cells import cell
-from rankup.paper.ours import EPOCHS
+from rankup.paper.ours import EPOCHS, LONGER
 from rankup.paper.tables import Row, Section, Table
 
 _MNIST = ("p-mnist", "r-mnist")
@@ -17,7 +17,9 @@ def rank() -> Table:
             ("accuracy", "parameters"),
             [
                 Row(
-                    f"({ranks})", cell(stream, rank=ranks, epochs=20), (figures[number], figures[2])
+                    f"({ranks})",
+                    cell(stream, rank=ranks, **LONGER[stream]),
+                    (figures[number], figures[2]),
                 )
                 for ranks, figures in printed.RANKS.items()
             ],

@@ -7,18 +7,15 @@ STREAM-NET/METHOD-DIGEST/seed-K.json
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
 from rankup.paper.cells import Cell
-from rankup.report.runs import Array
+from rankup.report.seeds import OverSeeds
 from rankup.store import write_file
 
 
@@ -44,47 +41,10 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(OverSeeds):
     """A cell's results, of those seeds that came to their end."""
 
     runs: list[Result]
-
-    @property
-    def accuracy(self) -> list[float]:
-        """In per cent, of each seed."""
-        return [100 * run.matrix.average_accuracy() for run in self.runs]
-
-    @property
-    def forgetting(self) -> list[float]:
-        return [100 * run.matrix.forgetting() for run in self.runs]
-
-    @property
-    def parameters(self) -> list[float]:
-        return [run.parameters for run in self.runs]
-
-    @property
-    def buffer(self) -> list[float]:
-        return [run.buffer for run in self.runs]
-
-    @property
-    def averages(self) -> Array:
-        """`[S, T]`: the average accuracy of each seed after each task, in per cent."""
-        return np.array(
-            [
-                [100 * run.matrix.average_accuracy(t) for t in range(1, len(run.accuracy) + 1)]
-                for run in self.runs
-            ]
-        )
-
-    @property
-    def matrix(self) -> Array:
-        """`[T, T]`: the mean of the seeds' accuracy matrices, in per cent."""
-        mean: Array = 100 * np.mean([run.matrix.as_array() for run in self.runs], axis=0)
-        return mean
-
-    @property
-    def seconds(self) -> float:
-        return statistics.mean(run.seconds for run in self.runs)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Runner:
     device: Device
     data: Path | None
     command: str
+    download: bool = False
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in cells if self.results.missing(cell)]
@@ -94,7 +95,7 @@ class Runner:
         work = {seed: self._work(cell, seed) for seed in missing}
         started = time.perf_counter()
         try:
-            launch = Launch(cell.request(self.device, self.data))
+            launch = Launch(cell.request(self.device, self.data, self.download))
             seeds = launch.of(cell.method, cell.options(), work)
             failures = run_seeds(seeds, on_progress=on_progress, note=note)
         except RankupError as error:

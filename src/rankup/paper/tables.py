@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rankup.paper.cells import Cell
 from rankup.paper.results import Measured, Results
+from rankup.report.text import spread
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -105,19 +106,12 @@ def markdown(table: Table, results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _values(measure: Measure, measured: Measured) -> list[float]:
-    values: list[float] = getattr(measured, measure)
-    return values
-
-
 def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Results) -> str:
     if measured is None:
         return FAILED if results.failure(cell) else NOT_RUN
-    values = _values(measure, measured)
-    mean = statistics.mean(values)
     if measure in ("parameters", "buffer"):
-        return f"{mean:,.0f}"
-    return f"{mean:.2f} ± {statistics.stdev(values):.2f}" if values[1:] else f"{mean:.2f}"
+        return f"{getattr(measured, measure):,.0f}"
+    return spread(getattr(measured, measure))
 
 
 def _printed(measure: Measure, said: float | None) -> str:
@@ -129,10 +123,9 @@ def _printed(measure: Measure, said: float | None) -> str:
 def _difference(measure: Measure, measured: Measured | None, said: float | None) -> str:
     if measured is None or said is None:
         return NOTHING
-    mean = statistics.mean(_values(measure, measured))
     if measure in ("parameters", "buffer"):
-        return f"{mean / 1e6 - said:+.2f}M"
-    return f"{mean - said:+.2f}"
+        return f"{getattr(measured, measure) / 1e6 - said:+.2f}M"
+    return f"{100 * statistics.mean(getattr(measured, measure)) - said:+.2f}"
 
 
 def _seeds(cell: Cell, measured: Measured | None) -> str:

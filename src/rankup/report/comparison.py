@@ -11,10 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rankup.errors import RankupError
-from rankup.report.runs import CONFIG, Array, Run, learned_in, read_config, read_run
+from rankup.report.runs import CONFIG, Run, learned_in, read_config, read_run
+from rankup.report.seeds import OverSeeds
 
 INDEX = "compare.json"
 
@@ -30,7 +29,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(OverSeeds):
     """A method with the runs of all seeds that learned all tasks."""
 
     method: str
@@ -51,44 +50,6 @@ class Entry:
         mark = "" if self.continual else "*"
         part = f" ({len(self.runs)} of {self.seeds} seeds)" if self.runs and not self.whole else ""
         return f"{self.method}{mark}{part}"
-
-    @property
-    def accuracy(self) -> list[float]:
-        """Of each seed, on average over all tasks, after the last."""
-        return [run.matrix.average_accuracy() for run in self.runs]
-
-    @property
-    def forgetting(self) -> list[float]:
-        return [run.matrix.forgetting() for run in self.runs]
-
-    @property
-    def averages(self) -> Array:
-        """`[S, T]`: A_t of each seed after each task."""
-        return np.array(
-            [
-                [run.matrix.average_accuracy(t) for t in range(1, len(run.matrix) + 1)]
-                for run in self.runs
-            ]
-        )
-
-    @property
-    def matrix(self) -> Array:
-        """`[T, T]`: the mean of the seeds' accuracy matrices."""
-        mean: Array = np.mean([run.matrix.as_array() for run in self.runs], axis=0)
-        return mean
-
-    @property
-    def parameters(self) -> float:
-        return statistics.mean(run.parameters for run in self.runs)
-
-    @property
-    def buffer(self) -> float:
-        return statistics.mean(run.buffer for run in self.runs)
-
-    @property
-    def seconds(self) -> float:
-        """Of a seed, on average."""
-        return statistics.mean(run.seconds for run in self.runs)
 
 
 @dataclass(frozen=True)
