@@ -60,3 +60,10 @@ def test_a_run_takes_the_last_layers_from_its_options(tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.output
     net = rankup.load(out / "net", rankup.models.mlp(64, hidden=[256, 256]))
     assert [p.spec.name for p in net.parts if isinstance(p, FactoredLayer)] == ["hidden.1"]
+
+
+def test_more_last_layers_than_there_are_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    words = ["run", "--stream", "p-digits", "--last", "99", "--out", str(tmp_path / "run")]
+    with pytest.raises(rankup.RankupError, match="last=99 must be from 1 to 2, the layers there"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert not (tmp_path / "run").exists()

@@ -28,6 +28,7 @@ PARTS = {
     "figure-accuracy": Part("plots:figure_accuracy", "average accuracy as tasks come in"),
     "figure-transition": Part("plots:figure_transition", "accuracy matrices of three methods"),
     "reuse": Part("ranks:reuse", "what selecting from old factors is worth"),
+    "ablation": Part("ablation:ablation", "what each part of our recipes is worth"),
     "full-rank": Part("ranks:full_rank", "tasks that come when a layer has its full rank"),
 }
 

@@ -1,0 +1,73 @@
+"""What each part of our recipes is worth: one thing changed at a time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rankup.paper import printed
+from rankup.paper.cells import cell
+from rankup.paper.ours import BEST, LONGER
+from rankup.paper.tables import Row, Section, Table
+
+_SEEDS = 2
+_NOTHING: dict[str, Any] = {}
+
+# Of the paper's method: how factors and selectors start, and how a task is trained.
+_LEARNED = {
+    "as it is": _NOTHING,
+    "first task's factors as long as others": {"first_factors": 0.0},
+    "all factors of length 1": {"first_factors": 0.0, "factors": 1.0},
+    "old selectors start at 0": {"selectors": "0"},
+    "old selectors start at 0.3": {"selectors": "0.3"},
+    "squared error": {"loss": "mse"},
+    "constant rate, a tenth of the peak": {"schedule": "constant", "lr": 2e-3},
+    "no weight decay": {"weight_decay": 0.0},
+    "pixels from -1 to 1": {"pixels": "centred"},
+    "5 epochs": {"epochs": 5},
+}
+# Of seeded factors: how many, in which layer, how stored; and the rest as above.
+_SEEDED = {
+    "as it is": _NOTHING,
+    "full precision": {"store": "full"},
+    "half precision": {"store": "float16"},
+    "half as many factors": {"seeded": "6144,3000"},
+    "a quarter": {"seeded": "3072,1500"},
+    "an eighth": {"seeded": "1536,750"},
+    "as many in both layers": {"seeded": "9144,9144"},
+    "nearly all in the first layer": {"seeded": "16288,2000"},
+    "a learned factor for each task, too": {"rank": "1,1"},
+    "selectors start afresh": {"selectors": "0"},
+    "squared error": {"loss": "mse"},
+    "constant rate, a tenth of the peak": {"schedule": "constant", "lr": 3e-3},
+    "no weight decay": {"weight_decay": 0.0},
+    "5 epochs": {"epochs": 5},
+}
+_IMAGES = {
+    "as it is": _NOTHING,
+    "no crops": {"crop": 0},
+    "no flips": {"flip": False},
+    "neither": {"crop": 0, "flip": False},
+    "no weight decay": {"weight_decay": 0.0},
+    "selectors start afresh": {"selectors": "0"},
+    "30 epochs": {"epochs": 30},
+}
+
+
+def ablation() -> Table:
+    """Our recipes with one part changed at a time."""
+    sections = [
+        _section("p-mnist", "(11, 1)", LONGER["p-mnist"], _LEARNED),
+        _section("p-mnist", "best", BEST["p-mnist", "mlp"], _SEEDED),
+        _section("s-cifar100", "best", BEST["s-cifar100", "mlp"], _IMAGES),
+    ]
+    return Table("What each part of a recipe is worth", sections, f"{_SEEDS} seeds each.")
+
+
+def _section(
+    stream: str, name: str, recipe: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
+) -> Section:
+    rows = []
+    for what, changed in changes.items():
+        seeds = {} if changed is _NOTHING else {"seeds": _SEEDS}
+        rows.append(Row(what, cell(stream, **{**recipe, **changed, **seeds}), (None, None)))
+    title = f"{printed.STREAMS[stream]}, {name}"
+    return Section(title, ("accuracy", "parameters"), rows)
