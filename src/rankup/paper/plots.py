@@ -64,6 +64,7 @@ def figure_accuracy() -> Figure:
             "Orthog-Subspace": rival(stream, "orthog"),
             "iCaRL": rival(stream, "icarl"),
             "rank update": ours.default(stream),
+            "rank update, seeded": ours.best(stream),
             "independent networks": cell(stream, "parallel", size="full", epochs=EPOCHS[stream]),
         }
         for stream in printed.STREAMS
