@@ -35,7 +35,7 @@ def write_result(
             "python": platform.python_version(),
             **(versions or {}),
         },
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *_without_out(sys.argv)]),
         **measured,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +54,16 @@ def wait(device: str) -> None:
     """For all that the device was given to do."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+def _without_out(words: list[str]) -> list[str]:
+    """A command line but for where it writes to, which is a path of the machine.
+
+    >>> _without_out(["gpu.py", "--only", "steps", "--out", "there"])
+    ['gpu.py', '--only', 'steps']
+    """
+    at = words.index("--out") if "--out" in words else len(words)
+    return words[:at] + words[at + 2 :]
 
 
 def _gpu() -> list[str]:

@@ -1,7 +1,6 @@
 """Numbers in fewer bits: what is packed comes back bit for bit; networks keep their promises."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -51,6 +50,15 @@ def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -
             name: tuple(tensor.shape) for name, tensor in packed.items()
         }
         assert all(packed[name].dtype in layouts[name].dtypes for name in packed)
+
+
+def test_every_scale_comes_back_with_all_its_bits() -> None:
+    mantissas = torch.arange(0x3F800000, 0x40000000, dtype=torch.int32)  # all from 1 to below 2
+    value = mantissas.view(torch.float32)[:, None]
+    packed = stored.pack(HEAD, "weight", value, "int8")
+    again = stored.pack(HEAD, "weight", stored.unpack("weight", packed, value.dtype), "int8")
+    assert torch.equal(packed["weight"], again["weight"])
+    assert torch.equal(packed["weight.scale"], again["weight.scale"])
 
 
 @given(drawn=matrices)
@@ -144,4 +152,5 @@ def test_what_cannot_be_stored_so_is_refused() -> None:
         rankup.grow(module("mlp"), Rank(3, 1), store="int4")  # type: ignore[arg-type]
     with pytest.raises(rankup.RankupError, match="store='int8' is for modules in float32 or"):
         rankup.grow(module("mlp").to(torch.bfloat16), Rank(3, 1), store="int8")
-    assert math.isfinite(grown("mlp", "int8").size().bytes)
+    double = rankup.grow(module("mlp", torch.float64), Rank(3, 1), store="int8")
+    assert (double.dtype, double.growth.store) == (torch.float64, "int8")

@@ -49,7 +49,7 @@ def of_network(net: IncrementalNet) -> Size:
         _add_task(counts, net, task)
     kept = [tensor for part in net.parts for tensor in part.base().values()]
     counts["dense"] += _numel(kept)
-    counts["bytes"] += sum(tensor.numel() * tensor.element_size() for tensor in kept)
+    counts["bytes"] += sum(tensor.nbytes for tensor in kept)
     return Size(**counts, working=_numel(net.buffers()) + _numel(net.parameters()))
 
 

@@ -17,7 +17,7 @@ Store = Literal["full", "float16", "int8"]
 STORES: tuple[Store, ...] = get_args(Store)
 
 _STEPS = 127  # of a byte, to each side of zero
-_NOTHING = 2.0**-100  # smaller scales would leave the range in which products are exact
+_NOTHING = 2.0**-100  # smaller scales would come to where float32 has fewer bits
 _SCALE = ".scale"
 
 
@@ -70,7 +70,7 @@ def layouts(
 
 def bytes_of(spec: Spec, key: str, value: Tensor, store: Store) -> int:
     packed = pack(spec, key, value, store).values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in packed)
+    return sum(tensor.nbytes for tensor in packed)
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
@@ -82,12 +82,11 @@ def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
 
 
 def _scale(value: Tensor) -> Tensor:
-    """Of each row, of a selector as a whole. The last seven bits are zero: times any whole number
-    up to 127 it is exact, so that packing what was unpacked changes nothing."""
+    """Of each row, of a selector as a whole. What was unpacked has the same scale again, whatever
+    it is: of all float32 numbers that was tried."""
     rows = value.flatten(1) if value.dim() > 1 else value
     scale = (rows.abs().amax(-1) / _STEPS).float()
-    bits = (scale.view(torch.int32) + 127) & ~127
-    return torch.where(scale > _NOTHING, bits.view(torch.float32), 1.0)
+    return torch.where(scale > _NOTHING, scale, 1.0)
 
 
 def _over(scale: Tensor, value: Tensor) -> Tensor:

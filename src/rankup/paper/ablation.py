@@ -8,12 +8,13 @@ from rankup.paper.cells import cell
 from rankup.paper.ours import BEST, LONGER
 from rankup.paper.tables import Row, Section, Table
 
-_SEEDS = 2
-_NOTHING: dict[str, Any] = {}
+_SEEDS = 2  # of what was changed; what is as it is stands in other tables, too
+
+Changes = Mapping[str, Mapping[str, Any]]
 
 # Of the paper's method: how factors and selectors start, and how a task is trained.
-_LEARNED = {
-    "as it is": _NOTHING,
+_LEARNED: Changes = {
+    "as it is": {},
     "first task's factors as long as others": {"first_factors": 0.0},
     "all factors of length 1": {"first_factors": 0.0, "factors": 1.0},
     "old selectors start at 0": {"selectors": "0"},
@@ -25,8 +26,8 @@ _LEARNED = {
     "5 epochs": {"epochs": 5},
 }
 # Of seeded factors: how many, in which layer, how stored; and the rest as above.
-_SEEDED = {
-    "as it is": _NOTHING,
+_SEEDED: Changes = {
+    "as it is": {},
     "full precision": {"store": "full"},
     "half precision": {"store": "float16"},
     "half as many factors": {"seeded": "6144,3000"},
@@ -41,8 +42,8 @@ _SEEDED = {
     "no weight decay": {"weight_decay": 0.0},
     "5 epochs": {"epochs": 5},
 }
-_IMAGES = {
-    "as it is": _NOTHING,
+_IMAGES: Changes = {
+    "as it is": {},
     "no crops": {"crop": 0},
     "no flips": {"flip": False},
     "neither": {"crop": 0, "flip": False},
@@ -59,15 +60,13 @@ def ablation() -> Table:
         _section("p-mnist", "best", BEST["p-mnist", "mlp"], _SEEDED),
         _section("s-cifar100", "best", BEST["s-cifar100", "mlp"], _IMAGES),
     ]
-    return Table("What each part of a recipe is worth", sections, f"{_SEEDS} seeds each.")
+    return Table("What each part of a recipe is worth", sections, f"{_SEEDS} seeds of each change.")
 
 
-def _section(
-    stream: str, name: str, recipe: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
-) -> Section:
+def _section(stream: str, name: str, recipe: Mapping[str, Any], changes: Changes) -> Section:
     rows = []
     for what, changed in changes.items():
-        seeds = {} if changed is _NOTHING else {"seeds": _SEEDS}
+        seeds = {"seeds": _SEEDS} if changed else {}
         rows.append(Row(what, cell(stream, **{**recipe, **changed, **seeds}), (None, None)))
     title = f"{printed.STREAMS[stream]}, {name}"
     return Section(title, ("accuracy", "parameters"), rows)

@@ -19,7 +19,7 @@ from rankup import workers
 from rankup.cli_options import Device
 from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
-from rankup.launch import Launch
+from rankup.launch import Launch, chosen_device
 from rankup.paper.cells import Cell
 from rankup.paper.results import Result, Results
 from rankup.replicas import run_seeds
@@ -91,6 +91,7 @@ class Runner:
         A run that fails of itself has that as its result. One that was refused, or found too little
         memory, has none: another machine may have what it lacked.
         """
+        device = chosen_device(self.device)
         missing = self.results.missing(cell)
         work = {seed: self._work(cell, seed) for seed in missing}
         started = time.perf_counter()
@@ -101,14 +102,13 @@ class Runner:
         except RankupError as error:
             return str(error)
         except Exception as error:
-            why = failure_in_one_line(error)
-            release(str(cell), launch.device, "the same command")
-            return why
+            return failure_in_one_line(error)
+        finally:
+            release(str(cell), device, "the same command")
         seconds = (time.perf_counter() - started) / len(missing)
         for seed in missing:
             self.results.add(cell, [self._result(cell, seed, failures.get(seed, ""), seconds)])
             shutil.rmtree(work[seed], ignore_errors=True)
-        release(str(cell), launch.device, "the same command")
         return next(iter(failures.values()), "")
 
     def _work(self, cell: Cell, seed: int) -> Path:
