@@ -1,6 +1,7 @@
 """Settings are chosen by trials, on data and seeds that no report uses."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 import rankup
+from rankup import cli_tune, tuning
 from rankup import launch as launching
-from rankup import tuning
 from rankup.cli import app
 from rankup.cli_options import Device, Request
 from rankup.data.streams import Stream, make_stream
@@ -50,9 +51,7 @@ def request_() -> Request:
 
 
 @pytest.fixture(autouse=True)
-def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "trials", lambda method: TRIED)
-
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     # In one process, because starting others takes longer than all trials.
     def one_by_one(seeds: Any, *, on_progress: Any, note: Any) -> dict[Path, str]:
         failures: dict[Path, str] = {}
@@ -64,7 +63,7 @@ def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(request: Request, root: Path) -> dict[str, Any]:
-    Tuning(Launch(request), ["rank"], root).run("rank", None, pytest.fail)
+    Tuning(Launch(request), {"rank": TRIED}, root).run("rank", None, pytest.fail)
     found: dict[str, Any] = json.loads((root / "rank.json").read_text())
     return found
 
@@ -115,7 +114,7 @@ def test_test_data_is_not_looked_at(
 def test_going_on_runs_nothing_twice(request_: Request, tmp_path: Path) -> None:
     first = outcome(request_, tmp_path)
     with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
-        Tuning(Launch(request_), ["rank"], tmp_path)
+        Tuning(Launch(request_), {"rank": TRIED}, tmp_path)
     metrics = tmp_path / "rank" / "trial-02" / "seed-1000" / "metrics.jsonl"
     written = metrics.stat().st_mtime_ns
     assert outcome(replace(request_, resume=True), tmp_path)["trials"] == first["trials"]
@@ -126,7 +125,7 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = {"finetune": [{"lr": 1e9}], "rank": [{"lr": 2e-2}]}
-    monkeypatch.setattr(tuning, "trials", tried.get)
+    monkeypatch.setattr(cli_tune, "trials", lambda method, _: tried[method])
     words = f"tune --methods finetune,rank --tasks 2 --width 16 --epochs 8 --out {tmp_path}"
     answer = CliRunner().invoke(app, [*words.split(), "--device", "cpu"])
     assert isinstance(answer.exception, rankup.RankupError)
@@ -139,7 +138,7 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
 def test_what_trials_differ_in_cannot_be_given(request_: Request, tmp_path: Path) -> None:
     given = replace(request_, recipe_options={"lr": 1e-3})
     with pytest.raises(rankup.RankupError, match="lr was given, and is what trials of rank"):
-        Tuning(Launch(given), ["rank"], tmp_path)
+        Tuning(Launch(given), {"rank": TRIED}, tmp_path)
 
 
 def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
@@ -152,3 +151,31 @@ def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
     with pytest.raises(rankup.RankupError, match="is no file of settings"):
         settings_for("rank", "p-digits", "mlp", str(tmp_path))
     assert settings_for("finetune", "p-digits", "mlp", str(tmp_path)).recipe == {}
+
+
+def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
+    words = f"tune --methods rank --tasks 2 --width 16 --epochs 8 --out {tmp_path} --device cpu"
+    tried = ["--try", "lr=0.0001,0.02", "--try", "reuse=no"]
+    answer = CliRunner().invoke(app, [*words.split(), *tried])
+    assert answer.exit_code == 0, answer.output
+    found = json.loads((tmp_path / "rank.json").read_text())
+    both = [{"lr": 1e-4, "reuse": False}, {"lr": 0.02, "reuse": False}]
+    assert [each["settings"] for each in found["trials"]] == both
+    assert found["chosen"] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("lr", "what to try must be given as NAME=A,B,…, got 'lr'"),
+        ("strength=1", "'strength' is no setting of rank, which has epochs, "),
+        ("lr=fast", "lr must be a number, got 'fast'"),
+        ("epochs=1.5", "epochs must be a whole number, got '1.5'"),
+        ("reuse=perhaps", "reuse must be yes or no, got 'perhaps'"),
+        ("lr=0.1,-1", "lr must be positive, got -1.0"),
+        ("last=-1", "last must be at least 0, got -1"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(given: str, why: str) -> None:
+    with pytest.raises(rankup.RankupError, match=re.escape(why)):
+        trials("rank", [given])

@@ -10,6 +10,7 @@ import typer
 from rankup.cli_compare import ALL, Methods, chosen_methods
 from rankup.cli_options import Request, with_request
 from rankup.errors import RankupError
+from rankup.methods.search import trials
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,6 +24,15 @@ def tune(
     held_out: Annotated[
         float, typer.Option(help="Share of the training data to score on.", min=0.01, max=0.9)
     ] = 0.15,
+    tries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="NAME=A,B,…",
+            help="Try these values of a setting and not the method's own search; with several, "
+            "every combination.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder, else runs/tune-STREAM[-NET].")
     ] = None,
@@ -34,9 +44,10 @@ def tune(
     Trials learn whole streams of seeds from 1000 on, which no other command uses unless told, and
     are scored on a part of the training data that was held out; test data is never looked at.
     Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the other commands
-    takes settings from there.
+    takes settings from there. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what
+    is tried.
     """
-    names = chosen_methods(methods)
+    wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
 
     from rankup.launch import Launch
@@ -45,11 +56,11 @@ def tune(
 
     root = out or request.folder("tune")
     asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
-    tuning, failed = Tuning(Launch(asked), names, root), list[str]()
+    tuning, failed = Tuning(Launch(asked), wanted, root), list[str]()
     with bars() as shown:
         line = shown.add_task("", total=1.0, state="")
-        for number, method in enumerate(names, 1):
-            which = f"method {number}/{len(names)}: {method}"
+        for number, method in enumerate(wanted, 1):
+            which = f"method {number}/{len(wanted)}: {method}"
             shown.update(line, description=which, total=tuning.to_learn(method), completed=0)
 
             def show(now: Any, method: str = method) -> None:
@@ -64,7 +75,7 @@ def tune(
                 continue
             shown.console.print(_table(outcome))
     if failed:
-        raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")
+        raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {', '.join(failed)}")
     Console().print(f"Chosen settings are in {root}: use them with --recipe {root}", soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.launch import Launch
 from rankup.methods import method_info
-from rankup.methods.search import Settings, trials
+from rankup.methods.search import Settings
 from rankup.replicas import Seed, run_all
 from rankup.report.runs import read_run
 from rankup.run import OnProgress, check_folder, read_lines
@@ -58,17 +58,22 @@ class Outcome:
 
 
 class Tuning:
-    """All trials of several methods, refused before anything is run where a folder does not fit."""
+    """All trials of several methods, refused before anything is run where a folder does not fit.
 
-    def __init__(self, launch: Launch, methods: Sequence[str], root: Path) -> None:
-        self.launch, self.root = launch, root
-        self.trials = {method: trials(method) for method in methods}
+    Args:
+        trials: the settings to try, by method.
+    """
+
+    def __init__(
+        self, launch: Launch, trials: Mapping[str, Sequence[Settings]], root: Path
+    ) -> None:
+        self.launch, self.trials, self.root = launch, trials, root
         self._refuse_what_is_looked_for(launch.request.recipe_options)
         self.runs = {
-            method: [self._seeds(method, number) for number in range(len(self.trials[method]))]
-            for method in methods
+            method: [self._seeds(method, number) for number in range(len(tried))]
+            for method, tried in trials.items()
         }
-        for seed in (seed for method in methods for seed in self._all(method)):
+        for seed in (seed for method in trials for seed in self._all(method)):
             check_folder(seed.config, seed.out, seed.resume)
 
     def learned(self, method: str) -> int:

@@ -2,10 +2,14 @@
 included. No torch here."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from rankup.methods import method_info
+from rankup.errors import RankupError
+from rankup.methods import method_info, method_options
+from rankup.recipe import Recipe
+from rankup.settings import apart
 
 Settings = dict[str, Any]  # fields of the recipe, and the method's own options
 TRIALS = 12  # of each method
@@ -56,17 +60,56 @@ SEARCH: Mapping[str, Iterable[list[Settings]]] = {
 }
 
 
-def trials(method: str) -> list[Settings]:
+def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
     """All settings to try for a method.
+
+    Args:
+        instead: what to try in place of its own search: names with values, as "lr=0.01,0.02".
 
     >>> len(trials("rank")), trials("rank")[0]
     (12, {'lr': 0.01, 'weight_decay': 0.0, 'first_factors': 0.0})
+    >>> trials("ewc", ["lr=0.001", "strength=10,100"])
+    [{'lr': 0.001, 'strength': 10.0}, {'lr': 0.001, 'strength': 100.0}]
     """
     method_info(method)
+    lists = [_parsed(method, text) for text in instead] or SEARCH[method]
     merged = []
-    for chosen in itertools.product(*SEARCH[method]):
+    for chosen in itertools.product(*lists):
         settings: Settings = {}
         for part in chosen:
             settings |= part
         merged.append(settings)
     return merged
+
+
+def _parsed(method: str, text: str) -> list[Settings]:
+    """Settings that are given as NAME=A,B,…; refused where the method has no such setting or it
+    cannot have such a value."""
+    name, _, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not values:
+        raise RankupError(f"what to try must be given as NAME=A,B,…, got {text!r}")
+    known = {item.name: item for item in (*fields(Recipe), *fields(method_info(method).options))}
+    if name not in known:
+        raise RankupError(f"{name!r} is no setting of {method}, which has {', '.join(known)}")
+    found = _each(name, *(_value(name, type(known[name].default), v) for v in values.split(",")))
+    for settings in found:
+        own = apart(settings)
+        Recipe(**own.recipe)
+        method_options(method, own.options)
+    return found
+
+
+def _value(name: str, kind: type, text: str) -> Any:
+    parse, wanted = _PARSERS.get(kind, (str, "a word"))
+    try:
+        return parse(text)
+    except (KeyError, ValueError):
+        raise RankupError(f"{name} must be {wanted}, got {text!r}") from None
+
+
+_PARSERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
+    bool: ({"yes": True, "no": False}.__getitem__, "yes or no"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+}
