@@ -217,7 +217,7 @@ def test_what_is_stored_is_counted(name: str) -> None:
 
 def seeds_of(name: str, net: str, device: str, out: Path, **given: Any) -> list[Seed]:
     seeds = []
-    own = {"epochs": 15, "batch": 32, **METHODS[name].recipe, **EXPECTED[name].recipe, **given}
+    own = {"epochs": 15, "batch": 50, **METHODS[name].recipe, **EXPECTED[name].recipe, **given}
     for seed in range(2):
         config = replace(
             config_for(make_stream("s-digits", seed=seed), name, **own),

@@ -216,7 +216,7 @@ def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> N
     ]
     section = Section("digits", ("accuracy", "parameters"), rows)
     assert list(lines(section, results)) == [
-        ["digits", "accuracy %", "paper", "difference", "parameters", "paper", "difference"],
+        ["digits", "accuracy %", "paper", "diff", "parameters", "paper", "diff"],
         ["ours", "87.50 ± 3.54", "80.00", "+7.50", "1,000", "0.00M", "+0.00M"],
         ["theirs", "not run", "70.00", "–", "not run", "–", "–"],
     ]

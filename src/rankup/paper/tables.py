@@ -68,7 +68,7 @@ def lines(section: Section, results: Results) -> Iterator[list[str]]:
     ]
     heading = [section.title]
     for measure, has in zip(section.measures, printed, strict=True):
-        heading += [_HEADINGS[measure], *(["paper", "difference"] if has else [])]
+        heading += [_HEADINGS[measure], *(["paper", "diff"] if has else [])]
     yield heading
     for row in section.rows:
         measured = results.of(row.cell)
@@ -85,12 +85,13 @@ def rich_tables(table: Table, results: Results) -> Iterable[RichTable]:
     from rich import box
     from rich.table import Table as RichTable
 
-    for number, section in enumerate(table.sections):
-        heading, *rest = lines(section, results)
-        title = table.title if number == 0 else None
-        shown = RichTable(box=box.SIMPLE_HEAD, title=title)
-        for index, name in enumerate(heading):
-            shown.add_column(name, justify="right" if index else "left")
+    for section in table.sections:
+        (stream, *headings), *rest = lines(section, results)
+        title = f"{table.title}: {stream}"
+        shown = RichTable(box=box.SIMPLE_HEAD, title=title, collapse_padding=True, pad_edge=False)
+        shown.add_column(overflow="fold")
+        for name in headings:  # numbers are never cut: a narrow terminal folds names
+            shown.add_column(name, justify="right", no_wrap=True)
         for line in rest:
             shown.add_row(*line)
         yield shown
