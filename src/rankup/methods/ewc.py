@@ -19,6 +19,7 @@ from rankup.methods.options import EwcOptions
 from rankup.steps import Learner
 
 _BYTES = 2**26  # that the gradients of samples may take which are computed at once
+_TIMES_ON_GPU = 16  # as much, because it waits for Python unless they are many
 
 
 class EWC(DenseMethod):
@@ -80,7 +81,8 @@ class EWC(DenseMethod):
         rows = seeds.generator(self.seed, "importance", index)
         labels = seeds.generator(self.seed, "importance labels", index, device=self.device)
         squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        at_once = max(1, _BYTES // sum(4 * weight.numel() for weight in weights.values()))
+        room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
+        at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
         seen, mode = 0, self.body.training
         for x in feed.sample(self.options.samples, rows):
             answers = self.predict(x, index).softmax(1)
