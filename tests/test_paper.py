@@ -29,7 +29,7 @@ def tiny(method: str = "rank", **given: object) -> Cell:
 
 def result(seed: int, accuracy: Sequence[Sequence[float]], **given: object) -> Result:
     rest = {"parameters": 1000.0, "buffer": 0.0, "seconds": 3.0, **given}
-    about = {"known": {}, "config": {}, "date": "", "machine": "", "command": ""}
+    about = {"config": {}, "date": "", "machine": "", "command": ""}
     return Result(seed=seed, accuracy=[list(row) for row in accuracy], **about, **rest)
 
 
@@ -116,7 +116,7 @@ def test_a_cell_is_run_once_and_leaves_nothing_else_behind(results: Results) -> 
     assert measured.matrix.shape == (2, 2)
     assert measured.averages.shape == (2, 2)
     assert measured.runs[0].config["recipe"]["epochs"] == 2
-    assert measured.runs[0].known == own.known()
+    assert json.loads(results.path(own).read_bytes())["known"] == own.known()
     assert runs.left([own]) == []
     assert not list((results.root / WORK).rglob("*.jsonl"))
 
@@ -220,7 +220,8 @@ def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> N
         ["ours", "87.50 ± 3.54", "80.00", "+7.50", "1,000", "0.00M", "+0.00M"],
         ["theirs", "not run", "70.00", "–", "not run", "–", "–"],
     ]
-    results.path(one, 1).unlink()
+    results.path(one).unlink()
+    results.add(one, [result(0, [[0.9], [0.8, 0.9]])])
     assert list(lines(section, results))[1][:2] == ["ours (1 of 2 seeds)", "85.00"]
     assert markdown(Table("t", [section]), results).splitlines()[1] == (
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -228,11 +229,23 @@ def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> N
 
 
 def test_a_file_that_is_no_result_is_named(results: Results) -> None:
-    path = results.path(tiny(), 0)
+    path = results.path(tiny())
     path.parent.mkdir(parents=True)
-    path.write_text("{")
-    with pytest.raises(RankupError, match="seed-0.json is no result of a run"):
-        results.of(tiny())
+    for text in ("{", "[]", '{"runs": [{"seed": 0}]}'):
+        path.write_text(text)
+        with pytest.raises(RankupError, match=f"{path.name} is no file of results"):
+            results.of(tiny())
+
+
+def test_more_seeds_than_are_asked_for_do_not_count(results: Results) -> None:
+    results.add(tiny(), [result(seed, [[seed / 10]]) for seed in (2, 0)])
+    results.add(tiny(), [result(1, [[0.1]])])
+    few, all_ = results.of(tiny(seeds=2)), results.of(tiny(seeds=5))
+    assert few is not None
+    assert all_ is not None
+    assert [run.seed for run in few.runs] == [0, 1]
+    assert [run.seed for run in all_.runs] == [0, 1, 2]
+    assert results.missing(tiny(seeds=5)) == [3, 4]
 
 
 def test_a_figure_shows_what_was_run(results: Results, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Results of runs, each in a file of its own, named by what was run: folders from several machines
-are merged by copying one into the other.
+"""Results of runs, a file for each cell, named by what was run: folders from several machines are
+merged by copying one into the other.
 
-STREAM-NET/METHOD-DIGEST/seed-K.json
+STREAM-NET/METHOD-DIGEST.json
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rankup.store import write_file
 class Result:
     """What a run of one seed came to."""
 
-    known: dict[str, Any]  # of its cell
     seed: int
     config: dict[str, Any]
     accuracy: list[list[float]]  # after each task, on all tasks so far
@@ -51,40 +50,47 @@ class Measured(OverSeeds):
 class Results:
     root: Path
 
-    def path(self, cell: Cell, seed: int) -> Path:
-        return self.root / cell.folder() / f"seed-{seed}.json"
+    def path(self, cell: Cell) -> Path:
+        return self.root / f"{cell.folder()}.json"
 
     def of(self, cell: Cell) -> Measured | None:
         """A cell's results; None where no seed has any."""
-        whole = [result for result in self._found(cell) if not result.failed]
+        whole = [result for result in self._wanted(cell) if not result.failed]
         return Measured(whole) if whole else None
 
     def failure(self, cell: Cell) -> str:
         """Why a seed failed, if one did."""
-        return next((result.failed for result in self._found(cell) if result.failed), "")
+        return next((result.failed for result in self._wanted(cell) if result.failed), "")
 
     def missing(self, cell: Cell) -> list[int]:
         """Seeds that were not run."""
-        return [seed for seed in range(cell.seeds) if not self.path(cell, seed).exists()]
+        found = self._found(cell)
+        return [seed for seed in range(cell.seeds) if seed not in found]
 
     def add(self, cell: Cell, results: Sequence[Result]) -> None:
-        for result in results:
-            path = self.path(cell, result.seed)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(asdict(result), ensure_ascii=False)
-            write_file(path, text.encode() + b"\n")
+        """Beside those that are there. A line for each run, so that one can look at the file."""
+        runs = self._found(cell) | {result.seed: result for result in results}
+        lines = ",\n".join(
+            json.dumps(asdict(runs[seed]), ensure_ascii=False) for seed in sorted(runs)
+        )
+        known = json.dumps(cell.known(), ensure_ascii=False)
+        path = self.path(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, f'{{"known": {known},\n"runs": [\n{lines}\n]}}\n'.encode())
 
-    def _found(self, cell: Cell) -> list[Result]:
-        """Of all seeds that were run."""
-        folder = self.root / cell.folder()
-        paths = [folder / f"seed-{seed}.json" for seed in range(cell.seeds)]
-        return [_read(path) for path in paths if path.exists()]
+    def _wanted(self, cell: Cell) -> list[Result]:
+        """Of all seeds that the cell asks for and that were run; others may have been, too."""
+        found = self._found(cell)
+        return [found[seed] for seed in range(cell.seeds) if seed in found]
 
-
-def _read(path: Path) -> Result:
-    try:
-        return Result(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        raise RankupError(
-            f"{path} is no result of a run: remove it, and the run will be repeated"
-        ) from None
+    def _found(self, cell: Cell) -> dict[int, Result]:
+        path = self.path(cell)
+        try:
+            runs = [Result(**run) for run in json.loads(path.read_bytes())["runs"]]
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError):
+            raise RankupError(
+                f"{path} is no file of results: remove it, and its runs will be repeated"
+            ) from None
+        return {run.seed: run for run in runs}

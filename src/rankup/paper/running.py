@@ -106,9 +106,9 @@ class Runner:
         finally:
             release(str(cell), device, "the same command")
         seconds = (time.perf_counter() - started) / len(missing)
-        for seed in missing:
-            self.results.add(cell, [self._result(cell, seed, failures.get(seed, ""), seconds)])
-            shutil.rmtree(work[seed], ignore_errors=True)
+        done = [self._result(cell, seed, failures.get(seed, ""), seconds) for seed in missing]
+        self.results.add(cell, done)
+        shutil.rmtree(self.results.root / WORK / cell.folder(), ignore_errors=True)
         return next(iter(failures.values()), "")
 
     def _work(self, cell: Cell, seed: int) -> Path:
@@ -117,7 +117,6 @@ class Runner:
     def _result(self, cell: Cell, seed: int, failed: str, seconds: float) -> Result:
         run = None if failed else read_run(self._work(cell, seed))
         return Result(
-            known=cell.known(),
             seed=seed,
             config=run.config if run else {},
             accuracy=run.matrix.rows if run else [],
