@@ -1,5 +1,6 @@
 """Several seeds at once end as each of them alone."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import rankup
+from rankup import workers
 from rankup.data.streams import Stream, make_stream
 from rankup.replicas import Seed, run_seeds
 from rankup.report import read_run
@@ -109,3 +111,12 @@ def test_bad_input_of_a_process_is_said_in_one_sentence(tmp_path: Path) -> None:
     run_seeds(seeds, note=pytest.fail)
     with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
         run_seeds(seeds, note=pytest.fail)
+
+
+def warn(number: int) -> None:
+    warnings.warn(f"{number} is odd", stacklevel=1)
+
+
+def test_a_warning_in_a_process_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    assert list(workers.in_processes(warn, [3], 1, hear=pytest.fail, lost="")) == [(3, None)]
+    assert capfd.readouterr().err == "rankup: 3 is odd\n"

@@ -1,7 +1,6 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import Request, with_method_options, with_request
 from rankup.cli_paper import paper
 from rankup.cli_tune import tune
-from rankup.errors import RankupError
+from rankup.errors import RankupError, plain_warnings
 from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
 
@@ -28,8 +27,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="A name per line, for scrip
 
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
-    # A warning is a sentence for the user: where in the code it comes from is not.
-    warnings.formatwarning = lambda message, *_: f"rankup: {message}\n"
+    plain_warnings()
     try:
         app()
     except RankupError as error:

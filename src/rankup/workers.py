@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from rankup.errors import RankupError
+from rankup.errors import RankupError, plain_warnings
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -66,4 +66,5 @@ def _begin(told: Any) -> None:
     _told = told
     # Ctrl-C reaches every process of a terminal; it is the parent's to end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plain_warnings()
     torch.set_num_threads(1)
