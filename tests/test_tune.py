@@ -22,7 +22,7 @@ from rankup.methods import METHODS, method_options
 from rankup.methods.search import SEARCH, TRIALS, trials
 from rankup.recipe import Recipe
 from rankup.replicas import run_all
-from rankup.settings import settings_for
+from rankup.settings import ALIKE, TUNED, settings_for
 from rankup.tuning import Tuning
 
 RECIPE_FIELDS = {item.name for item in fields(Recipe)}
@@ -179,3 +179,12 @@ def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
 def test_what_cannot_be_tried_is_refused(given: str, why: str) -> None:
     with pytest.raises(rankup.RankupError, match=re.escape(why)):
         trials("rank", [given])
+
+
+def test_a_stream_that_was_not_tuned_for_has_the_settings_of_one_alike() -> None:
+    for case, alike in ALIKE.items():
+        assert not (TUNED / case).exists()
+        assert (TUNED / alike).is_dir()
+    own = settings_for("packnet", "s-miniimagenet", "resnet18")
+    assert own == settings_for("packnet", "s-cifar100", "resnet18")
+    assert own.options["retrain"] == 1 / 3

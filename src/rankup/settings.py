@@ -12,6 +12,8 @@ from rankup.methods import method_info, method_options
 from rankup.recipe import RECIPES, Recipe
 
 TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD.json
+# Where nothing was tuned for a stream, but for one that is much alike.
+ALIKE = {"s-miniimagenet-resnet18": "s-cifar100-resnet18"}
 
 
 class Settings(NamedTuple):
@@ -28,10 +30,10 @@ def settings_for(method: str, stream: str, net: str, recipe: str = "default") ->
     >>> settings_for("rank", "s-digits", "mlp")
     Settings(recipe={}, options={})
     """
-    own = dict(method_info(method).recipe)
+    own, case = dict(method_info(method).recipe), f"{stream}-{net}"
     if recipe in RECIPES and recipe != "default":
         return Settings(own, {})
-    folder = TUNED / f"{stream}-{net}" if recipe == "default" else Path(recipe)
+    folder = TUNED / ALIKE.get(case, case) if recipe == "default" else Path(recipe)
     tuned = _read(folder / f"{method}.json", method)
     return Settings(own | dict(tuned.recipe), tuned.options)
 
