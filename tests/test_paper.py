@@ -223,9 +223,12 @@ def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> N
     results.path(one).unlink()
     results.add(one, [result(0, [[0.9], [0.8, 0.9]])])
     assert list(lines(section, results))[1][:2] == ["ours (1 of 2 seeds)", "85.00"]
-    assert markdown(Table("t", [section]), results).splitlines()[1] == (
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    )
+    _, rule, ours, theirs = markdown(
+        Table("t", [section]), results, results.root.parent / "docs" / "page.md"
+    ).splitlines()
+    assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    assert ours.startswith(f"| [ours](../results/{one.folder()}.json) (1 of 2 seeds) | 85.00 |")
+    assert theirs.startswith("| theirs | not run |")
 
 
 def test_a_file_that_is_no_result_is_named(results: Results) -> None:

@@ -71,7 +71,7 @@ def paper(
         from rankup.launch import chosen_device
         from rankup.paper import running
 
-        command = shlex.join(["rankup", *sys.argv[1:]])
+        command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
         wanted = _only(name, cells, only or [])
         runner = running.Runner(found, device, data, command, download)
         if jobs > 1 and chosen_device(device) == "cpu":
@@ -84,6 +84,17 @@ def paper(
         write_page(parts, found, page)
     if failed:
         raise typer.Exit(1)
+
+
+def _without_folders(words: Sequence[str]) -> list[str]:
+    """A command as others would repeat it.
+
+    >>> _without_folders(["paper", "rank", "--data", "mine", "--jobs", "4", "--results=here"])
+    ['paper', 'rank', '--jobs', '4']
+    """
+    own = ("--data", "--results", "--page")
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if before not in own and word.split("=")[0] not in own]
 
 
 def _only(name: str, cells: "Sequence[Cell]", words: Sequence[str]) -> "list[Cell]":

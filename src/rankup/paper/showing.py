@@ -1,5 +1,6 @@
 """Tables and figures on the terminal, and all of them on one page."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from rankup.paper.tables import Table, markdown, rich_tables
 from rankup.report.theme import DARK, LIGHT
 from rankup.store import write_file
 
+_INTRODUCTION = (
+    "Written by `rankup paper`, nothing by hand. Figures are means ± standard deviations over "
+    "seeds, beside the paper's own and the difference; parameters and replay buffers are in "
+    "float32 numbers. A name links to the raw numbers: every seed's accuracy matrix, its settings, "
+    "the date, the machine, the versions and the command. *not run* means that it has not been."
+)
 PICTURES = "figures"  # the folder of pictures, in that of the results
 
 
@@ -34,7 +41,7 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
 
 def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path) -> None:
     """A Markdown page with all tables, and pictures beside it."""
-    text = ["# Results", "", "Written by `rankup paper`; mean ± standard deviation over seeds."]
+    text = ["# Results", "", _INTRODUCTION, "", *_machines(parts, results)]
     for name, part in parts.items():
         text += ["", f"## {part.title}", "", f"`rankup paper {name}`"]
         if part.differs:
@@ -48,9 +55,22 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
                     f'<img alt="{part.title}" src="{light}"></picture>',
                 ]
         else:
-            text += ["", markdown(part, results)]
+            text += ["", markdown(part, results, page)]
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         write_file(page, "\n".join([*text, ""]).encode())
     except OSError as error:
         raise RankupError(f"{page} cannot be written: {error.strerror}") from error
+
+
+def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str]:
+    """How many runs there are, by where they ran."""
+    cells = dict.fromkeys(own for part in parts.values() for own in part.cells())
+    runs = [run for own in cells if (found := results.of(own)) for run in found.runs]
+    where = Counter((run.machine, run.config["versions"]["torch"]) for run in runs)
+    dates = {run.date for run in runs}
+    if not runs:
+        return ["Nothing of it has been run."]
+    when = " to ".join(sorted({min(dates), max(dates)}))
+    lines = [f"- {n:,} on {machine}, torch {torch}" for (machine, torch), n in where.most_common()]
+    return [f"{len(runs):,} runs, {when}:", "", *lines]

@@ -4,8 +4,10 @@ It can be shown whether all of it was run or not."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import relpath
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rankup.paper.cells import Cell
@@ -59,7 +61,9 @@ class Table:
         return list(dict.fromkeys(row.cell for part in self.sections for row in part.rows))
 
 
-def lines(section: Section, results: Results) -> Iterator[list[str]]:
+def lines(
+    section: Section, results: Results, name: Callable[[Row], str] = lambda row: row.name
+) -> Iterator[list[str]]:
     """A section's lines as text, the heading first: a measure is followed by what the paper prints
     and by the difference, where the paper prints anything of that kind."""
     printed = [
@@ -72,7 +76,7 @@ def lines(section: Section, results: Results) -> Iterator[list[str]]:
     yield heading
     for row in section.rows:
         measured = results.of(row.cell)
-        line = [row.name + _seeds(row.cell, measured)]
+        line = [name(row) + _seeds(row.cell, measured)]
         for measure, said, has in zip(section.measures, row.printed, printed, strict=True):
             line.append(_value(measure, measured, row.cell, results))
             if has:
@@ -97,11 +101,18 @@ def rich_tables(table: Table, results: Results) -> Iterable[RichTable]:
         yield shown
 
 
-def markdown(table: Table, results: Results) -> str:
-    """All sections, each under its stream's name."""
+def markdown(table: Table, results: Results, page: Path) -> str:
+    """All sections, each under its stream's name. Names of what was run link to the raw numbers,
+    from a page that will be in the place given."""
+
+    def linked(row: Row) -> str:
+        if results.of(row.cell) is None:
+            return row.name
+        return f"[{row.name}]({relpath(results.path(row.cell), page.parent)})"
+
     parts = []
     for section in table.sections:
-        heading, *rest = lines(section, results)
+        heading, *rest = lines(section, results, linked)
         rule = ["---"] + ["---:"] * (len(heading) - 1)
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in (heading, rule, *rest)))
     return "\n\n".join(parts)
