@@ -1,10 +1,7 @@
-"""Several methods side by side: what is run, what becomes of one that fails, what is shown."""
+"""Several methods side by side: what is run, what becomes of one that fails, what is refused."""
 
-import csv
 import io
-import itertools
 import json
-import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgba
-from matplotlib.figure import Figure
 
 import rankup.compare
 from rankup.cli import main
@@ -25,19 +18,12 @@ from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.methods import METHODS, MethodInfo
 from rankup.methods.finetune import FineTune
-from rankup.metrics import AccuracyMatrix
 from rankup.replicas import Seed, run_seeds
-from rankup.report import methods_table, read_comparison, write_comparison
-from rankup.report.comparison import Comparison, Entry
-from rankup.report.comparison_plots import averages_plot, matrices_plot, memory_plot
-from rankup.report.export import as_csv, as_latex, as_markdown
-from rankup.report.figures import write_figures
-from rankup.report.placement import Box, place_labels, spread_apart
-from rankup.report.runs import Run
-from rankup.report.theme import DARK, LIGHT, Theme, colour, line_style, marker
+from rankup.report import read_comparison
+from rankup.report.export import as_csv
 from rankup.run import SeedRun, read_lines, run_together
 from rankup.steps import Learner
-from test_report import Page, printed, write_run
+from test_report import Page
 
 QUICK = ("--tasks", 2, "--epochs", 2, "--width", 8, "--out", "c")
 
@@ -134,9 +120,6 @@ def config_of(method: str, seed: int = 0) -> dict[str, Any]:
     return config
 
 
-# Running
-
-
 def test_every_method_has_a_folder_with_its_runs(call: Call, tmp_path: Path) -> None:
     done = call("compare", "--methods", "finetune,rank", "--seed", 3, *QUICK[:-2])
     assert done.code == 0, done.err
@@ -190,6 +173,22 @@ def test_a_page_where_nothing_worked(call: Call) -> None:
     assert "None of 2 methods has learned p-digits yet" in page.words
     assert "img" not in page.tags
     assert as_csv(read_comparison(Path("c"))).splitlines()[1].startswith("buggy,yes,0,")
+
+
+def test_report_writes_the_same_page_again(call: Call) -> None:
+    ran = call("compare", "--methods", "finetune,bound", *QUICK)
+    files = [path for path in Path("c").iterdir() if path.suffix in (".html", ".csv", ".png")]
+    assert len(files) == 8
+    before = {path: path.read_bytes() for path in files}
+    for path in files:
+        path.unlink()
+    seen = call("report", "c")
+    assert (seen.code, seen.out) == (0, ran.out)
+    assert {path: path.read_bytes() for path in files} == before
+    elsewhere = call("report", "c", "--out", "page/p.html")
+    assert elsewhere.code == 0
+    assert Path("page/p.html").read_bytes() == before[Path("c/report.html")]
+    assert Path("page/table.tex").exists()
 
 
 def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,330 +357,3 @@ def test_a_comparison_that_is_there_is_refused(call: Call, learned: list[tuple[s
     Path("c/compare.json").write_text('{"asked": {}}')
     broken = call("compare", "--methods", "rank", *QUICK, "--resume")
     assert broken.err.startswith("rankup: c/compare.json is truncated or edited")
-
-
-# What is shown
-
-
-ROWS = {  # of each method, for each seed
-    "rank": [[[0.9], [0.9, 0.8]], [[0.8], [0.8, 0.8]]],
-    "fine_tune": [[[0.9], [0.7, 0.8]], [[0.8], [0.7, 0.9]]],
-    "joint|all": [[[0.95], [0.95, 0.95]], [[0.95], [0.95, 0.95]]],
-    "ewc": [[[0.9], [0.6, 0.8]], [[0.9]]],  # the second seed failed at its second task
-    "a<b>": [[[0.9]], [[0.9]]],
-}
-FAILED = {
-    "ewc": "seed 1: task 'b' diverged",
-    "a<b>": "seed 0: task 'b' was not learned (and 1 more seeds)",
-    "rank": "long ago",  # but then it worked
-}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A comparison of which all results are known."""
-    root = tmp_path / "known"
-    for method, seeds in ROWS.items():
-        for seed, rows in enumerate(seeds):
-            sgd = method in ("ewc", "a<b>")
-            recipe = {"name": "default", "epochs": 7, "lr": 0.1 if sgd else 0.01}
-            own = {"method": method, "seed": seed, "tasks": 2}
-            options = {"ewc": {"strength": 5.0}, "joint|all": {"size": "full"}}.get(method, {})
-            folder = root / method / f"seed-{seed}"
-            write_run(folder, rows, **own, options=options, recipe=recipe)
-    index = {
-        "asked": {"stream": "p-digits"},
-        "seeds": [0, 1],
-        "methods": {method: method != "joint|all" for method in ROWS},
-        "failed": FAILED,
-    }
-    (root / "compare.json").write_text(json.dumps(index))
-    return root
-
-
-@pytest.fixture
-def comparison(folder: Path) -> Comparison:
-    return read_comparison(folder)
-
-
-# Of rank the averages are 85 and 80 and nothing is forgotten; of fine_tune 75 and 80, and 20 and 10
-# points are. The deviation of two numbers is their distance over √2.
-CELLS = [
-    ["joint|all*", "95.00 ± 0.00", "0.00 ± 0.00", "15,000", "0", "5.0 s"],
-    ["rank", "82.50 ± 3.54", "0.00 ± 0.00", "15,000", "0", "5.0 s"],
-    ["fine_tune", "77.50 ± 3.54", "15.00 ± 7.07", "15,000", "0", "5.0 s"],
-    ["ewc (1 of 2 seeds)", "70.00", "30.00", "15,000", "0", "5.0 s"],
-    ["a<b>", "failed", "–", "–", "–", "–"],
-]
-
-
-def test_the_table_is_as_worked_out_by_hand(comparison: Comparison) -> None:
-    text = printed(methods_table(comparison))
-    rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-    for cells in CELLS:
-        assert cells in rows or cells[0].startswith("ewc"), cells
-    assert ["ewc (1 of 2", "70.00", "30.00", "15,000", "0", "5.0 s"] in [
-        [row[0].removesuffix(" seeds)"), *row[1:]] for row in rows
-    ]
-    words = " ".join(text.split())
-    assert "mean ± standard deviation of 2 seeds; parameters" in words
-    assert "* not continual: it has the data of all tasks at once" in words
-
-
-def test_a_wide_table_fits_80_columns_without_breaking_names(tmp_path: Path) -> None:
-    run = known_run([[0.9912], [0.4912, 0.9012]], parameters=10_454_728, buffer=3_920_000)
-    entries = [entry("orthog-subspace", 1, [run, known_run([[0.1], [0.5, 0.4]], seconds=3599)])]
-    text = printed(methods_table(Comparison(tmp_path, "s-miniimagenet", 2, entries)))
-    assert re.search(r"^ orthog-subspace  \d\d\.\d\d ± \d+\.\d\d ", text, re.M)
-    assert "…" not in text
-
-
-def test_the_csv_has_results_and_settings_of_every_method(comparison: Comparison) -> None:
-    text = as_csv(comparison)
-    assert text.splitlines()[0].startswith("method,continual,seeds,failed,accuracy,accuracy_std,")
-    assert text.splitlines()[0].endswith(",options.size,options.strength")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [row["method"] for row in rows] == ["joint|all", "rank", "fine_tune", "ewc", "a<b>"]
-    rank, tuned, ewc, failed = rows[1:]
-    assert (rank["accuracy"], rank["accuracy_std"]) == ("82.5", "3.5355")
-    assert (tuned["forgetting"], tuned["forgetting_std"]) == ("15.0", "7.0711")
-    assert (ewc["seeds"], ewc["accuracy"], ewc["accuracy_std"]) == ("1", "70.0", "")
-    assert (ewc["failed"], rank["failed"]) == ("seed 1: task 'b' diverged", "")
-    assert (failed["accuracy"], failed["parameters"], failed["recipe.lr"]) == ("", "", "0.1")
-    assert [row["continual"] for row in rows] == ["no", "yes", "yes", "yes", "yes"]
-    assert (rank["parameters"], rank["buffer"], rank["seconds"]) == ("15000.0", "0.0", "5.0")
-    assert {row["recipe.epochs"] for row in rows} == {"7"}
-    assert [row["recipe.lr"] for row in rows] == ["0.01", "0.01", "0.01", "0.1", "0.1"]
-    assert [row["options.strength"] for row in rows] == ["", "", "", "5.0", ""]
-    assert rank["rank"] == "11,1"
-    assert rank["versions.torch"] == "2.13.0"
-
-
-def test_markdown(comparison: Comparison) -> None:
-    lines = as_markdown(comparison).splitlines()
-    assert lines[:4] == [
-        "| method | accuracy % | forgetting | parameters | replay buffer | time |",
-        "|---|---:|---:|---:|---:|---:|",
-        r"| joint\|all\* | 95.00 ± 0.00 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s |",
-        "| rank | 82.50 ± 3.54 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s |",
-    ]
-    assert lines[6] == r"| a\<b\> | failed | – | – | – | – |"
-    assert "ewc failed: seed 1: task 'b' diverged." in lines
-    assert not any(line.startswith("rank failed") for line in lines)
-
-
-def test_latex(comparison: Comparison) -> None:
-    lines = as_latex(comparison).splitlines()
-    table = lines[lines.index(r"\begin{tabular}{lrrrrr}") :]
-    assert table == [
-        r"\begin{tabular}{lrrrrr}",
-        r"\toprule",
-        r"method & accuracy \% & forgetting & parameters & replay buffer & time \\",
-        r"\midrule",
-        r"joint|all* & 95.00 $\pm$ 0.00 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s \\",
-        r"rank & 82.50 $\pm$ 3.54 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s \\",
-        r"fine\_tune & 77.50 $\pm$ 3.54 & 15.00 $\pm$ 7.07 & 15,000 & 0 & 5.0 s \\",
-        r"ewc (1 of 2 seeds) & 70.00 & 30.00 & 15,000 & 0 & 5.0 s \\",
-        r"a<b> & failed & -- & -- & -- & -- \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    assert all(line.startswith("% ") for line in lines[: lines.index(table[0])])
-
-
-def test_latex_is_escaped() -> None:
-    odd = entry(r"\a_b & 5% $x$ #{~^}", 1, [known_run([[0.5], [0.6, 0.5]])])
-    text = as_latex(Comparison(Path("."), "s\nx", 1, [odd]))
-    assert (
-        r"\textbackslash{}a\_b \& 5\% \$x\$ \#\{\textasciitilde{}\textasciicircum{}\} & 55.00 & "
-        r"$-$10.00 & 7 & 0 & 1.0 s \\"
-    ) in text.splitlines()
-    assert "% s x" in text.splitlines()
-
-
-def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Comparison) -> None:
-    page = Page(write_comparison(comparison, folder / "report.html"))
-    words = " ".join(page.words.split())
-    assert page.html.startswith("<!doctype html>")
-    assert not re.search(r"https?:|url\(|@import|<script", page.html)
-    assert all(reference.startswith("data:") for reference in page.references)
-    assert page.tags.count("img") == page.tags.count("source") == 3
-    assert {path.name for path in folder.glob("*.png")} == {
-        f"{name}{theme}.png"
-        for name in ("average", "memory", "matrices")
-        for theme in ("", "-dark")
-    }
-    for row in CELLS:
-        assert " ".join(row) in words
-    assert "b" not in page.tags
-    assert "Of 5 methods 4 learned 2 tasks of p-digits with 2 seeds each; the best" in words
-    assert "the best on average is rank: 82.50 ± 3.54 %, forgetting 0.00 ± 0.00." in words
-    own, shared = words.split("Of each method, where they differ")[1].split("Of all methods")
-    assert "rank lr 0.01" in own
-    assert "ewc strength 5.0 lr 0.1" in own or "ewc lr 0.1 strength 5.0" in own
-    assert "epochs" not in own
-    assert "epochs 7" in shared
-    assert "lr" not in shared.split()
-    assert "width 256" in shared
-
-
-def test_report_writes_the_same_page_again(call: Call) -> None:
-    ran = call("compare", "--methods", "finetune,bound", *QUICK)
-    files = [path for path in Path("c").iterdir() if path.suffix in (".html", ".csv", ".png")]
-    assert len(files) == 8
-    before = {path: path.read_bytes() for path in files}
-    for path in files:
-        path.unlink()
-    seen = call("report", "c")
-    assert (seen.code, seen.out) == (0, ran.out)
-    assert {path: path.read_bytes() for path in files} == before
-    elsewhere = call("report", "c", "--out", "page/p.html")
-    assert elsewhere.code == 0
-    assert Path("page/p.html").read_bytes() == before[Path("c/report.html")]
-    assert Path("page/table.tex").exists()
-
-
-# Plots
-
-
-def known_run(
-    rows: list[list[float]], parameters: float = 7, buffer: float = 0, seconds: float = 0.5
-) -> Run:
-    line = {"task": "t", "parameters": parameters, "buffer": buffer, "seconds": seconds}
-    return Run(Path("."), {}, [line] * len(rows), AccuracyMatrix(rows), {}, {})
-
-
-def entry(name: str, number: int, runs: list[Run]) -> Entry:
-    return Entry(name, number, True, len(runs), runs, [], "")
-
-
-def many(accuracy: Callable[[int], float], stored: Callable[[int], float]) -> list[Entry]:
-    """Fourteen methods with two seeds and three tasks each."""
-    names = ["rank", "finetune", "orthog-subspace", "parallel rank 4", "a-gem", "ewc", "hat"] * 2
-    return [
-        entry(
-            name,
-            index + 1,
-            [
-                known_run([[a], [a, a], [a, a, a + 0.01 * seed]], parameters=stored(index))
-                for seed in range(2)
-            ],
-        )
-        for index, name in enumerate(names)
-        for a in [accuracy(index)]
-    ]
-
-
-LIKENESSES = {
-    "all alike": many(lambda i: 0.9, lambda i: 300_000),
-    "in a column": many(lambda i: 0.9 + 0.002 * i, lambda i: 300_000),
-    "in a row": many(lambda i: 0.9, lambda i: 300_000 + 5_000 * i),
-    "in a corner": many(lambda i: 0.98 if i else 0.1, lambda i: 100_000 if i else 9e6),
-    "far apart": many(lambda i: 0.05 * i, lambda i: 1_000 * 2**i),
-}
-
-
-@pytest.mark.parametrize("likeness", LIKENESSES)
-@pytest.mark.parametrize("plot", [averages_plot, memory_plot])
-def test_no_label_of_a_plot_covers_another(plot: Any, likeness: str) -> None:
-    entries = LIKENESSES[likeness]
-    figure = plot(entries, LIGHT)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    texts = [*figure.texts, *figure.axes[0].texts]
-    assert len(texts) == len(entries) == 14
-    boxes = [text.get_window_extent(renderer) for text in texts]
-    for one, other in itertools.combinations(boxes, 2):
-        assert not Box(*one.extents).overlaps(Box(*other.extents))
-    width, height = figure.bbox.size
-    for box in boxes:
-        assert Box(*box.extents).inside(Box(0, 0, width, height))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_labels_lie_near_their_points_and_over_nothing(seed: int) -> None:
-    draw = random.Random(seed)
-    frame = Box(0, 0, 900, 500)
-    points = [(draw.uniform(20, 880), draw.uniform(20, 480)) for _ in range(14)]
-    sizes = [(draw.uniform(30, 170), 16.0) for _ in points]
-    boxes = place_labels(points, sizes, frame, clear=10)
-    for one, other in itertools.combinations(boxes, 2):
-        assert not one.overlaps(other)
-    for (x, y), (width, height), box in zip(points, sizes, boxes, strict=True):
-        assert (box.right - box.left, box.top - box.bottom) == pytest.approx((width, height))
-        assert box.inside(frame)
-        assert not any(box.overlaps(Box(a - 10, b - 10, a + 10, b + 10)) for a, b in points)
-        apart = max(box.left - x, x - box.right, box.bottom - y, y - box.top)
-        assert apart < 60
-
-
-def test_a_lone_label_stands_right_of_its_point() -> None:
-    (box,) = place_labels([(50, 50)], [(40, 10)], Box(0, 0, 200, 100), clear=5)
-    assert box == pytest.approx((55.25, 45, 95.25, 55))
-    (box,) = place_labels([(190, 50)], [(40, 10)], Box(0, 0, 200, 100), clear=5)
-    assert box.right <= 190
-
-
-def test_places_are_spread_no_further_than_it_takes() -> None:
-    assert spread_apart([3, 1, 9], gap=1, low=0, high=10) == [3, 1, 9]
-    assert spread_apart([5, 5, 5], gap=1, low=0, high=10) == [4, 5, 6]
-    assert spread_apart([10, 10], gap=1, low=0, high=10) == [9, 10]
-    assert spread_apart([0, 0], gap=1, low=0, high=10) == [0, 1]
-    draw = random.Random(0)
-    for _ in range(50):
-        wanted = [draw.uniform(0, 10) for _ in range(14)]
-        places = spread_apart(wanted, gap=0.7, low=0, high=10)
-        in_order = [place for _, place in sorted(zip(wanted, places, strict=True))]
-        assert all(b - a >= 0.7 - 1e-9 for a, b in itertools.pairwise(in_order))
-        assert -1e-9 <= min(places) <= max(places) <= 10 + 1e-9
-
-
-def test_lines_bands_and_maps_are_the_means_of_all_seeds() -> None:
-    seeds = [known_run([[0.9], [0.5, 0.7]]), known_run([[0.7], [0.3, 0.7]])]
-    entries = [entry("one", 1, seeds), entry("two", 2, seeds[:1])]
-    axes = averages_plot(entries, LIGHT).axes[0]
-    assert axes.lines[0].get_ydata() == pytest.approx([80, 55])
-    assert axes.lines[1].get_ydata() == pytest.approx([90, 60])
-    (band,) = axes.collections  # a single seed has none
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (min(heights), max(heights)) == pytest.approx((55 - 50**0.5, 80 + 200**0.5))
-    maps = [panel.images[0].get_array() for panel in matrices_plot(entries).axes[:2]]
-    assert maps[0][1].tolist() == pytest.approx([40, 70])
-    assert maps[1][1].tolist() == pytest.approx([50, 70])
-    scales = {panel.images[0].get_clim() for panel in matrices_plot(entries).axes[:2]}
-    assert scales == {(40, 90)}
-
-
-def test_plots_leave_no_light_colour_in_the_dark(tmp_path: Path) -> None:
-    made: dict[str, Figure] = {}
-
-    def make(theme: Theme) -> dict[str, Figure]:
-        entries = LIKENESSES["far apart"]
-        made.update(lines=averages_plot(entries, theme), points=memory_plot(entries, theme))
-        return made
-
-    write_figures(make, tmp_path)
-    for figure in made.values():
-        assert set(colours(figure)) == {*DARK.runs, DARK.text, DARK.muted, DARK.line, DARK.surface}
-
-
-def colours(figure: Figure) -> Iterator[str]:
-    """Of all that is drawn."""
-    for artist in figure.findobj():
-        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
-            if hasattr(artist, f"get_{part}") and artist.get_visible():
-                found = getattr(artist, f"get_{part}")()
-                each = found if np.ndim(found) == 2 else [found]
-                yield from (to_hex(one) for one in each if to_rgba(one)[3])
-
-
-def test_memory_counts_the_buffer() -> None:
-    run = known_run([[0.9]], parameters=100, buffer=900)
-    points = memory_plot([entry("one", 1, [run])], LIGHT).axes[0].lines
-    assert (points[0].get_xdata()[0], points[0].get_ydata()[0]) == pytest.approx((1000, 90))
-
-
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_fourteen_methods_look_different(theme: Any) -> None:
-    looks = {(colour(theme, i), line_style(theme, i)) for i in range(14)}
-    assert len(looks) == len({marker(i) for i in range(14)}) == 14
-    assert len(LIGHT.runs) == len(DARK.runs)
