@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
 from rankup.data.streams import Stream
@@ -80,6 +81,21 @@ def inputs(learner: Learner, seed: int = 0) -> Inputs:
     drawn = learner.draws(torch.Generator().manual_seed(seed))
     learned = {name: tensor.detach().clone() for name, tensor in learner.learned().items()}
     return learned, learner.read(), {name: entries[0] for name, entries in drawn.items()}
+
+
+class Unwaiting(TorchDispatchMode):
+    """Refuses whatever would wait for a GPU, or whose shape depends on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.name().split("::")[1] not in (
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "unique_dim",
+            "_unique2",
+            "is_nonzero",
+        ), func
+        return func(*args, **(kwargs or {}))
 
 
 def assert_a_step_serves_later_tasks(method: Method, tasks: Sequence[Task]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rankup.cli import _failed
 from rankup.data import STREAMS
 from rankup.methods import METHODS
 
@@ -125,6 +126,11 @@ REFUSED = {
         ["run", "--lr", "1e30", "--tasks", "1", "--out", "x"],
         "'permutation 01' diverged",
     ),
+    "cropped": (
+        ["run", "--crop", "9", "--out", "x"],
+        "images of 8×8 pixels can be padded by reflection by 0 to 7 pixels, got 9",
+    ),
+    "a file": (["run", "--out", "file"], "file is a file, not a folder: name another with --out"),
     "no run": (["report", "nowhere"], "nowhere"),
     "no network": (["info", "nowhere"], "there is no network in nowhere"),
 }
@@ -133,13 +139,15 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_gets_one_sentence_and_a_non_zero_exit(case: str, tmp_path: Path) -> None:
     arguments, message = REFUSED[case]
+    (tmp_path / "file").touch()
     done = rankup(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("rankup: ")
     assert re.search(message, last), last
     assert "Traceback" not in done.stderr
-    if case == "optimiser":  # nothing stands in the way of another try
+    assert case != "diverging" or "what was learned before" not in last  # there is nothing
+    if case in ("optimiser", "cropped"):  # nothing stands in the way of another try
         assert not (tmp_path / "x").exists()
 
 
@@ -151,10 +159,37 @@ def test_a_method_has_a_recipe_of_its_own_but_for_what_is_given(tmp_path: Path) 
     assert (recipe["optimiser"], recipe["schedule"], recipe["lr"]) == ("sgd", "constant", 0.2)
 
 
-def test_an_unknown_option_value_is_refused(tmp_path: Path) -> None:
-    done = rankup("run", "--net", "vgg", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [("--net", "vgg", "mlp"), ("--width", "-3", "--width"), ("--width", "0", "--width")],
+)
+def test_an_unknown_option_value_is_refused(
+    option: str, value: str, expected: str, tmp_path: Path
+) -> None:
+    done = rankup("run", option, value, cwd=tmp_path)
     assert done.returncode == 2
-    assert "mlp" in done.stderr
+    assert expected in done.stderr
+
+
+def test_a_rank_that_is_capped_is_said_once_for_all_seeds(tmp_path: Path) -> None:
+    command = ("run", "--rank", "300,1", "--width", 16, "--tasks", 1, "--epochs", 2, "--seeds", 2)
+    done = rankup(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "rankup: one task cannot add more rank than a layer's weight has: capped in hidden.0, "
+    assert done.stderr.count(said) == 1, done.stderr
+
+
+def test_seeds_that_failed_are_counted_and_what_is_left_is_named(tmp_path: Path) -> None:
+    folders = {seed: tmp_path / f"seed-{seed}" for seed in range(3)}
+    again = "a new run with other settings needs another --out"
+    assert _failed({1: "task 'a' diverged"}, folders) == f"seed 1: task 'a' diverged; {again}"
+    (folders[1] / "net").mkdir(parents=True)
+    assert _failed({1: "no", 2: "neither"}, folders) == (
+        f"seed 1: no (and 1 more seed failed); what was learned before is whole in "
+        f"{folders[1] / 'net'}, {again}"
+    )
+    assert " (and 2 more seeds failed); " in _failed(dict.fromkeys(range(3), "no"), folders)
+    assert _failed({0: "no"}, {0: tmp_path / "run"}) == f"no; {again}"
 
 
 def _soon_nobody_is_in(group: int) -> bool:

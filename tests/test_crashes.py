@@ -9,11 +9,15 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rankup
+import rankup.run
+from rankup.data.streams import make_stream
+from test_run import config_for
 from zoo import assert_same_bits, hashes, inputs, logits, taught, teach
 
 
@@ -63,6 +67,59 @@ def test_a_full_disk_leaves_the_old_network_whole(saved: Path, too_large: str) -
     assert rankup.verify(saved)
     rankup.save(net, saved)
     assert len(rankup.load(saved).tasks) == 4
+
+
+def test_a_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
+    stream, notes = make_stream("p-digits", tasks=2), list[str]()
+    config = config_for(stream, "finetune", epochs=5)
+    rankup.run.run(config, stream, tmp_path / "whole")
+    largest = (tmp_path / "whole" / "net" / "weights.safetensors").stat().st_size
+    with largest_file(largest):  # Adam's state is three times as large
+        tried = rankup.run.SeedRun(config, stream, tmp_path / "full")
+        assert rankup.run.run_together([tried], note=notes.append) == {}
+    assert len(notes) == 1
+    assert notes[0].startswith(f"cannot write a checkpoint to {tmp_path / 'full'}: File too large;")
+    assert len(rankup.run.read_lines(tmp_path / "full")) == 2
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("method", ["rank", "finetune"])
+@pytest.mark.parametrize("learned", [0, 1])
+def test_a_disk_too_full_to_save_to_ends_a_run_in_a_sentence(
+    method: str, learned: int, tmp_path: Path
+) -> None:
+    stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
+    config = config_for(stream, method)
+    if learned:
+        rankup.run.run(config, replace(stream, tasks=stream.tasks[:1]), out)
+    tried = rankup.run.SeedRun(config, stream, out, resume=bool(learned))
+    tried.watch = lambda *_: None  # no checkpoints
+    there = "before (are|is) whole" if learned else "nothing was saved"
+    message = f"^cannot save to .*net: File too large; .*{there}$"
+    with pytest.raises(rankup.StoreError, match=message), largest_file(1000):
+        rankup.run.run_together([tried])
+    assert not list(tmp_path.rglob("*.tmp"))
+    rankup.run.run(config, stream, out, resume=True)
+    assert len(rankup.run.read_lines(out)) == 2
+
+
+def test_a_disk_too_full_for_another_line_ends_a_run_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
+    config, note = config_for(stream, "finetune"), rankup.run.SeedRun.note
+
+    def full(run: rankup.run.SeedRun, accuracies: list[float], seconds: float) -> None:
+        with largest_file(100):
+            note(run, accuracies, seconds)
+
+    monkeypatch.setattr(rankup.run.SeedRun, "note", full)
+    with pytest.raises(rankup.RankupError, match="cannot write to .*metrics.jsonl: File too large"):
+        rankup.run.run(config, stream, out)
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*.tmp"))
+    rankup.run.run(config, stream, out, resume=True)
+    assert len(rankup.run.read_lines(out)) == 2
 
 
 KILLED = """

@@ -182,6 +182,23 @@ def test_what_is_excluded_is_trained_with_the_first_task_then_constant(
     assert_same_bits(logits(net, x), logits(again, x))
 
 
+def test_abandoning_the_first_task_restores_buffers_where_nothing_dense_is_trained() -> None:
+    given = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3))
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+    net = rankup.grow(given, Rank(2, 1), exclude="1").train()
+    start = net.body[1].running_mean.clone()
+    teach(net, "tried", x, commit=False)
+    assert not torch.equal(net.body[1].running_mean, start)
+    net.abandon_task()
+    assert torch.equal(net.body[1].running_mean, start)
+    # What a committed task leaves in them stays.
+    teach(net, "one", x, commit=False)
+    moved = net.body[1].running_mean.clone()
+    net.commit_task()
+    assert torch.equal(net.body[1].running_mean, moved)
+    assert not torch.equal(moved, start)
+
+
 def test_tied_weights_that_stay_dense_stay_tied() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

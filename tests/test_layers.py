@@ -1,5 +1,6 @@
 """A factored layer computes what an explicit `U diag(s) Vᵀ` does, for one task and for many."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -10,10 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rankup
-from rankup.layers import FactoredLayer, FactoredLinear, TaskNorm, active, dense_is_cheaper
+from rankup.layers import (
+    FactoredLayer,
+    FactoredLinear,
+    TaskLayer,
+    TaskNorm,
+    active,
+    dense_is_cheaper,
+)
 from rankup.layers.given import projected
 from rankup.rank import Rank
-from zoo import relative_error
+from zoo import inputs, relative_error, taught, teach
 
 F64 = torch.float64
 
@@ -322,3 +330,36 @@ def test_the_fast_form_of_learning_equals_the_plain_one(
     assert relative_error(fast, plain) < 1e-12
     for one, other in zip(found, expected, strict=True):
         assert relative_error(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["transformer", "convolutions"])
+def test_a_commit_exchanges_all_tables_of_a_layer_at_once(kind: str) -> None:
+    net = taught(kind)
+    layers = [part for part in net.parts if isinstance(part, TaskLayer)]
+    # Another thread that has begun to read goes on with what it has.
+    begun = [layer._buffers for layer in layers]
+    before = [dict(buffers) for buffers in begun]
+    teach(net, "next", inputs(kind))
+    for layer, buffers, old in zip(layers, begun, before, strict=True):
+        assert all(buffers[name] is table for name, table in old.items())
+        assert any(layer._buffers[name] is not table for name, table in old.items())
+
+
+def test_a_norm_reads_all_its_tables_at_one_moment() -> None:
+    net, norm, x = norm_network("batch1d")
+    net.begin_task("a", 2)
+    net.commit_task([x])
+    ids = torch.zeros(len(x), dtype=torch.long)
+    with active(ids):
+        expected = norm(x)
+    again = norm.added(0)
+
+    class Interrupted(dict):
+        def items(self) -> Iterator:
+            for item in super().items():
+                norm.install(norm.extended(again))  # as another thread may
+                yield item
+
+    norm._TABLES = Interrupted(norm._TABLES)
+    with active(ids):
+        assert torch.equal(norm(x), expected)

@@ -13,6 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 import rankup
 from rankup import seeds
 from rankup.data.streams import make_stream
+from rankup.engine import _signature
 from rankup.feed import Feed
 from rankup.layers import active
 from rankup.learner import ModuleLearner
@@ -285,6 +286,15 @@ def test_the_first_task_has_a_graph_of_its_own_and_later_ones_share_theirs() -> 
         ewc.abandon()
         ewc.learn(task, None, None)
     assert keys[0] != keys[1] == keys[2]
+
+
+def test_learners_of_different_classes_share_no_graph() -> None:
+    class Other(ModuleLearner):
+        pass
+
+    body, feed = nn.Linear(6, 3), Feed(blobs(0, 6), Recipe(), torch.device("cpu"))
+    plain, again, other = (kind(body, feed, 0) for kind in (ModuleLearner, ModuleLearner, Other))
+    assert _signature(plain) == _signature(again) != _signature(other)
 
 
 def test_options_that_cannot_be_are_refused() -> None:

@@ -78,6 +78,19 @@ def test_a_batch_holds_what_each_samples_own_task_would_give(name: str, augmente
     assert set(draw["tasks"].tolist()) == set(range(len(stream)))  # a mixed batch
 
 
+@pytest.mark.parametrize("name", STREAMS)
+def test_samples_are_of_all_tasks_each_as_its_own_task_makes_it(name: str) -> None:
+    stream, recipe = tasks_of(name), Recipe(pixels="centred", flip=True)
+    union = Union(stream.tasks, recipe, CPU, one_label=False)
+    found = torch.cat([*union.sample(10_000, torch.Generator().manual_seed(0))])
+    feeds = [Feed(task, recipe, CPU) for task in stream]
+    wanted = torch.cat([x for feed in feeds for x, _ in feed.train(len(feed))])
+    order = torch.randperm(len(union), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found, wanted[order[:10_000]])
+    (few,) = union.sample(5, torch.Generator().manual_seed(0))
+    assert torch.equal(few, found[:5])
+
+
 @pytest.mark.parametrize("stream", [make_stream("s-digits"), make_stream("r-digits", tasks=2)])
 def test_an_epoch_is_one_pass_over_all_tasks(stream: Stream) -> None:
     union = Union(stream.tasks, Recipe(batch=64), CPU, one_label=False)

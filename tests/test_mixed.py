@@ -171,7 +171,7 @@ def test_every_way_through_a_layer_equals_the_task_s_own(
         with active(ids):
             assert relative_error(layer(x), expected) < 1e-9
         for way in (layer._mixed_by_hidden, layer._mixed_by_factors, layer._mixed_by_weights):
-            found = way(x, ids)
+            found = way(x, ids, layer._tables())
             assert found.shape == expected.shape
             assert relative_error(found, expected) < 1e-9
 

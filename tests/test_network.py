@@ -229,18 +229,39 @@ def test_eight_threads_run_different_tasks_at_once() -> None:
         list(pool.map(run, range(8)))
 
 
-def test_other_threads_run_old_tasks_while_a_new_one_is_learned() -> None:
-    net = taught("mlp")
-    x = inputs("mlp")
+@pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
+def test_other_threads_run_old_tasks_while_a_new_one_is_learned(kind: str) -> None:
+    net = taught(kind)
+    x = inputs(kind)
     expected = logits(net, x)
     with ThreadPoolExecutor(2) as pool:
         learning = pool.submit(
-            lambda: [teach(net, f"later {i}", inputs("mlp", seed=i), steps=5) for i in range(20)]
+            lambda: [teach(net, f"later {i}", inputs(kind, seed=i), steps=5) for i in range(20)]
         )
         while not learning.done():
             assert_same_bits(expected, [net(x, task=task) for task in range(3)])
         learning.result()
     assert len(net.tasks) == 23
+
+
+@pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
+def test_other_threads_run_mixed_batches_while_tasks_are_committed(kind: str) -> None:
+    net = taught(kind)
+    x, tasks = inputs(kind), torch.arange(6) % 3
+    expected = net(x, task=tasks)
+
+    def commit() -> None:
+        for index in range(40):
+            net.begin_task(f"later {index}", classes=2 + index % 3)
+            net.commit_task(calibrate=[x])
+
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(commit)
+        while not committing.done():
+            # Which way a layer takes depends on how many tasks it has, and with it rounding.
+            torch.testing.assert_close(net(x, task=tasks), expected, rtol=1e-4, atol=1e-4)
+        committing.result()
+    assert len(net.tasks) == 43
 
 
 def test_calibration_sees_the_network_without_dropout_and_leaves_its_mode() -> None:

@@ -217,8 +217,8 @@ def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> N
     section = Section("digits", ("accuracy", "parameters"), rows)
     assert list(lines(section, results)) == [
         ["digits", "accuracy %", "paper", "diff", "parameters", "paper", "diff"],
-        ["ours", "87.50 ± 3.54", "80.00", "+7.50", "1,000", "0.00M", "+0.00M"],
-        ["theirs", "not run", "70.00", "–", "not run", "–", "–"],
+        ["ours", "87.50 ± 3.54", "80", "+7.50", "1,000", "0.001M", "+0.00M"],
+        ["theirs", "not run", "70", "–", "not run", "–", "–"],
     ]
     results.path(one).unlink()
     results.add(one, [result(0, [[0.9], [0.8, 0.9]])])

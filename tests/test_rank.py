@@ -106,3 +106,9 @@ def test_a_rule_survives_json(rule: object) -> None:
 def test_bad_rules_are_refused(make: object, message: str) -> None:
     with pytest.raises(rankup.RankupError, match=message):
         make()
+
+
+@pytest.mark.parametrize("shares", [(11.0, 0.5), (0.1, 1.5)])
+def test_a_share_is_of_a_whole(shares: tuple[float, float]) -> None:
+    with pytest.raises(rankup.RankupError, match="must be a share of a layer's outputs, from 0 to"):
+        rankup.Rank.proportional(*shares)

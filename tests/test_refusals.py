@@ -330,6 +330,12 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "an excluded head": (mlp, {"exclude": "head"}, "the head 'head' cannot be excluded"),
     "a pattern for nothing": (mlp, {"exclude": "hiden*"}, "exclude='hiden.' matches nothing"),
     "an include for nothing": (mlp, {"include": ["conv*"]}, "include='conv.' matches nothing"),
+    "an include that is no pattern": (mlp, {"include": 3}, "include takes names or .*, got 3"),
+    "an exclude with no pattern in it": (
+        mlp,
+        {"exclude": ["hidden.0", None]},
+        "exclude .* got None",
+    ),
     "more last layers than there are": (mlp, {"last": 3}, "last=3 must be from 1 to 2"),
     "no last layers": (mlp, {"last": 0}, "last=0 must be from 1 to 2"),
     "half a last layer": (mlp, {"last": 1.5}, "last must be a whole number, got 1.5"),

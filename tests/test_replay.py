@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
 from little import CLASSES, after, entry, gradient, little_stream, make, tasks
@@ -25,6 +24,7 @@ from rankup.recipe import Recipe
 from rankup.specs import HeadSpec
 from rankup.steps import Eager
 from rankup.train import learn
+from rivals import Unwaiting
 from zoo import GPU
 
 CPU, F64 = torch.device("cpu"), torch.float64
@@ -122,8 +122,6 @@ def test_slots_go_by_task_and_class() -> None:
     expected = [(t, c) for t, number in enumerate(CLASSES) for c in range(number) for _ in range(2)]
     found = list(zip(slots.tasks.tolist(), slots.labels.tolist(), strict=True))
     assert found == expected
-    assert len(slots) == 18
-    assert [slots.filled(learned) for learned in range(4)] == [0, 6, 10, 18]
 
 
 def test_bytes_are_remembered_as_the_bytes_that_the_network_saw() -> None:
@@ -162,6 +160,16 @@ def test_what_does_not_fit_into_bytes_is_refused() -> None:
     feed = Feed(replace(tasks()[0], transform=Brighter()), Recipe(), CPU)
     with pytest.raises(rankup.RankupError, match="task '0' transforms bytes to values from 0"):
         remembered(feed, torch.arange(24))
+
+
+@pytest.mark.parametrize("name", [*REPLAY, "orthog"])
+def test_tasks_of_different_inputs_are_refused(name: str) -> None:
+    first, second, _ = tasks()
+    for what, x in {"dtype": second.train_x / 255, "shape": second.train_x.flatten(1)}.items():
+        stream = Stream("odd", (first, replace(second, train_x=x, test_x=x)))
+        with pytest.raises(rankup.RankupError, match=f"a memory needs .* one {what}, got torch"):
+            make(name, stream, options=REPLAY.get(name))
+    make("orthog", stream, options={"memory": 0})  # without a memory, nothing is mixed
 
 
 def test_a_class_without_samples_is_refused() -> None:
@@ -294,21 +302,6 @@ def test_what_differs_between_tasks_is_in_what_a_step_reads(name: str, net: str)
     torch.testing.assert_close(captured, loss)
     for one, other in zip(found, grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-class Unwaiting(TorchDispatchMode):
-    """Refuses whatever would wait for a GPU, or whose shape depends on values."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.name().split("::")[1] not in (
-            "_local_scalar_dense",
-            "nonzero",
-            "masked_select",
-            "unique_dim",
-            "_unique2",
-            "is_nonzero",
-        ), func
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("recipe", [{}, {"flip": True, "crop": 1}])

@@ -1,5 +1,8 @@
 """Several seeds at once end as each of them alone."""
 
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -120,3 +123,39 @@ def warn(number: int) -> None:
 def test_a_warning_in_a_process_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     assert list(workers.in_processes(warn, [3], 1, hear=pytest.fail, lost="")) == [(3, None)]
     assert capfd.readouterr().err == "rankup: 3 is odd\n"
+
+
+def beat(seen: Path) -> None:
+    for _ in range(600):
+        seen.write_text(str(time.time()))
+        workers.tell("alive")
+        time.sleep(0.05)
+
+
+_LONG_WORK = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from rankup import workers
+from test_replicas import beat
+
+if __name__ == "__main__":
+    hear = lambda told: print(told, flush=True)
+    list(workers.in_processes(beat, [Path(sys.argv[2])], 1, hear=hear, lost=""))
+"""
+
+
+def test_processes_do_not_outlive_one_that_is_killed(tmp_path: Path) -> None:
+    script, seen = tmp_path / "work.py", tmp_path / "seen"
+    script.write_text(_LONG_WORK)
+    command = [sys.executable, script, Path(__file__).parent, seen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"alive\n"
+        parent.kill()
+    for _ in range(100):
+        if seen.stat().st_mtime < time.time() - 2:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker went on")

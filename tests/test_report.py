@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 import struct
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,18 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
 from rankup.errors import RankupError
+from rankup.manifest import File, Manifest, task_file
 from rankup.metrics import AccuracyMatrix
+from rankup.network import KnownTask
+from rankup.plan import Growth
+from rankup.rank import LayerRank, Rank
 from rankup.report import Run, comparison_table, read_run, run_table, write_report
 from rankup.report.plots import selectors_plot
 from rankup.report.text import labels, summary
 from rankup.report.theme import LIGHT
+from rankup.specs import FactoredSpec, HeadSpec
 
-FIRST = "net/tasks/0001-permutation_01.safetensors"
 RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": None}
 
 
@@ -86,12 +90,18 @@ def write_net(
                 tensors[f"{layer}.U"] = random.normal(size=(added, 16)).astype(np.float32)
                 tensors[f"{layer}.V"] = random.normal(size=(added, 64)).astype(np.float32)
             tensors[f"{layer}.selector"] = selector.astype(np.float32)
-        files.append(f"tasks/{t + 1:04}-permutation_{t + 1:02}.safetensors")
+        files.append(task_file(t, f"permutation {t + 1:02}"))
         save_file(tensors, folder / files[-1])
-    parts = [{"kind": "factored", "name": layer} for layer in layers]
-    parts.append({"kind": "head", "name": "head"})
-    manifest = {"parts": parts, "tasks": [{"file": file} for file in files]}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rank = LayerRank(first, step, seeded)
+    specs = [FactoredSpec(layer, 16, 64, False, rank, False, None) for layer in layers]
+    growth = Growth(Rank(first, step, seeded), "new", None, (), None, None, 0)
+    known = [
+        (KnownTask(f"permutation {t + 1:02}", 10), File.of(file, (folder / file).read_bytes()))
+        for t, file in enumerate(files)
+    ]
+    parts = (*specs, HeadSpec("head", 16, True))
+    manifest = Manifest({}, torch.float32, growth, parts, None, tuple(known))
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
 
 
 def constant(tasks: int) -> list[list[float]]:
@@ -171,70 +181,6 @@ def test_selectors_and_where_their_factors_came_from(runs: list[Run]) -> None:
         np.isfinite(selectors["hidden.0"]).sum(axis=1), [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
     )
     assert runs[0].factors["hidden.1"] == [0, 11, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-
-
-def test_selectors_of_a_network_that_rankup_saved(tmp_path: Path) -> None:
-    import rankup
-
-    run = write_run(tmp_path / "run", constant(3))
-    net = rankup.grow(rankup.models.mlp(9, hidden=[8, 7]), rankup.Rank(3, 0, seeded=5))
-    for task in ("a", "b", "c", "d"):  # the last one's line is not written yet
-        net.begin_task(task, classes=2)
-        net.commit_task()
-    rankup.save(net, run / "net")
-    read = read_run(run)
-    assert read.factors == {"hidden.0": [5, 3, 0, 0], "hidden.1": [5, 3, 0, 0]}
-    for index, layer in enumerate(net.body.hidden):
-        stored = read.selectors[f"hidden.{index}"]
-        np.testing.assert_array_equal(stored, layer.S[:3].numpy().astype(np.float64))
-
-
-def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", constant(3))
-    metrics = run / "metrics.jsonl"
-    content = metrics.read_text()
-    metrics.write_text(content[:-40])
-    assert len(read_run(run).lines) == 2
-    metrics.write_text(content.rstrip("\n"))
-    assert len(read_run(run).lines) == 3
-
-
-def broken(run: Path, line: int, **changes: object) -> None:
-    """Change a line of a run's metrics."""
-    metrics = run / "metrics.jsonl"
-    lines = metrics.read_text().splitlines()
-    lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **changes})
-    metrics.write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda run: shutil.rmtree(run), "there is no run folder .*run$"),
-        (lambda run: (run / "config.json").unlink(), "run is not a run folder: it has no config"),
-        (lambda run: (run / "config.json").write_text("{"), "config.json is truncated or edited"),
-        (lambda run: (run / "config.json").write_text("[]"), "it has no 'stream'$"),
-        (lambda run: (run / "config.json").write_text('{"stream": ""}'), "it has no 'method'$"),
-        (lambda run: (run / "metrics.jsonl").unlink(), "nothing has been learned yet in .*run"),
-        (lambda run: (run / "metrics.jsonl").write_text('{"ta'), "nothing has been learned yet"),
-        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "line 1 .* no JSON object$"),
-        (lambda run: (run / "metrics.jsonl").write_text("3\n"), "line 1 of .* no JSON object$"),
-        (lambda run: (run / "metrics.jsonl").write_text('{"task": ""}\n'), "no 'accuracy'$"),
-        (lambda run: broken(run, 2, accuracy=[0.5]), "line 2 of .* is broken: .* 2 tasks"),
-        (lambda run: broken(run, 2, accuracy=[0.5, 97]), "line 2 of .* between 0 and 1, got 97$"),
-        (lambda run: broken(run, 3, seconds="1"), "line 3 of .*: 'seconds' is '1', not a number$"),
-        (lambda run: (run / "net/manifest.json").write_text("{}"), "is not the manifest of a"),
-        (lambda run: (run / FIRST).write_bytes(b"no"), "selectors in .* cannot be read"),
-        (lambda run: (run / FIRST).unlink(), "selectors in .* cannot be read"),
-    ],
-)
-def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: str) -> None:
-    run = write_run(tmp_path / "run", constant(3))
-    write_net(run / "net", tasks=3)
-    damage(run)
-    with pytest.raises(RankupError, match=message) as caught:
-        read_run(run)
-    assert "\n" not in str(caught.value)
 
 
 # Words

@@ -146,6 +146,15 @@ def test_the_first_tasks_factors_can_start_longer(first: float, lengths: list[fl
         ({"schedule": "linear"}, "schedule must be one of one-cycle, constant, got 'linear'"),
         ({"selectors": "old"}, "selectors must be 'previous' or a number, got 'old'"),
         ({"crop": -1}, "crop must be at least 0, got -1"),
+        ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
+        ({"epochs": True}, "epochs must be a whole number, got True"),
+        ({"batch": "3"}, "batch must be a whole number, got '3'"),
+        ({"weight_decay": math.nan}, "weight_decay must be a finite number, got nan"),
+        ({"lr": math.inf}, "lr must be a finite number, got inf"),
+        ({"lr": None}, "lr must be a finite number, got None"),
+        ({"flip": "no"}, "flip must be True or False, got 'no'"),
+        ({"selectors": None}, "selectors must be 'previous' or a number, got None"),
+        ({"selectors": "nan"}, "selectors must be 'previous' or a number, got 'nan'"),
     ],
 )
 def test_bad_recipes_are_refused(options: dict, message: str) -> None:
@@ -246,7 +255,7 @@ def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
     task = clusters("noise", classes=2)
     labels = torch.randint(2, task.train_y.shape, generator=torch.Generator().manual_seed(0))
     noise = rankup.Task("noise", 2, task.train_x * 0, labels, task.test_x, task.test_y)
-    with pytest.raises(rankup.TaskFailed, match="'noise' was not learned: .* of guessing"):
+    with pytest.raises(rankup.TaskFailed, match="'noise' was not learned: .* above guessing"):
         rankup.fit(network, noise, QUICK)
     assert network.tasks == ["good"]
 

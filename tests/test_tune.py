@@ -150,7 +150,11 @@ def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
     (tmp_path / "rank.json").write_text("[]")
     with pytest.raises(rankup.RankupError, match="is no file of settings"):
         settings_for("rank", "p-digits", "mlp", str(tmp_path))
-    assert settings_for("finetune", "p-digits", "mlp", str(tmp_path)).recipe == {}
+    with pytest.warns(UserWarning, match="has no settings for finetune, which has its defaults"):
+        assert settings_for("finetune", "p-digits", "mlp", str(tmp_path)).recipe == {}
+    (tmp_path / "rank.json").unlink()
+    with pytest.raises(rankup.RankupError, match="or a folder that `rankup tune` has written"):
+        Request(recipe=str(tmp_path))
 
 
 def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
@@ -174,11 +178,12 @@ def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
         ("reuse=perhaps", "reuse must be yes or no, got 'perhaps'"),
         ("lr=0.1,-1", "lr must be positive, got -1.0"),
         ("last=-1", "last must be at least 0, got -1"),
+        ("lr=0.1 lr=0.2", "what to try of lr must be given once, as lr=A,B,…"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(given: str, why: str) -> None:
     with pytest.raises(rankup.RankupError, match=re.escape(why)):
-        trials("rank", [given])
+        trials("rank", given.split())
 
 
 def test_a_stream_that_was_not_tuned_for_has_the_settings_of_one_alike() -> None:
@@ -188,3 +193,30 @@ def test_a_stream_that_was_not_tuned_for_has_the_settings_of_one_alike() -> None
     own = settings_for("packnet", "s-miniimagenet", "resnet18")
     assert own == settings_for("packnet", "s-cifar100", "resnet18")
     assert own.options["retrain"] == 1 / 3
+
+
+def test_variants_of_a_method_have_settings_of_their_own(tmp_path: Path) -> None:
+    words = f"tune --methods rank --tasks 2 --width 16 --epochs 8 --device cpu --out {tmp_path}"
+    tried = ["--rank", "0,0", "--seeded", "64", "--try", "lr=0.03"]
+    answer = CliRunner().invoke(app, [*words.split(), *tried])
+    assert answer.exit_code == 0, answer.output
+    assert json.loads((tmp_path / "rank-seeded.json").read_text())["chosen"] == {"lr": 0.03}
+    (tmp_path / "rank.json").write_text('{"chosen": {"lr": 0.5}}')
+    (tmp_path / "parallel.json").write_text('{"chosen": {"lr": 0.5}}')
+    (tmp_path / "parallel-rank-2.json").write_text('{"chosen": {"lr": 0.25, "size": "2"}}')
+    asked = Request(recipe=str(tmp_path), tasks=2, device=Device.cpu)
+
+    def rate(method: str, rank: str = "11,1", **given: str) -> float:
+        seeded = "64" if rank == "0,0" else None
+        launch = Launch(replace(asked, rank=rank, seeded=seeded))
+        (seed,) = launch.of(method, given, {0: tmp_path / "run"})
+        return float(seed.config.recipe["lr"])
+
+    assert rate("rank") == 0.5
+    assert rate("rank", "0,0") == 0.03
+    assert rate("parallel") == rate("parallel", size="4") == 0.5
+    assert rate("parallel", size="2") == 0.25
+    # Nothing was tuned for it: what was for learned factors does not do.
+    (tmp_path / "rank-seeded.json").unlink()
+    with pytest.warns(UserWarning, match="has no settings for rank-seeded"):
+        assert rate("rank", "0,0") == 0.02

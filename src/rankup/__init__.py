@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from rankup.recipe import Recipe
     from rankup.size import Size
     from rankup.store import Verification, load, save, verify
-    from rankup.train import TaskFailed, fit
+    from rankup.train import Checkpoint, TaskFailed, fit
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Checkpoint": "rankup.train",
     "IncrementalNet": "rankup.network",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
@@ -39,6 +40,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Checkpoint",
     "IncrementalNet",
     "Rank",
     "RankupError",

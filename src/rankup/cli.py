@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankup.cli_compare import compare, show_comparison
-from rankup.cli_options import Request, with_method_options, with_request
+from rankup.cli_options import Request, in_paragraphs, with_method_options, with_request
 from rankup.cli_paper import paper
 from rankup.cli_tune import tune
 from rankup.errors import RankupError, plain_warnings
@@ -23,6 +23,24 @@ app = typer.Typer(
 )
 
 Plain = Annotated[bool, typer.Option("--plain", help="A name per line, for scripts.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import rankup
+
+        print(f"rankup {rankup.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _always(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
@@ -58,32 +76,42 @@ def run(
     """
     check_options(method, method_options)
     from rankup.launch import Launch
+    from rankup.methods.rank import warn_if_capped
     from rankup.progress import SeedBars, bars, note
     from rankup.replicas import run_seeds
+    from rankup.run import setting_of
 
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     launch = Launch(request)
     folders = {own: root / f"seed-{own}" if seeds > 1 else root for own in launch.seeds}
     asked = launch.of(method, method_options, folders)
+    if method == "rank":  # here, because every process would say it
+        warn_if_capped(setting_of(asked[0].config, asked[0].stream()))
     with bars() as shown:
         show = SeedBars(shown, launch.tasks, seeds).show
         failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
     whole = [each.out for each in asked if each.config.seed not in failures]
     if whole:
         _show(whole, root / "report.html")
-    for own, why in failures.items():
-        which = f"seed {own}: " if seeds > 1 else ""
-        raise RankupError(
-            f"{which}{why}; what was learned before is whole in "
-            f"{asked[own - request.seed].out / 'net'}, a new run with other settings needs another "
-            "--out"
-        )
+    if failures:
+        raise RankupError(_failed(failures, folders))
+
+
+def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:
+    """Why the first of the seeds failed that did, and what is left of it."""
+    seed, why = next(iter(failures.items()))
+    which = f"seed {seed}: " if len(folders) > 1 else ""
+    more = len(failures) - 1
+    others = f" (and {more} more seed{'s' if more > 1 else ''} failed)" if more else ""
+    net = folders[seed] / "net"
+    left = f"what was learned before is whole in {net}, " if net.exists() else ""
+    return f"{which}{why}{others}; {left}a new run with other settings needs another --out"
 
 
 app.command()(compare)
 app.command()(tune)
-app.command()(paper)
+app.command(help=in_paragraphs(paper))(paper)
 
 
 def _show(paths: list[Path], page: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -36,7 +36,7 @@ class Request:
     stream: Annotated[str, typer.Option(help="What to learn; see `rankup streams`.")] = "p-digits"
     net: Annotated[Net, typer.Option(help="The network's architecture.")] = Net.mlp
     width: Annotated[
-        int | None, typer.Option(help="Hidden units (256), or ResNet18's channels (20).")
+        int | None, typer.Option(help="Hidden units (256), or ResNet18's channels (20).", min=1)
     ] = None
     rank: Annotated[
         str | None,
@@ -138,8 +138,10 @@ def _method_fields() -> dict[str, tuple[Field[Any], list[str]]]:
 def _parameter(item: Field[Any], panel: str, help: str | None = None) -> inspect.Parameter:
     kind: Any = type(item.default)
     flag = item.name.replace("_", "-")
+    choices = get_args(item.type) if get_origin(item.type) is Literal else ()
     option = typer.Option(
         f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
+        metavar=f"<{'|'.join(choices)}>" if choices else None,
         help=help or item.metadata["help"],
         rich_help_panel=panel,
         show_default=False,
@@ -150,6 +152,13 @@ def _parameter(item: Field[Any], panel: str, help: str | None = None) -> inspect
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def in_paragraphs(command: Callable[..., None]) -> str:
+    """A command's help without the lines' ends inside a paragraph, which a terminal of another
+    width would keep."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _signed(
@@ -166,5 +175,5 @@ def _signed(
                 yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
     wrapped.__signature__ = inspect.Signature(list(parameters()))  # type: ignore[attr-defined]
-    wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
+    wrapped.__doc__, wrapped.__name__ = in_paragraphs(command), command.__name__
     return wrapped

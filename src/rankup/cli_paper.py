@@ -42,7 +42,12 @@ def paper(
     minutes: Annotated[
         float | None, typer.Option(help="Begin nothing new after so long.", min=0)
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is there.")] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show", help="Run nothing, show what is there; figures are written beside it."
+        ),
+    ] = False,
     page: Annotated[
         Path | None, typer.Option(help="Write all that is shown to this Markdown file, too.")
     ] = None,
@@ -64,6 +69,8 @@ def paper(
     if name is None:
         _overview(found)
         return
+    if show and not results.is_dir():
+        raise RankupError(f"there is no folder of results {results}: name it with --results")
     parts = {each: part(each) for each in (PARTS if name == ALL else [name])}
     cells = list(dict.fromkeys(own for each in parts.values() for own in each.cells()))
     failed: list[Cell] = []

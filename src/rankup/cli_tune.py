@@ -50,6 +50,7 @@ def tune(
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
 
+    from rankup.compare import failure_in_one_line, release
     from rankup.launch import Launch
     from rankup.progress import bars, note
     from rankup.tuning import FIRST_SEED, Tuning
@@ -69,9 +70,10 @@ def tune(
 
             try:
                 outcome = tuning.run(method, show, partial(note, shown))
-            except RankupError as error:  # the others may do better
+            except Exception as error:  # the others may do better
                 failed.append(method)
-                note(shown, str(error))
+                note(shown, failure_in_one_line(error, root / method))
+                release(method, tuning.launch.device)
                 continue
             shown.console.print(_table(outcome))
     if failed:

@@ -83,13 +83,8 @@ class MethodRuns:
         """Why it failed, if it did."""
         try:
             failures = run_seeds(seeds, on_progress=watch.show, note=note)
-        except RankupError as error:
-            return str(error)
         except Exception as error:
-            folder = self.root / method
-            folder.mkdir(exist_ok=True)
-            (folder / TRACEBACK).write_text(traceback.format_exc(), "utf-8")
-            return f"{failure_in_one_line(error)} (see {folder / TRACEBACK})"
+            return failure_in_one_line(error, self.root / method)
         told = [f"seed {seed}: {why}" for seed, why in failures.items()]
         if len(self.runs[method]) == 1:
             told = list(failures.values())
@@ -158,13 +153,20 @@ def _asked(launch: Launch) -> dict[str, Any]:
     }
 
 
-def failure_in_one_line(error: Exception) -> str:
+def failure_in_one_line(error: Exception, folder: Path) -> str:
+    """Why something failed; what nobody expected leaves its traceback in the folder."""
+    if isinstance(error, RankupError):
+        return str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU has too little memory for it; fewer seeds or smaller batches need less"
     if isinstance(error, MemoryError):
         return "there is too little memory for it"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TRACEBACK).write_text("".join(traceback.format_exception(error)), "utf-8")
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first[:_LONGEST]}" if first else type(error).__name__
+    name = type(error).__name__
+    what = f"{name}: {first[:_LONGEST]}" if first else name
+    return f"{what} (see {folder / TRACEBACK})"
 
 
 def release(what: str, device: str, again: str = "the same command with --resume") -> None:

@@ -53,10 +53,9 @@ class DenseParts:
         return {name: values[name].clone() for name in self.spec.trained}
 
     def open(self, values: Tensors) -> None:
-        if not values:
-            return
-        # A module may also change its own buffers while it learns.
-        self._before = {name: tensor.clone() for name, tensor in self._values().items()}
+        # Also where there is nothing to train: a module may change its own buffers while it learns.
+        if not self.count and not self.spec.kept:
+            self._before = {name: tensor.clone() for name, tensor in self._values().items()}
         for name, value in values.items():
             parameter = nn.Parameter(value)
             for owner, key in self._places[name]:

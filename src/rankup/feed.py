@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankup import seeds
 from rankup.data.transforms import Augmentation, Permutation, augment, draw_augmentation, to_float
+from rankup.errors import RankupError
 from rankup.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ class Feed:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if recipe.augments and task.train_x.dim() != 4:
+            raise RankupError(
+                "flip and crop are for images of shape [N, C, H, W], task "
+                f"{task.name!r} has training inputs of shape {list(task.train_x.shape)}"
+            )
         self.task = task if task.train_x.device == device else task.to(device)
         self.recipe = recipe
         self.device = device
@@ -105,10 +112,14 @@ class Feed:
         return self.scaled(changed.view_as(picked))
 
     def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training data as it is, in chunks; of more than `most` samples every second, third, …,
-        because data may come sorted by class."""
-        every = math.ceil(len(self) / most)
-        chunks = self._split(self.x[::every], self.task.train_y[::every])
+        """Training data as it is, in chunks; of more than `most` samples so many, the same ones
+        every time. They are drawn, because classes may come one after another or take turns."""
+        x, y = self.x, self.task.train_y
+        if len(self) > most:
+            order = torch.randperm(len(self), generator=seeds.generator(0, "looked at"))
+            rows = order[:most].sort().values.to(self.device)
+            x, y = x.index_select(0, rows), y.index_select(0, rows)
+        chunks = self._split(x, y)
         if self.made is None:
             return ((self._inputs(x), y) for x, y in chunks)
         return ((self.scaled(to_float(x)), y) for x, y in chunks)

@@ -17,7 +17,7 @@ from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
 from rankup.report.runs import CONFIG, read_config
 from rankup.run import RunConfig, parse_rank, versions
-from rankup.settings import Settings, base_recipe, settings_for
+from rankup.settings import Settings, base_recipe, settings_for, variant_of
 
 
 class Launch:
@@ -65,7 +65,8 @@ class Launch:
         """
         asked = self.request
         if settings is None:
-            settings = settings_for(method, asked.stream, asked.net.value, asked.recipe)
+            variant = variant_of(method, self.rank, given)
+            settings = settings_for(method, asked.stream, asked.net.value, asked.recipe, variant)
         chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
         options = method_options(method, {**settings.options, **given})
         return [

@@ -53,11 +53,11 @@ class ModuleLearner(Learner):
         super().__init__(feed)
         self.body, self.index = body, index
         self.kind: Hashable = id(body)  # bodies of one kind take the same steps
-        self.register_buffer("x", feed.x)
-        self.register_buffer("y", feed.task.train_y)
-        constant = self._constant()
-        self.changed = tuple(constant) if any(p.requires_grad for p in body.parameters()) else ()
-        self._reads = constant | {"x": self.x, "y": self.y}
+        self._reads = self._constant()
+        learns = any(p.requires_grad for p in body.parameters())
+        self.changed = tuple(self._reads) if learns else ()
+        self.look_at("x", feed.x)
+        self.look_at("y", feed.task.train_y)
         self._convolves = any(_convolves(part) for part in body.modules())
         own_steps = type(self).gradient is not Learner.gradient or (
             type(self).settle is not Learner.settle
@@ -71,13 +71,23 @@ class ModuleLearner(Learner):
     def read(self) -> Tensors:
         return self._reads
 
+    def look_at(self, name: str, it: Tensor | nn.Module) -> None:
+        """Have one more tensor, or all those of one more module, that steps look at."""
+        if isinstance(it, Tensor):
+            self.register_buffer(name, it)
+            self._reads[name] = it
+        else:
+            self.add_module(name, it)
+            self._reads |= {f"{name}.{key}": tensor for key, tensor in it.state_dict().items()}
+
     def keep(self, learned: Tensors) -> None:
         for name, parameter in self.body.named_parameters():
             parameter.data = learned[f"body.{name}"].detach()
 
     def key(self) -> Hashable:
         # Data that is made anew at every step is transformed by the task's own transform.
-        return self.kind, id(self.feed.task.transform) if self.feed.made is None else None
+        transform = id(self.feed.task.transform) if self.feed.made is None else None
+        return type(self), self.kind, transform
 
     def forward(self, draw: Draws) -> Tensor:
         with active(self.index), self._autocast():

@@ -97,7 +97,8 @@ class AccuracyMatrix:
 @dataclass(frozen=True)
 class Footprint:
     """What a method stores, in float32 numbers: `parameters` is everything needed to run all
-    tasks, `buffer` the replay memory. One that is stored in fewer bits is a fraction of a number.
+    tasks and to learn the next, `buffer` the replay memory. One that is stored in fewer bits is a
+    fraction of a number.
     """
 
     parameters: float

@@ -218,6 +218,11 @@ class IncrementalNet(nn.Module):
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
         given as a tensor of indices; `options` go to the module."""
+        if isinstance(x, Tensor) and x.dtype is torch.uint8:
+            raise RankupError(
+                f"inputs are torch.uint8, the network computes in {self.dtype}: give it "
+                "rankup.data.to_float(x)"
+            )
         if isinstance(task, Tensor) and task.dim():
             return self._mixed(x, task, options)
         with active(self._one_task(task)):
@@ -389,4 +394,6 @@ class IncrementalNet(nn.Module):
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
     if given is None:
         return None
-    return (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return (given,)
+    return tuple(given)

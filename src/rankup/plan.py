@@ -55,6 +55,10 @@ class Growth:
             raise RankupError(f"base must be 'new' or 'keep', got {self.base!r}")
         if self.store not in STORES:
             raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
+        for option, patterns in (("include", self.include or ()), ("exclude", self.exclude)):
+            for pattern in patterns:
+                if not isinstance(pattern, str):
+                    raise RankupError(f"{option} takes names or patterns of them, got {pattern!r}")
         for option, value in (("last", self.last), ("seed", self.seed)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise RankupError(f"{option} must be a whole number, got {value!r}")

@@ -173,6 +173,11 @@ def _check_amount(name: str, amount: object, of_outputs: bool) -> None:
         raise RankupError(f"{name} must be a number, got {amount!r}")
     if amount < 0:
         raise RankupError(f"{name} must not be negative, got {amount}")
+    if of_outputs and amount > 1:
+        raise RankupError(
+            f"{name} must be a share of a layer's outputs, from 0 to 1, got {amount}; ranks are "
+            "whole numbers, as Rank(11, 1)"
+        )
     if not of_outputs and not isinstance(amount, int):
         raise RankupError(
             f"{name} must be a whole number, got {amount}; for shares use Rank.proportional"

@@ -1,7 +1,9 @@
 """Recipes: the numbers of a training run, each with its help text. No torch here: the command line
 shows them before anything heavy is loaded."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
 from rankup.errors import RankupError
@@ -9,6 +11,19 @@ from rankup.errors import RankupError
 
 def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
+
+
+def _check_type(name: str, kind: Any, value: Any) -> None:
+    """Refuse what is no value of a field's type; True and False are no numbers."""
+    is_bool = isinstance(value, bool)
+    if kind is int and (is_bool or not isinstance(value, Integral)):
+        raise RankupError(f"{name} must be a whole number, got {value!r}")
+    if kind is float and (is_bool or not isinstance(value, Real) or not math.isfinite(value)):
+        raise RankupError(f"{name} must be a finite number, got {value!r}")
+    if kind is bool and not is_bool:
+        raise RankupError(f"{name} must be True or False, got {value!r}")
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise RankupError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,8 @@ class Recipe:
     crop: int = _option(0, "Shift training images by up to so many pixels (reflected borders).")
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_type(item.name, item.type, getattr(self, item.name))
         for name, least in (("epochs", 1), ("batch", 1), ("crop", 0)):
             if getattr(self, name) < least:
                 raise RankupError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -68,25 +85,18 @@ class Recipe:
                 raise RankupError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
             raise RankupError(f"warmup must be from 0 to below 1, got {self.warmup}")
-        for item in fields(self):
-            if get_origin(item.type) is Literal:
-                known = get_args(item.type)
-                if getattr(self, item.name) not in known:
-                    raise RankupError(
-                        f"{item.name} must be one of {', '.join(known)}, got "
-                        f"{getattr(self, item.name)!r}"
-                    )
         self.selector_start()
 
     def selector_start(self) -> float | Literal["previous"]:
         if self.selectors == "previous":
             return "previous"
         try:
-            return float(self.selectors)
-        except ValueError:
-            raise RankupError(
-                f"selectors must be 'previous' or a number, got {self.selectors!r}"
-            ) from None
+            start = float(self.selectors)
+        except (TypeError, ValueError):
+            start = math.nan
+        if not math.isfinite(start):
+            raise RankupError(f"selectors must be 'previous' or a number, got {self.selectors!r}")
+        return start
 
     @property
     def augments(self) -> bool:

@@ -85,13 +85,19 @@ def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict
     ended = workers.in_processes(
         _run_one,
         seeds,
-        len(os.sched_getaffinity(0)),
+        _cores(),
         hear=on_progress or (lambda _: None),
         lost="a process that ran a seed was killed, maybe for want of memory; the same command "
         "with --resume goes on",
     )
     with closing(ended):
         return {seed.out: why for seed, why in ended if why is not None}
+
+
+def _cores() -> int:
+    """That this process may use, where the system tells."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def _run_one(seed: Seed) -> str | None:

@@ -6,72 +6,51 @@ net/           what the method knows
 checkpoint.safetensors   the task being learned, after its last finished epoch
 """
 
-import json
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import nn
 
 import rankup
 from rankup import models
+from rankup.checkpoint import CHECKPOINT, SHARE, Checkpoints, read_checkpoint
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
+from rankup.data.transforms import crop
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.methods import method_class, method_options
+from rankup.folder import RunConfig, RunError, check_folder, write_config, write_lines
+from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.report.runs import CONFIG, METRICS, NET, read_config
-from rankup.store import write_file
-from rankup.train import Checkpoint, Epoch, OnEpoch, TaskFailed, accuracy, learn
+from rankup.report.runs import METRICS, NET, read_lines
+from rankup.train import Checkpoint, CheckpointError, Epoch, OnEpoch, TaskFailed, accuracy, learn
 
-CHECKPOINT = "checkpoint.safetensors"
+__all__ = [
+    "OnProgress",
+    "Progress",
+    "RunConfig",
+    "RunError",
+    "SeedRun",
+    "check_folder",
+    "parse_rank",
+    "read_lines",
+    "run",
+    "run_together",
+    "versions",
+]
 
-_SHARE = 50  # checkpoints, and reports of progress, take at most one part in so many of the time
 _TELL = 0.5  # seconds between two reports of progress, at least
-
-
-class RunError(RankupError):
-    """A run folder cannot be used."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What was asked for, as written to `config.json`."""
-
-    stream: str
-    method: str
-    options: dict[str, Any]  # the method's own
-    net: str
-    width: int
-    rank: str
-    seeded: str | None
-    tasks: int
-    seed: int
-    device: str
-    threads: int
-    recipe: dict[str, Any]
-    task_names: list[str]
-    versions: dict[str, str]
-    held_out: float = 0.0  # share of the training data that stood for the test data
-
-    def but_for_its_seed(self) -> str:
-        """What runs have in common that differ in their seeds alone."""
-        rest = {k: v for k, v in asdict(self).items() if k not in ("seed", "task_names")}
-        return json.dumps(rest, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -118,30 +97,39 @@ def run_together(
     torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
     engine, failures = Engine(note, alike=alike), dict[Path, TaskFailed]()
+    checkpoints = Checkpoints(note)
     while going := [r for r in runs if not r.finished and r.out not in failures]:
         # Runs that were stopped at different tasks catch up first.
         next_task = min(len(r.lines) for r in going)
         failures |= _learn_next(
-            [r for r in going if len(r.lines) == next_task], engine, on_progress
+            [r for r in going if len(r.lines) == next_task], engine, checkpoints, on_progress
         )
     return failures
 
 
 def _learn_next(
-    runs: "Sequence[SeedRun]", engine: Engine, on_progress: OnProgress | None
+    runs: "Sequence[SeedRun]",
+    engine: Engine,
+    checkpoints: Checkpoints,
+    on_progress: OnProgress | None,
 ) -> dict[Path, TaskFailed]:
     started = time.perf_counter()
+    # The others were stopped after they had saved the task, or learn all tasks at once.
     learning = [r for r in runs if r.method.learned == len(r.lines)]
     failures: list[TaskFailed | None] = []
     if learning:
-        failures = learn(
-            [r.method for r in learning],
-            [r.next_task for r in learning],
-            engine,
-            [r.checkpoint() for r in learning],
+        methods, tasks = [r.method for r in learning], [r.next_task for r in learning]
+        watches = [
             # One of them tells of all: telling takes time.
-            [r.watch(on_progress if r is learning[0] else None, len(learning)) for r in learning],
-        )
+            r.watch(checkpoints, on_progress if r is learning[0] else None, len(learning))
+            for r in learning
+        ]
+        found = [read_checkpoint(r.out, len(r.lines), engine.note) for r in learning]
+        try:
+            failures = learn(methods, tasks, engine, found, watches)
+        except CheckpointError as error:
+            engine.note(f"task {tasks[0].name!r} begins again: {error}")
+            failures = learn(methods, tasks, engine, None, watches)
     failed = {r.out: why for r, why in zip(learning, failures, strict=True) if why is not None}
     # The time that learning took is lost where a run was stopped just after it. Runs that learn
     # together share it.
@@ -157,7 +145,8 @@ def _record(runs: "Sequence[SeedRun]", seconds: float) -> None:
     # Disks are slow, so what was learned is saved while it is tested. Tests are not worth threads:
     # Python runs one at a time, and handing over takes longer than waiting for a GPU.
     with ThreadPoolExecutor(len(runs)) as pool:
-        saved = [pool.submit(r.save) for r in runs]
+        # Tests may exchange a network's tensors: what is to be saved is taken before all of them.
+        saved = [pool.submit(write) for write in [r.saving() for r in runs]]
         tested = [r.test() for r in runs]
         for each in saved:
             each.result()
@@ -170,21 +159,33 @@ class SeedRun:
     def __init__(self, config: RunConfig, stream: Stream, out: Path, resume: bool = False) -> None:
         device = torch.device(config.device)
         self.config, self.out, self.stream = config, out, stream.to(device)
-        recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
-        module = make_module(config, self.stream[0]).to(device)
-        options = method_options(config.method, config.options)
-        setting = Setting(
-            module, growth_of(config), recipe, config.seed, self.stream.tasks, options
-        )
-        kind = method_class(config.method)
+        setting = setting_of(config, self.stream)
+        kind, folder = method_class(config.method), out / NET
         kind.check(setting)
-        _open_folder(config, out, resume)
-        folder = out / NET
+        check_folder(config, out, resume)
         self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)
-        self.tests = [Feed(task, recipe, device) for task in self.stream]
+        self.tests = [Feed(task, setting.recipe, device) for task in self.stream]
         self.lines = read_lines(out)
         self.matrix = AccuracyMatrix([line["accuracy"] for line in self.lines])
-        self._saved, self._cost = time.perf_counter(), 0.0
+        self._refuse_mixed_up()
+        # Last: what is refused leaves no folder that would be in the way of another try.
+        write_config(config, out)
+
+    def _refuse_mixed_up(self) -> None:
+        """Refuse a network that is not the one after the task of the last line, or after the next
+        one: it would be tested in place of another."""
+        learned, told = self.method.learned, len(self.lines)
+        again = "put back what is missing, or begin a new run with --out"
+        if learned < told:
+            raise RunError(
+                f"{self.out / NET} lacks tasks that {METRICS} has, it holds {learned} of {told}: "
+                f"{again}"
+            )
+        if learned > told + 1 and method_info(self.config.method).continual:
+            raise RunError(
+                f"{self.out / METRICS} lacks tasks that {NET}/ has, it tells of {told} of "
+                f"{learned}: {again}"
+            )
 
     @property
     def finished(self) -> bool:
@@ -194,22 +195,17 @@ class SeedRun:
     def next_task(self) -> Task:
         return self.stream[len(self.lines)]
 
-    def checkpoint(self) -> Checkpoint | None:
-        return _load_checkpoint(self.out, len(self.lines))
-
-    def watch(self, on_progress: OnProgress | None, seeds: int) -> OnEpoch:
+    def watch(
+        self, checkpoints: Checkpoints, on_progress: OnProgress | None, seeds: int
+    ) -> OnEpoch:
         """Keeps a checkpoint and tells how far it is, both only so often that it costs little."""
         index, told, telling = len(self.lines), 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
             nonlocal told, telling
+            checkpoints.keep(self.out, index, checkpoint)
             now = time.perf_counter()
-            if now - self._saved >= _SHARE * self._cost:
-                _save_checkpoint(self.out, index, checkpoint)
-                self._saved = time.perf_counter()
-                self._cost = self._saved - now
-            if on_progress is not None and now - told > max(_TELL, _SHARE * telling):
-                now = time.perf_counter()
+            if on_progress is not None and now - told > max(_TELL, SHARE * telling):
                 numbers = epoch.number, epoch.epochs, epoch.loss, epoch.accuracy()
                 on_progress(Progress(self.config.seed, seeds, index, *numbers))
                 told = time.perf_counter()
@@ -217,8 +213,8 @@ class SeedRun:
 
         return on_epoch
 
-    def save(self) -> None:
-        self.method.save(self.out / NET)
+    def saving(self) -> Callable[[], None]:
+        return self.method.saving(self.out / NET)
 
     def test(self) -> list[float]:
         """The accuracy on every task that was learned."""
@@ -232,8 +228,19 @@ class SeedRun:
         self.matrix.add(accuracies)
         index = len(self.lines)
         self.lines.append(_line(self.stream[index], self.matrix, self.method, seconds))
-        _write_lines(self.out, self.lines)
+        write_lines(self.out, self.lines)
         (self.out / CHECKPOINT).unlink(missing_ok=True)
+
+
+def setting_of(config: RunConfig, stream: Stream) -> Setting:
+    """What the run's method is made from."""
+    recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
+    for task in stream if recipe.crop else ():
+        x = task.train_x[:1]
+        crop(x, recipe.crop, torch.zeros(1, 2, dtype=torch.long, device=x.device))  # may refuse
+    module = make_module(config, stream[0]).to(stream[0].train_x.device)
+    options = method_options(config.method, config.options)
+    return Setting(module, growth_of(config), recipe, config.seed, stream.tasks, options)
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:
@@ -271,46 +278,8 @@ def parse_rank(rank: str, seeded: str | None) -> Rank:
     return Rank(amounts[0], amounts[1], spec, of_outputs="." in rank)
 
 
-def read_lines(out: Path) -> list[dict[str, Any]]:
-    path = out / METRICS
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def versions() -> dict[str, str]:
     return {"rankup": rankup.__version__, "torch": torch.__version__}
-
-
-def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
-    """Refuse a folder in which that run can neither begin nor go on."""
-    path = out / CONFIG
-    if path.exists() and not resume:
-        raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
-    if not path.exists() and out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} holds other files: name a new folder with --out")
-    if path.exists():
-        stored = read_config(path)
-        wanted = json.loads(json.dumps(asdict(config)))
-        differing = [k for k in wanted if k != "versions" and stored.get(k) != wanted[k]]
-        if differing:
-            name = differing[0]
-            raise RunError(
-                f"{out} was begun with {name} {stored.get(name)}, not {wanted[name]}: go on with "
-                "the same options, or begin a new run with --out"
-            )
-
-
-def _open_folder(config: RunConfig, out: Path, resume: bool) -> None:
-    check_folder(config, out, resume)
-    path = out / CONFIG
-    if path.exists():
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(asdict(config), indent=1, ensure_ascii=False).encode() + b"\n")
-    except OSError as error:
-        raise RunError(f"cannot write to {out}: {error.strerror}") from error
 
 
 def _line(task: Task, matrix: AccuracyMatrix, method: Method, seconds: float) -> dict[str, Any]:
@@ -324,29 +293,3 @@ def _line(task: Task, matrix: AccuracyMatrix, method: Method, seconds: float) ->
         "buffer": footprint.buffer,
         "seconds": seconds,
     }
-
-
-def _write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_file(out / METRICS, text.encode())
-
-
-def _save_checkpoint(out: Path, index: int, checkpoint: Checkpoint) -> None:
-    # Renamed into place, so that a killed process leaves the old one; not forced to the disk,
-    # because it is only worth an epoch.
-    about = {"at": json.dumps({"task": index, "epoch": checkpoint.epoch})}
-    state = {name: t.detach().to("cpu", copy=True) for name, t in checkpoint.state.items()}
-    temporary = out / f".{CHECKPOINT}.tmp"
-    temporary.write_bytes(safetensors.torch.save(state, about))
-    os.replace(temporary, out / CHECKPOINT)
-
-
-def _load_checkpoint(out: Path, index: int) -> Checkpoint | None:
-    path = out / CHECKPOINT
-    if not path.exists():
-        return None
-    with safetensors.safe_open(path, "pt") as file:
-        about = json.loads(file.metadata()["at"])
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    # One that was left from an earlier task says nothing about this one.
-    return Checkpoint(about["epoch"], state) if about["task"] == index else None

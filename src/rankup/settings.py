@@ -2,6 +2,7 @@
 them what `rankup tune` has found for the stream and the network."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,8 @@ from rankup.errors import RankupError
 from rankup.methods import method_info, method_options
 from rankup.recipe import RECIPES, Recipe
 
-TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD.json
+TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD[-VARIANT].json
+SEEDED = "-seeded"
 # Where nothing was tuned for a stream, but for one that is much alike.
 ALIKE = {"s-miniimagenet-resnet18": "s-cifar100-resnet18"}
 
@@ -21,11 +23,14 @@ class Settings(NamedTuple):
     options: Mapping[str, Any]  # the method's own that differ from their defaults
 
 
-def settings_for(method: str, stream: str, net: str, recipe: str = "default") -> Settings:
+def settings_for(
+    method: str, stream: str, net: str, recipe: str = "default", variant: str = ""
+) -> Settings:
     """The settings of a method for a stream and a network; what the user asks for comes on top.
 
     Args:
         recipe: the name of a recipe, or a folder where `rankup tune` has left what it found.
+        variant: what the method is a variant of itself by, as `variant_of` says.
 
     >>> settings_for("rank", "s-digits", "mlp")
     Settings(recipe={}, options={})
@@ -34,8 +39,31 @@ def settings_for(method: str, stream: str, net: str, recipe: str = "default") ->
     if recipe in RECIPES and recipe != "default":
         return Settings(own, {})
     folder = TUNED / ALIKE.get(case, case) if recipe == "default" else Path(recipe)
-    tuned = _read(folder / f"{method}.json", method)
+    path = folder / f"{method}{variant}.json"
+    # Without learned factors a recipe is another one; small networks have one much like large ones.
+    if variant != SEEDED and not path.exists():
+        path = folder / f"{method}.json"
+    if recipe != "default" and not path.exists():
+        warnings.warn(
+            f"{recipe} has no settings for {method}{variant}, which has its defaults", stacklevel=2
+        )
+    tuned = _read(path, method)
     return Settings(own | dict(tuned.recipe), tuned.options)
+
+
+def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
+    """What files of settings add to a method's name where it is not what its name says: without
+    learned factors, or with networks of low rank.
+
+    >>> variant_of("rank", "0,0", {}), variant_of("parallel", "11,1", {"size": "2"})
+    ('-seeded', '-rank-2')
+    >>> variant_of("rank", "11,1", {}), variant_of("parallel", "11,1", {"size": "full"})
+    ('', '')
+    """
+    if method == "rank" and float(rank.split(",")[0]) == 0:
+        return SEEDED
+    size = options.get("size", "full") if method == "parallel" else "full"
+    return "" if size == "full" else f"-rank-{size}"
 
 
 def apart(chosen: Mapping[str, Any]) -> Settings:
@@ -59,7 +87,7 @@ def base_recipe(recipe: str) -> str:
     """
     if recipe in RECIPES:
         return recipe
-    if not Path(recipe).is_dir():
+    if not any(Path(recipe).glob("*.json")):
         raise RankupError(
             f"there is no recipe {recipe!r}, only {', '.join(RECIPES)}, or a folder that "
             "`rankup tune` has written"

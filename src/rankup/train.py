@@ -4,6 +4,7 @@ fails."""
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +17,7 @@ from rankup.chain import ChainLearner, is_chain
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
+from rankup.layers import Tensors
 from rankup.learner import ApartLearner, RankLearner
 from rankup.network import IncrementalNet
 from rankup.optimiser import rates
@@ -49,12 +51,31 @@ class Epoch:
         return self.look()
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """All it takes to go on after an epoch."""
+class CheckpointError(RankupError):
+    """A checkpoint is of another task, network or recipe; nothing was changed."""
 
-    epoch: int
-    state: dict[str, Tensor]
+
+class Checkpoint:
+    """All it takes to go on after an epoch.
+
+    Args:
+        epoch: epochs done.
+        state: tensors by name, or where they are to be copied from when somebody asks for them:
+            copying takes time, and steps change them.
+    """
+
+    def __init__(self, epoch: int, state: Tensors | Callable[[], Tensors]) -> None:
+        self.epoch, self._state = epoch, state
+
+    @property
+    def state(self) -> Tensors:
+        if callable(self._state):
+            live = self._state()
+            self._state = {name: t.detach().to("cpu", copy=True) for name, t in live.items()}
+        return self._state
+
+    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors]]:
+        return Checkpoint, (self.epoch, self.state)
 
 
 OnEpoch = Callable[[Epoch, Checkpoint], None]
@@ -123,7 +144,7 @@ def _train(
     so an interrupted run goes on from a checkpoint as if nothing had happened."""
     epochs, index = pupils[0].recipe.epochs, pupils[0].learned
     feeds = [learner.feed for learner in steps.learners]
-    first = _resumed(steps, resume)
+    first = _resumed(steps, resume, epochs)
     length = feeds[0].steps
     peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
     steps_in_all = epochs * length
@@ -146,22 +167,56 @@ def _train(
                 )
             elif on_epoch is not None and (tell := on_epoch[number]) is not None:
                 look = _look(pupils[number], steps, feeds[number])
-                done = Epoch(epoch + 1, epochs, total / length, look)
-                tell(done, Checkpoint(epoch + 1, steps.state(number)))
+                _tell(tell, Epoch(epoch + 1, epochs, total / length, look), steps, number)
         if all(failures):
             break
     steps.keep()
     return failures
 
 
-def _resumed(steps: Steps, resume: Sequence[Checkpoint | None] | None) -> int:
+def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int) -> None:
+    checkpoint = Checkpoint(done.number, lambda: steps.state(number))
+    kept = weakref.ref(checkpoint)
+    try:
+        tell(done, checkpoint)
+    finally:
+        del checkpoint
+        if (held := kept()) is not None:
+            # Somebody goes on holding it, maybe without having looked into it: copied now, before
+            # another step changes it.
+            _ = held.state
+
+
+def _resumed(steps: Steps, resume: Sequence[Checkpoint | None] | None, epochs: int) -> int:
     """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
     if resume is None or len({point.epoch if point else 0 for point in resume}) > 1:
         return 0
     for number, point in enumerate(resume):
         if point is not None:
+            _refuse_misfit(point, steps.state(number), epochs)
             steps.resume(number, point.state)
     return resume[0].epoch if resume[0] else 0
+
+
+def _refuse_misfit(checkpoint: Checkpoint, wanted: Tensors, epochs: int) -> None:
+    if not 0 < checkpoint.epoch <= epochs:
+        raise CheckpointError(
+            f"the checkpoint was made after epoch {checkpoint.epoch}, the recipe has {epochs}"
+        )
+    given = checkpoint.state
+    for name in {**wanted, **given}:
+        there, own = (_kind_of(tensors.get(name)) for tensors in (given, wanted))
+        if there != own:
+            raise CheckpointError(
+                f"the checkpoint was made with another network or optimiser: {name!r} is {there} "
+                f"in it, here it is {own}"
+            )
+
+
+def _kind_of(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _look(pupil: Pupil, steps: Steps, feed: Feed) -> Callable[[], float]:
@@ -196,13 +251,12 @@ def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor,
 def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
     """Whether a task's accuracy on its own training data is no better than guessing."""
     reached, guess = _reached(pupil, feed, _WITNESS), feed.guess()
-    # Of samples that are not looked at all, up to half as many are as might be.
-    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS / 2))
+    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS))
     # A handful of samples cannot be three errors away, but all of them can be right.
     if reached <= guess + 3 * error and reached < 1:
         return TaskFailed(
             f"task {feed.task.name!r} was not learned: {reached:.1%} on its own training data is "
-            f"within three standard errors of guessing ({guess:.1%}); another learning rate or "
+            f"not three standard errors above guessing ({guess:.1%}); another learning rate or "
             "more epochs may help"
         )
     return None
@@ -280,7 +334,13 @@ def fit(
     Where the loss does not stay finite, or the task ends no better than guessing, the task is
     abandoned and `TaskFailed` says why; all earlier tasks are kept. The same happens to the task
     when something else goes wrong, as with Ctrl-C.
+
+    Args:
+        on_epoch: is told after each epoch how far it is, and given a `Checkpoint`, which may be
+            kept.
+        resume: a checkpoint of this task, to go on from as if nothing had happened.
     """
+    _check_asked(task, recipe)
     pupil = NetPupil(net, recipe or Recipe(), net.growth.seed if seed is None else seed)
     mode = net.training
     try:
@@ -290,3 +350,12 @@ def fit(
     if failure is not None:
         raise failure
     return net
+
+
+def _check_asked(task: object, recipe: object) -> None:
+    from rankup.data.tasks import Task
+
+    if not isinstance(task, Task):
+        raise RankupError(f"fit learns a rankup.data.Task, got {type(task).__name__}")
+    if not isinstance(recipe, Recipe | None):
+        raise RankupError(f"fit learns by a rankup.Recipe, got {type(recipe).__name__}")

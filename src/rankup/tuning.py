@@ -3,6 +3,8 @@ data that was held out, as many for every method.
 
 METHOD/trial-NN/seed-K   a run folder for each
 METHOD.json              what was chosen, and all trials that led to it
+
+Without learned factors the method is called rank-seeded here, networks of rank 2 parallel-rank-2.
 """
 
 import json
@@ -19,7 +21,7 @@ from rankup.methods.search import Settings
 from rankup.replicas import Seed, run_all
 from rankup.report.runs import read_run
 from rankup.run import OnProgress, check_folder, read_lines
-from rankup.settings import apart
+from rankup.settings import apart, variant_of
 from rankup.store import write_file
 
 FIRST_SEED = 1000  # of those that trials use
@@ -113,7 +115,7 @@ class Tuning:
             trials=tried,
         )
         text = json.dumps(asdict(outcome), indent=1, ensure_ascii=False)
-        write_file(self.root / f"{method}.json", text.encode() + b"\n")
+        write_file(self.root / f"{self._name(method)}.json", text.encode() + b"\n")
         return outcome
 
     def _all(self, method: str) -> list[Seed]:
@@ -121,9 +123,14 @@ class Tuning:
 
     def _seeds(self, method: str, number: int) -> list[Seed]:
         tried = apart({**method_info(method).recipe, **self.trials[method][number]})
-        folder = self.root / method / f"trial-{number + 1:02}"
+        folder = self.root / self._name(method) / f"trial-{number + 1:02}"
         folders = {seed: folder / f"seed-{seed}" for seed in self.launch.seeds}
         return self.launch.of(method, {}, folders, settings=tried)
+
+    def _name(self, method: str) -> str:
+        """That of the method, or of the variant that all trials are of."""
+        variants = {variant_of(method, self.launch.rank, tried) for tried in self.trials[method]}
+        return method + (variants.pop() if len(variants) == 1 else "")
 
     def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
         for method, tried in self.trials.items():

@@ -2,8 +2,10 @@
 
 import contextlib
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -37,7 +39,7 @@ def in_processes(
         hear: is given what workers `tell`.
         lost: what to say when a worker was killed.
     """
-    context = multiprocessing.get_context("spawn")
+    context, others = multiprocessing.get_context("spawn"), {*multiprocessing.active_children()}
     told: Any = context.Queue()
     pool = ProcessPoolExecutor(min(count, len(items)), context, _begin, (told,))
     try:
@@ -51,7 +53,7 @@ def in_processes(
     except BaseException as error:
         # Workers that are in the middle of something must not outlive this process. A folder is
         # whole at every moment.
-        for process in multiprocessing.active_children():
+        for process in {*multiprocessing.active_children()} - others:
             process.terminate()
         pool.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
@@ -66,5 +68,14 @@ def _begin(told: Any) -> None:
     _told = told
     # Ctrl-C reaches every process of a terminal; it is the parent's to end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     plain_warnings()
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers: they see to it themselves."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -65,6 +65,11 @@ class Task:
 
     def _check_part(self, part: str, x: Tensor, y: Tensor) -> None:
         task = f"task {self.name!r}"
+        for what, given in (("inputs", x), ("labels", y)):
+            if not isinstance(given, Tensor):
+                raise DataError(
+                    f"{task}: {part} {what} must be a tensor, got {type(given).__name__}"
+                )
         if x.dim() < 2 or (x.dtype != torch.uint8 and not x.is_floating_point()):
             raise DataError(
                 f"{task}: {part} inputs are {x.dtype} {list(x.shape)}, expected uint8 or floating "

@@ -102,9 +102,10 @@ class TaskLayer(nn.Module, ABC):
         self._parameters.clear()
 
     def install(self, tables: Tensors) -> None:
-        for name, table in tables.items():
-            setattr(self, name, table)
-        # Last, so that a thread which runs an earlier task never sees half a change.
+        # All tables at once: a thread that reads `_buffers` once has those from before or those
+        # from after, never some of each.
+        self._buffers = {**self._buffers, **tables}
+        # Last, so that a thread which runs one task finds it in the tables.
         self.count += 1
 
     def base(self) -> Tensors:

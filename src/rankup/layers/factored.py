@@ -2,7 +2,10 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import reduce
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,22 @@ from rankup.layers.rules import MixedShape, dense_is_cheaper, mixed_way
 from rankup.specs import FactoredSpec
 
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
+
+# One by one, a module's attributes take longer to look up than what is done with them.
+read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    "U", "V", "S", "B", "base_weight"
+)
+
+
+class Tables(NamedTuple):
+    """What a mixed batch reads of a layer, all of it from one moment: another thread may commit a
+    task in the meantime."""
+
+    U: Tensor
+    V: Tensor
+    S: Tensor
+    B: Tensor
+    base: Tensor | None
 
 
 class FactoredLayer(TaskLayer):
@@ -55,7 +74,8 @@ class FactoredLayer(TaskLayer):
         return self._learning(x) if task == self.count else self._plain(x, task)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        tasks_known, rank = self.S.shape
+        tables = self._tables()
+        tasks_known, rank = tables.S.shape
         way = mixed_way(
             MixedShape(
                 samples=len(x),
@@ -69,37 +89,39 @@ class FactoredLayer(TaskLayer):
             x.device.type,
         )
         if way == "weights":
-            return self._mixed_by_weights(x, tasks)
-        return (self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors)(x, tasks)
+            return self._mixed_by_weights(x, tasks, tables)
+        by = self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors
+        return by(x, tasks, tables)
 
-    def _mixed_by_hidden(self, x: Tensor, tasks: Tensor) -> Tensor:
-        hidden = self._map(x, self.V) * self._per_sample(self.S.index_select(0, tasks), x)
-        y, start = self._up(hidden, self.U), self._mixed_start(x, tasks)
+    def _tables(self) -> Tables:
+        return Tables(*read_tables(self._buffers))
+
+    def _mixed_by_hidden(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
+        hidden = self._map(x, tables.V) * self._per_sample(tables.S.index_select(0, tasks), x)
+        y, start = self._up(hidden, tables.U), self._mixed_start(x, tasks, tables)
         return y if start is None else y + start
 
-    def _mixed_by_factors(self, x: Tensor, tasks: Tensor) -> Tensor:
-        scaled = self._scaled_U(self.S.index_select(0, tasks))
-        return self._map_each(self._map(x, self.V), scaled, self._mixed_start(x, tasks))
+    def _mixed_by_factors(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
+        scaled = _scaled(tables.U, tables.S.index_select(0, tasks))
+        return self._map_each(self._map(x, tables.V), scaled, self._mixed_start(x, tasks, tables))
 
-    def _mixed_by_weights(self, x: Tensor, tasks: Tensor) -> Tensor:
-        few = len(self.S) <= len(tasks)  # a task's weight is built once, not for every sample
-        selectors = self.S if few else self.S.index_select(0, tasks)
-        weights = self._scaled_U(selectors) @ self.V
-        if self.base_weight is not None:
-            weights = weights + self.base_weight
+    def _mixed_by_weights(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
+        U, V, S, B, base = tables
+        few = len(S) <= len(tasks)  # a task's weight is built once, not for every sample
+        weights = _scaled(U, S if few else S.index_select(0, tasks)) @ V
+        if base is not None:
+            weights = weights + base
         own = weights.index_select(0, tasks) if few else weights
-        return self._map_own(x, own, self.B.index_select(0, tasks) if self.spec.bias else None)
+        return self._map_own(x, own, B.index_select(0, tasks) if self.spec.bias else None)
 
-    def _scaled_U(self, selectors: Tensor) -> Tensor:
-        return selectors[:, None] * self.U.t()  # [n, out, R]
-
-    def _mixed_start(self, x: Tensor, tasks: Tensor) -> Tensor | None:
+    def _mixed_start(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor | None:
         """What the sum of the factors is added to: the biases and what a kept weight gives."""
-        biases = self._per_sample(self.B.index_select(0, tasks), x) if self.spec.bias else None
-        if self.base_weight is None:
+        B, base = tables.B, tables.base
+        biases = self._per_sample(B.index_select(0, tasks), x) if self.spec.bias else None
+        if base is None:
             return biases
-        base = self._map(x, self.base_weight)
-        return base if biases is None else base + biases
+        kept = self._map(x, base)
+        return kept if biases is None else kept + biases
 
     def _learning(self, x: Tensor) -> Tensor:
         return self._plain(x, self.count)
@@ -244,3 +266,7 @@ class FactoredLayer(TaskLayer):
     @abstractmethod
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
         """`rows [B, n]`, shaped to multiply what came of `x` and has n channels."""
+
+
+def _scaled(U: Tensor, selectors: Tensor) -> Tensor:
+    return selectors[:, None] * U.t()  # [n, out, R]

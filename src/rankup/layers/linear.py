@@ -1,22 +1,15 @@
 """Linear layers whose weights are a sum of factors."""
 
 import math
-from collections.abc import Callable
-from operator import itemgetter
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.layers.base import over_last
-from rankup.layers.factored import FactoredLayer
+from rankup.layers.factored import FactoredLayer, read_tables
 from rankup.layers.given import PROJECTED
 from rankup.layers.node import FactoredMap
-
-_read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
-    "U", "V", "S", "B", "base_weight"
-)
 
 
 class FactoredLinear(FactoredLayer):
@@ -94,15 +87,10 @@ class FactoredLinear(FactoredLayer):
         # that is added to something otherwise begins with a copy of that.
         if x.dim() != 2 or _transformed(x):
             return super()._mixed(x, tasks)
-        U, V, S, B, base = self._tables()
+        U, V, S, B, base = read_tables(self._buffers)
         hidden = F.linear(x, V).mul_(S.index_select(0, tasks))
-        y = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
+        y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y.addmm_(x, base.t())
-
-    def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        # One by one, a module's attributes take longer to look up than what is done with them.
-        U, V, S, B, base = _read_tables(self._buffers)
-        return U, V, S, B, base
 
     @property
     def _pointwise(self) -> bool:

@@ -111,7 +111,8 @@ class TaskNorm(TaskLayer):
         return norm.eval()
 
     def _rows(self) -> Tensors:
-        tables = {key: self._buffers[table] for key, table in self._TABLES.items()}
+        buffers = self._buffers  # once: another thread may exchange them for those of one more task
+        tables = {key: buffers[table] for key, table in self._TABLES.items()}
         return {key: table for key, table in tables.items() if table is not None}
 
     def _normalise(

@@ -53,6 +53,7 @@ class AGEM(ReplayMethod):
 
     @classmethod
     def check(cls, setting: Setting) -> None:
+        super().check(setting)
         if setting.recipe.optimiser != "sgd":
             raise RankupError(
                 f"agem projects the gradient and needs the optimiser that follows it, sgd, not "

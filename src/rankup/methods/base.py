@@ -1,7 +1,7 @@
 """What a method is: something that learns one task after another and answers for all of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,8 +23,9 @@ class Setting:
     """What a method is made from: a module for the architecture, how the rank update would grow
     it, the recipe, the seed of all that is random, the tasks to come and the method's own options.
 
-    Of the tasks to come a method may ask how many there are and how many classes each has; their
-    data is for those that are marked as not continual.
+    Of the tasks to come a method may ask how many there are, how many classes each has and, to
+    refuse what it cannot mix, of what shape and dtype inputs are; their data is for those that are
+    marked as not continual.
     """
 
     module: nn.Module
@@ -78,7 +79,13 @@ class Method(ABC):
         """Everything it must store to answer for all tasks and to learn the next."""
 
     @abstractmethod
-    def save(self, folder: Path) -> None: ...
+    def saving(self, folder: Path) -> Callable[[], None]:
+        """Take what it knows now; what is given back writes it to a folder, in any thread. Until
+        that is done it may answer for tasks, and learn none: `predict` may exchange tensors for
+        others, and must not change any."""
+
+    def save(self, folder: Path) -> None:
+        self.saving(folder)()
 
     @classmethod
     @abstractmethod

@@ -2,16 +2,18 @@
 of it is kept between tasks."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.data.tasks import Task
+from rankup.errors import StoreError
 from rankup.feed import Feed
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
 from rankup.learner import ModuleLearner
@@ -127,13 +129,24 @@ class DenseMethod(Method):
             _numbers(self._of_tasks() | self._shared() | self.kept), _numbers(self.buffer)
         )
 
-    def save(self, folder: Path) -> None:
+    def saving(self, folder: Path) -> Callable[[], None]:
         groups = {"shared": self._shared(), "kept": self.kept, "buffer": self.buffer}
         tensors = {f"{group}/{name}": t for group, own in groups.items() for name, t in own.items()}
         tensors |= self._of_tasks()
-        copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / _FILE, safetensors.torch.save(copies))
+
+        def write() -> None:
+            copies = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_file(folder / _FILE, safetensors.torch.save(copies))
+            except OSError as error:
+                there = "what was saved there before is whole"
+                raise StoreError(
+                    f"cannot save to {folder}: {error.strerror or error}; "
+                    + (there if self.is_in(folder) else "nothing was saved")
+                ) from error
+
+        return write
 
     @classmethod
     def is_in(cls, folder: Path) -> bool:
@@ -142,24 +155,32 @@ class DenseMethod(Method):
     @classmethod
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls(setting)
-        saved = safetensors.torch.load((folder / _FILE).read_bytes())
         groups: dict[str, Tensors] = {}
-        for name, tensor in saved.items():
+        for name, tensor in _read(folder / _FILE).items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = tensor.to(method.device)
+        try:
+            method._take(groups)
+        except (KeyError, RuntimeError) as error:
+            raise StoreError(
+                f"{folder / _FILE} does not hold what this method, network and stream need"
+            ) from error
+        return method
+
+    def _take(self, groups: dict[str, Tensors]) -> None:
+        """Know what was saved."""
         with torch.no_grad():
-            for name, tensor in method._shared().items():
+            for name, tensor in self._shared().items():
                 tensor.copy_(groups["shared"][name])
-        method.kept, method.buffer = groups.get("kept", {}), groups.get("buffer", {})
-        while (own := groups.get(str(method.learned))) is not None:
-            starts = [f"{part.spec.name}." for part in method.parts]
-            method._append(
+        self.kept, self.buffer = groups.get("kept", {}), groups.get("buffer", {})
+        while (own := groups.get(str(self.learned))) is not None:
+            starts = [f"{part.spec.name}." for part in self.parts]
+            self._append(
                 [
                     {k.removeprefix(start): t for k, t in own.items() if k.startswith(start)}
                     for start in starts
                 ]
             )
-        return method
 
     def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         """The layer of which each task has its own."""
@@ -196,6 +217,15 @@ class DenseMethod(Method):
             for name, tensor in self.body.state_dict(keep_vars=True).items()
             if id(tensor) not in own and not name.endswith("num_batches_tracked")
         }
+
+
+def _read(path: Path) -> Tensors:
+    try:
+        return safetensors.torch.load(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path} is truncated or no safetensors file: {error}") from error
 
 
 def _numbers(tensors: Tensors) -> float:

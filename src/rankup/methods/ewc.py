@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -119,12 +119,8 @@ class HeldLearner(ModuleLearner):
     ) -> None:
         super().__init__(body, feed, index)
         self.names = names
-        for name, tensor in {"stiffness": stiffness, "anchor": anchor}.items():
-            self.register_buffer(name, tensor)
-            self._reads[name] = tensor
-
-    def key(self) -> Hashable:
-        return super().key(), "held"
+        self.look_at("stiffness", stiffness)
+        self.look_at("anchor", anchor)
 
     def forward(self, draw: Draws) -> Tensor:
         # Not by get_parameter: under vmap they are no parameters.

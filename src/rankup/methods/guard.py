@@ -52,11 +52,6 @@ class GuardedLearner(ModuleLearner):
             self.look_at(buffer_name("frozen", f"body.{name}"), mask.clone())
             self.look_at(buffer_name("held", f"body.{name}"), values.clone())
 
-    def look_at(self, name: str, tensor: Tensor) -> None:
-        """Have one more tensor that steps look at."""
-        self.register_buffer(name, tensor)
-        self._reads[name] = tensor
-
     def frozen(self, name: str) -> Tensor:
         return self.get_buffer(buffer_name("frozen", name))
 

@@ -251,7 +251,10 @@ def logistic_divergence(apart: Tensor) -> Tensor:
     """Between relaxed Bernoulli variables of the same temperature, whatever that is, whose log-odds
     are so far apart: z·coth(z/2) − 2, which is that between logistic ones."""
     near, far = apart.abs() < 0.1, apart.abs().clamp_min(0.1)
-    return torch.where(near, apart.square() / 6, far + 2 * far / torch.expm1(far) - 2)
+    # By exp(−z): exp(z) overflows where z is large, and its gradient is no number there.
+    return torch.where(
+        near, apart.square() / 6, far - 2 * far * torch.exp(-far) / torch.expm1(-far) - 2
+    )
 
 
 def expected_odds(sticks: Tensor) -> Tensor:

@@ -23,7 +23,14 @@ from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
 from rankup.methods.heads import FEATURES, LearningHeads
 from rankup.methods.options import IcarlOptions
-from rankup.methods.replay import Places, ReplayLearner, joined, remembered, rows_by_class
+from rankup.methods.replay import (
+    Places,
+    ReplayLearner,
+    check_inputs,
+    joined,
+    remembered,
+    rows_by_class,
+)
 from rankup.steps import Learner
 
 _ROWS = 1024  # samples whose features are computed at once
@@ -73,6 +80,7 @@ class ICaRLLearner(ReplayLearner):
     """
 
     weights: Tensor
+    old: nn.Module
 
     def __init__(
         self,
@@ -91,16 +99,15 @@ class ICaRLLearner(ReplayLearner):
         self._head = head.spec.name
         if not self.held:
             return
-        self.old = copy.deepcopy(body).requires_grad_(False)
-        for norm in self.old.modules():
+        old = copy.deepcopy(body).requires_grad_(False)
+        for norm in old.modules():
             if isinstance(norm, _BatchNorm):
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
         # Summed over a head's answers, averaged over the heads: as much for many as for one.
         weights = torch.zeros(len(head.weight), dtype=feed.dtype, device=feed.device)
         weights[: head.slices[index].start] = options.strength / index
-        self.register_buffer("weights", weights)
-        self._reads["weights"] = weights
-        self._reads |= {f"old.{name}": t for name, t in self.old.state_dict().items()}
+        self.look_at("weights", weights)
+        self.look_at("old", old)
 
     def forward(self, draw: Draws) -> Tensor:
         if not self.held:
@@ -142,6 +149,7 @@ class ICaRL(DenseMethod):
 
     @classmethod
     def check(cls, setting: Setting) -> None:
+        check_inputs("a memory", setting.tasks)
         classes = sum(task.classes for task in setting.tasks)
         if _options(setting).budget < classes:
             raise RankupError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rankup.data.tasks import Task
 from rankup.data.transforms import Augmentation, augment, to_float, transform_each
-from rankup.errors import RankupError
 from rankup.feed import Draws, Feed, take
 from rankup.layers import Start, TaskLayer, Tensors, active
 from rankup.learner import ModuleLearner, loss_of
@@ -18,6 +17,7 @@ from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
 from rankup.methods.heads import LearningHeads
 from rankup.methods.options import MultitaskOptions
+from rankup.methods.replay import check_inputs
 from rankup.plan import Plan
 from rankup.recipe import Recipe
 from rankup.specs import HeadSpec, LayerSpec
@@ -38,15 +38,7 @@ class Multitask(DenseMethod):
 
     @classmethod
     def check(cls, setting: Setting) -> None:
-        first, *others = setting.tasks
-        for task in others:
-            for what in ("shape", "dtype"):
-                one, other = (getattr(each.train_x[0], what) for each in (first, task))
-                if one != other:
-                    raise RankupError(
-                        f"multitask needs tasks whose inputs have one {what}, got {one} in "
-                        f"{first.name!r} and {other} in {task.name!r}"
-                    )
+        check_inputs("multitask", setting.tasks)
 
     def __init__(self, setting: Setting) -> None:
         assert isinstance(setting.options, MultitaskOptions)
@@ -165,6 +157,12 @@ class Union(Feed):
         drawn = super().draws(generator)
         rows, labels, tasks = self._samples[:, drawn["rows"]]
         return drawn | {"rows": rows, "labels": labels, "tasks": tasks}
+
+    def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
+        order = torch.randperm(len(self), generator=draw)[:most].to(self.device)
+        for part in torch.split(order, self.chunk(self.x)):
+            rows, _, tasks = self._samples[:, part]
+            yield self.batch(self.x, {"rows": rows, "tasks": tasks})
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
         picked = to_float(take(x, draw["rows"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import partial
 
 import torch
@@ -120,13 +119,11 @@ class Confined(nn.Module):
 
 
 class ConfinedLearner(ModuleLearner):
+    confined: nn.ModuleList
+
     def __init__(self, body: nn.Module, feed: Feed, index: int, confined: nn.ModuleList) -> None:
         super().__init__(body, feed, index)
-        self.confined = confined
-        self._reads |= {f"confined.{name}": tensor for name, tensor in confined.named_buffers()}
-
-    def key(self) -> Hashable:
-        return super().key(), "confined"
+        self.look_at("confined", confined)
 
     def settle(self, draw: Draws) -> None:
         with torch.no_grad(), exact():

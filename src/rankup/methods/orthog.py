@@ -21,7 +21,10 @@ from rankup.specs import HeadSpec
 from rankup.steps import Learner, exact
 from rankup.trace import trace
 
-_ITERATIONS = 10  # enough for steps ten times as long as the vectors that they change
+# Enough for steps whose largest singular value is up to 10, where a weight's are all 1. If all rows
+# go the same way, it is their length times the root of their number: then 10 is soon exceeded, and
+# what comes out is far from orthonormal. Steps at the usual rates are much shorter.
+_ITERATIONS = 10
 
 
 class Subspaces:
@@ -97,6 +100,7 @@ class Orthog(ERRing):
 
     @classmethod
     def check(cls, setting: Setting) -> None:
+        super().check(setting)
         specs = make_plan(setting.module, setting.growth).layers
         (width,) = (spec.inputs for spec in specs if isinstance(spec, HeadSpec))
         if width < len(setting.tasks):

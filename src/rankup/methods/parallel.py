@@ -1,6 +1,7 @@
 """Independent networks, one for each task: what tasks reach without each other, and so what forward
 transfer is measured against."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -69,13 +70,21 @@ class Parallel(Method):
     def footprint(self) -> Footprint:
         return Footprint(sum(network.footprint().parameters for network in self.networks))
 
-    def save(self, folder: Path) -> None:
-        for index, network in enumerate(self.networks):
-            home = _home(folder, index)
-            # What was learned never changes.
-            if home not in self._saved or not network.is_in(home):
-                network.save(home)
+    def saving(self, folder: Path) -> Callable[[], None]:
+        homes = {_home(folder, index): network for index, network in enumerate(self.networks)}
+        # What was learned never changes.
+        left = {
+            home: network.saving(home)
+            for home, network in homes.items()
+            if home not in self._saved or not network.is_in(home)
+        }
+
+        def write() -> None:
+            for home, write_network in left.items():
+                write_network()
                 self._saved.add(home)
+
+        return write
 
     @classmethod
     def is_in(cls, folder: Path) -> bool:

@@ -1,5 +1,7 @@
 """The paper's method: factors, selectors, zero forgetting."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -16,6 +18,16 @@ from rankup.plan import Growth, make_plan
 from rankup.steps import Learner
 from rankup.store import load, save
 from rankup.train import NetPupil
+
+
+def warn_if_capped(setting: Setting) -> None:
+    """Say where a task gets less rank than was asked for, as `grow` does."""
+    if capped := make_plan(setting.module, _growth(setting)).capped:
+        warnings.warn(
+            "one task cannot add more rank than a layer's weight has: capped in "
+            + ", ".join(capped),
+            stacklevel=2,
+        )
 
 
 class RankUpdate(Method):
@@ -52,8 +64,9 @@ class RankUpdate(Method):
         numbers = size.total if self.net.growth.store == "full" else size.bytes / 4
         return Footprint(parameters=numbers, buffer=0)
 
-    def save(self, folder: Path) -> None:
-        save(self.net, folder)
+    def saving(self, folder: Path) -> Callable[[], None]:
+        # What was committed never changes: there is nothing to be taken now.
+        return lambda: save(self.net, folder)
 
     @classmethod
     def is_in(cls, folder: Path) -> bool:

@@ -46,18 +46,24 @@ class Slots:
     Whose sample is where so needs no storing."""
 
     def __init__(self, tasks: Sequence[Task], per_class: int) -> None:
-        self.per_class = per_class
         classes = torch.tensor([task.classes for task in tasks])
         self.tasks = torch.arange(len(classes)).repeat_interleave(classes * per_class)
         labels = torch.cat([torch.arange(number) for number in classes.tolist()])
         self.labels = labels.repeat_interleave(per_class)
 
-    def __len__(self) -> int:
-        return len(self.tasks)
 
-    def filled(self, learned: int) -> int:
-        """How many places are taken once so many tasks were learned."""
-        return int((self.tasks < learned).sum())
+def check_inputs(who: str, tasks: Sequence[Task]) -> None:
+    """Refuse tasks whose inputs cannot lie in one tensor: bytes among floats would be taken for
+    floats, of up to 255."""
+    first, *others = tasks
+    for task in others:
+        for what in ("shape", "dtype"):
+            one, other = (getattr(each.train_x[0], what) for each in (first, task))
+            if one != other:
+                raise RankupError(
+                    f"{who} needs tasks whose inputs have one {what}, got {one} in "
+                    f"{first.name!r} and {other} in {task.name!r}"
+                )
 
 
 def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
@@ -120,8 +126,7 @@ class ReplayLearner(ModuleLearner):
             "memory_tasks": slots.tasks.to(feed.device),
             "task": torch.tensor(index, device=feed.device),
         }.items():
-            self.register_buffer(name, tensor)
-            self._reads[name] = tensor
+            self.look_at(name, tensor)
 
     def key(self) -> Hashable:
         return super().key(), self.replay if self.held else None
@@ -179,6 +184,12 @@ class ReplayMethod(DenseMethod):
 
     heads = "learning"
     steps: ClassVar[type[ReplayLearner]]
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        assert isinstance(setting.options, ReplayOptions)
+        if setting.options.memory:
+            check_inputs("a memory", setting.tasks)
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -73,6 +73,10 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
     """
     method_info(method)
     lists = [_parsed(method, text) for text in instead] or SEARCH[method]
+    names = [next(iter(own[0])) for own in lists] if instead else []
+    for name in names:
+        if names.count(name) > 1:
+            raise RankupError(f"what to try of {name} must be given once, as {name}=A,B,…")
     merged = []
     for chosen in itertools.product(*lists):
         settings: Settings = {}

@@ -6,6 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from rankup.errors import RankupError
+
 
 class MLP(nn.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
@@ -30,4 +32,10 @@ def mlp(inputs: int, hidden: Sequence[int] = (256, 256), classes: int = 10) -> M
     >>> mlp(784)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
+    sizes = [inputs, *hidden, classes] if isinstance(hidden, Sequence) else [hidden]
+    if not isinstance(hidden, Sequence) or not all(isinstance(n, int) and n > 0 for n in sizes):
+        raise RankupError(
+            f"mlp takes whole numbers from 1 on, got {inputs!r} inputs, hidden={hidden!r} and "
+            f"{classes!r} classes"
+        )
     return MLP(inputs, hidden, classes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankup.cli_options import Device, Net, Request
 from rankup.recipe import Recipe
-from rankup.settings import apart, settings_for
+from rankup.settings import apart, settings_for, variant_of
 
 SEEDS = 5
 
@@ -31,7 +31,8 @@ class Cell:
         """All that tells its runs from others, but for the seed: also what a method is tuned to,
         which may change."""
         about = {k: v for k, v in asdict(self).items() if k not in ("settings", "seeds")}
-        tuned = settings_for(self.method, self.stream, self.net, self.recipe)
+        variant = variant_of(self.method, self.rank or "1", self.options())
+        tuned = settings_for(self.method, self.stream, self.net, self.recipe, variant)
         about["settings"] = {**tuned.recipe, **tuned.options, **dict(self.settings)}
         return {name: value for name, value in about.items() if value is not None}
 
@@ -88,5 +89,5 @@ def cell(stream: str, method: str = "rank", **given: Any) -> Cell:
     """
     own = {name: value for name, value in given.items() if name in _OWN}
     rest = {name: value for name, value in given.items() if name not in _OWN}
-    Recipe(**apart(rest).recipe)  # refuses what is no recipe's
+    Recipe(**apart(rest).recipe)  # refuses what no recipe may have
     return Cell(stream, method, settings=tuple(sorted(rest.items())), **own)

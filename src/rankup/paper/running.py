@@ -93,29 +93,27 @@ class Runner:
         """
         device = chosen_device(self.device)
         missing = self.results.missing(cell)
-        work = {seed: self._work(cell, seed) for seed in missing}
+        work = {seed: self._work(cell) / f"seed-{seed}" for seed in missing}
         started = time.perf_counter()
         try:
             launch = Launch(cell.request(self.device, self.data, self.download))
             seeds = launch.of(cell.method, cell.options(), work)
             failures = run_seeds(seeds, on_progress=on_progress, note=note)
-        except RankupError as error:
-            return str(error)
         except Exception as error:
-            return failure_in_one_line(error)
+            return failure_in_one_line(error, self._work(cell))
         finally:
             release(str(cell), device, "the same command")
         seconds = (time.perf_counter() - started) / len(missing)
         done = [self._result(cell, seed, failures.get(seed, ""), seconds) for seed in missing]
         self.results.add(cell, done)
-        shutil.rmtree(self.results.root / WORK / cell.folder(), ignore_errors=True)
+        shutil.rmtree(self._work(cell), ignore_errors=True)
         return next(iter(failures.values()), "")
 
-    def _work(self, cell: Cell, seed: int) -> Path:
-        return self.results.root / WORK / cell.folder() / f"seed-{seed}"
+    def _work(self, cell: Cell) -> Path:
+        return self.results.root / WORK / cell.folder()
 
     def _result(self, cell: Cell, seed: int, failed: str, seconds: float) -> Result:
-        run = None if failed else read_run(self._work(cell, seed))
+        run = None if failed else read_run(self._work(cell) / f"seed-{seed}")
         return Result(
             seed=seed,
             config=run.config if run else {},

@@ -26,7 +26,12 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
     console = Console()
     for name, part in parts.items():
         if isinstance(part, Figure):
-            written = part.write(name, results, results.root / PICTURES)
+            try:
+                written = part.write(name, results, results.root / PICTURES)
+            except OSError as error:
+                raise RankupError(
+                    f"pictures cannot be written to {results.root / PICTURES}: {error.strerror}"
+                ) from error
             for each in written:
                 path = results.root / PICTURES / f"{each}.png"
                 console.print(f"{part.title}: {path}", soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rankup.paper.cells import Cell
 from rankup.paper.results import Measured, Results
-from rankup.report.text import spread
+from rankup.report.text import signed, spread
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -129,15 +129,15 @@ def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Res
 def _printed(measure: Measure, said: float | None) -> str:
     if said is None:
         return NOTHING
-    return f"{said:.2f}M" if measure in ("parameters", "buffer") else f"{said:.2f}"
+    return f"{said:g}M" if measure in ("parameters", "buffer") else f"{said:g}"
 
 
 def _difference(measure: Measure, measured: Measured | None, said: float | None) -> str:
     if measured is None or said is None:
         return NOTHING
     if measure in ("parameters", "buffer"):
-        return f"{getattr(measured, measure) / 1e6 - said:+.2f}M"
-    return f"{100 * statistics.mean(getattr(measured, measure)) - said:+.2f}"
+        return signed(getattr(measured, measure) / 1e6 - said) + "M"
+    return signed(100 * statistics.mean(getattr(measured, measure)) - said)
 
 
 def _seeds(cell: Cell, measured: Measured | None) -> str:

@@ -10,13 +10,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
+
+if TYPE_CHECKING:
+    from rankup.manifest import Manifest
+    from rankup.specs import FactoredSpec
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -94,9 +98,14 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     return Run(folder, config, lines, matrix, selectors, factors)
 
 
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """A line for each task that a run has learned."""
+    return _read_metrics(folder / METRICS)[0]
+
+
 def learned_in(folder: Path) -> int:
     """How many tasks a run has learned."""
-    return len(_read_metrics(folder / METRICS)[0])
+    return len(read_lines(folder))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -117,7 +126,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         content = b""
     except OSError as error:
         raise RankupError(f"{path} cannot be read: {error.strerror}") from error
@@ -158,44 +167,51 @@ def _checked(line: Any) -> dict[str, Any]:
 
 def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:
     """Of the first `tasks` tasks of the network, without loading the rest of it."""
+    from rankup.manifest import MANIFEST, Manifest
+    from rankup.specs import FactoredSpec
+
+    if not (folder / MANIFEST).exists():  # no network of factors
+        return {}, {}
+    manifest = Manifest.read(folder)
+    learned = min(tasks, len(manifest.tasks))
+    layers = [spec for spec in manifest.specs if isinstance(spec, FactoredSpec)]
+    if not learned or not layers:
+        return {}, {}
+    rows = [_read_task(folder, manifest, layers, index) for index in range(learned)]
+    selectors = {spec.name: _padded([row[spec.name] for row in rows]) for spec in layers}
+    # The seeded ones are there before all tasks.
+    factors = {
+        spec.name: [spec.rank.seeded, *(spec.rank.added(index) for index in range(learned))]
+        for spec in layers
+    }
+    return selectors, factors
+
+
+def _read_task(
+    folder: Path, manifest: "Manifest", layers: "Sequence[FactoredSpec]", index: int
+) -> dict[str, Array]:
+    """A task's selectors by layer, whatever form they are stored in."""
     import safetensors
 
-    layers, files = _read_manifest(folder / "manifest.json")
-    rows: dict[str, list[Array]] = {layer: [] for layer in layers}
-    factors: dict[str, list[int]] = {layer: [] for layer in layers}
-    for file in files[:tasks]:
-        try:
-            with safetensors.safe_open(file, framework="numpy") as tensors:
-                names = set(tensors.keys())
-                for layer in layers:
-                    row = np.asarray(tensors.get_tensor(f"{layer}.selector"), dtype=np.float64)
-                    # A task that adds no factors has no U.
-                    U = f"{layer}.U"
-                    added = tensors.get_slice(U).get_shape()[0] if U in names else 0
-                    if not factors[layer]:
-                        # The first task's others are seeded.
-                        factors[layer].append(len(row) - added)
-                    factors[layer].append(added)
-                    rows[layer].append(row)
-        except (OSError, TypeError, safetensors.SafetensorError) as error:
-            raise RankupError(f"the selectors in {file} cannot be read: {error}") from error
-    return {layer: _padded(rows[layer]) for layer in layers}, factors
+    from rankup import stored
+    from rankup.specs import tensor_name
 
-
-def _read_manifest(path: Path) -> tuple[list[str], list[Path]]:
-    """The names of the factored layers in the order in which they run, and the tasks' files; none
-    where there is no network of factors."""
+    task, file = manifest.tasks[index]
+    path, key, selectors = folder / file.file, "selector", dict[str, Array]()
     try:
-        manifest = json.loads(path.read_bytes())
-        layers = [str(part["name"]) for part in manifest["parts"] if part["kind"] == "factored"]
-        files = [path.parent / "tasks" / Path(task["file"]).name for task in manifest["tasks"]]
-    except (FileNotFoundError, NotADirectoryError):
-        return [], []
-    except OSError as error:
-        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError):
-        raise RankupError(f"{path} is not the manifest of a rankup network") from None
-    return (layers, files) if files else ([], [])
+        with safetensors.safe_open(path, framework="pt") as tensors:
+            for spec in layers:
+                shape = spec.shapes(index, task.classes)[key]
+                form = manifest.growth.store
+                names = stored.layouts(spec, key, shape, form, manifest.dtype)
+                packed = {own: tensors.get_tensor(tensor_name(spec, own)) for own in names}
+                row = stored.unpack(key, packed, manifest.dtype)
+                if row.shape != shape:
+                    raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")
+                selectors[spec.name] = row.double().numpy()
+    except (OSError, RankupError, safetensors.SafetensorError) as error:
+        raise RankupError(f"the selectors in {path} cannot be read: {error}") from error
+    return selectors
 
 
 def _padded(rows: list[Array]) -> Array:

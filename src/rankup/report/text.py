@@ -18,6 +18,15 @@ def percent(fraction: float) -> str:
     return "0.00" if text == "-0.00" else text.replace("-", "−")
 
 
+def signed(difference: float) -> str:
+    """
+    >>> signed(1.234), signed(-0.5), signed(-0.001)
+    ('+1.23', '−0.50', '+0.00')
+    """
+    text = f"{difference:+.2f}"
+    return "+0.00" if text == "-0.00" else text.replace("-", "−")
+
+
 def spread(fractions: Sequence[float]) -> str:
     """Mean and standard deviation of several seeds; of one there is no deviation.
 
@@ -38,7 +47,7 @@ def group_results(group: Sequence[Run]) -> dict[str, str]:
         "backward": spread([run.matrix.backward_transfer() for run in group]),
         "parameters": count(statistics.mean(run.parameters for run in group)),
         "buffer": count(statistics.mean(run.buffer for run in group)),
-        "time": duration(sum(run.seconds for run in group)),
+        "time": duration(statistics.mean(run.seconds for run in group)),
     }
 
 

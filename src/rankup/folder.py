@@ -1,0 +1,107 @@
+"""A run's folder: what was asked for, and a line for each task that was learned."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.report.runs import CONFIG, METRICS, read_config
+from rankup.store import write_file
+
+
+class RunError(RankupError):
+    """A run folder cannot be used."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What was asked for, as written to `config.json`."""
+
+    stream: str
+    method: str
+    options: dict[str, Any]  # the method's own
+    net: str
+    width: int
+    rank: str
+    seeded: str | None
+    tasks: int
+    seed: int
+    device: str
+    threads: int
+    recipe: dict[str, Any]
+    task_names: list[str]
+    versions: dict[str, str]
+    held_out: float = 0.0  # share of the training data that stood for the test data
+
+    def but_for_its_seed(self) -> str:
+        """What runs have in common that differ in their seeds alone."""
+        rest = {k: v for k, v in asdict(self).items() if k not in ("seed", "task_names")}
+        return json.dumps(rest, sort_keys=True)
+
+
+def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    """Refuse a folder in which that run can neither begin nor go on."""
+    path = out / CONFIG
+    try:
+        if path.exists() and not resume:
+            raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
+        if path.exists():
+            _refuse_other(out, read_config(path), json.loads(json.dumps(asdict(config))))
+        elif out.exists() and not out.is_dir():
+            raise RunError(f"{out} is a file, not a folder: name another with --out")
+        elif out.exists() and any(out.iterdir()):
+            raise RunError(f"{out} holds other files: name a new folder with --out")
+    except OSError as error:
+        raise RunError(f"{out} cannot be read: {error.strerror}") from error
+
+
+def write_config(config: RunConfig, out: Path) -> None:
+    """Make the folder of a run that begins; leave one that goes on as it is."""
+    path = out / CONFIG
+    if path.exists():
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps(asdict(config), indent=1, ensure_ascii=False).encode() + b"\n")
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    try:
+        write_file(out / METRICS, text.encode())
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {out / METRICS}: {error.strerror or error}; the same command with "
+            "--resume goes on"
+        ) from error
+
+
+def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name, now in wanted.items():
+        before = stored.get(name)
+        if name == "versions" or before == now:
+            continue
+        raise RunError(
+            f"{out} was begun with {_difference(name, before, now)}: go on with the same options, "
+            "or begin a new run with --out"
+        )
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """What differs, of many things the first.
+
+    >>> _difference("recipe", {"name": "default", "lr": 0.1}, {"name": "default", "lr": 0.2})
+    'lr 0.1, not 0.2'
+    """
+    if isinstance(before, list) and isinstance(now, list):
+        before = {f"{name} {number}": entry for number, entry in enumerate(before, 1)}
+        now = {f"{name} {number}": entry for number, entry in enumerate(now, 1)}
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**now, **before}:
+            one, other = before.get(key, "nothing"), now.get(key, "nothing")
+            if one != other:
+                return f"{name if key == 'name' else key} {one}, not {other}"
+    return f"{name} {before}, not {now}"

@@ -1,0 +1,54 @@
+"""Likely mistakes in the first calls get one clear sentence."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import rankup
+from rankup.cli import app
+from rankup.data import Task, make_stream
+
+NET = rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(2, 1))
+TASK = make_stream("p-digits", tasks=1)[0]
+X, Y = torch.rand(4, 64), torch.tensor([0, 1, 2, 0])
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "bytes": (lambda: NET(TASK.test_x, task=0), "inputs are torch.uint8, the network computes in"),
+    "an array": (lambda: Task("m", 3, np.zeros((4, 64)), Y, X, Y), "must be a tensor, got ndarray"),
+    "a list": (lambda: Task("m", 3, X, [0, 1, 2, 0], X, Y), "labels must be a tensor, got list"),
+    "a pair": (lambda: rankup.fit(NET, (X, Y)), "fit learns a rankup.data.Task, got tuple"),
+    "a name": (lambda: rankup.fit(NET, TASK, "default"), "by a rankup.Recipe, got str"),
+    "a number": (lambda: rankup.models.mlp(64, hidden=256), "hidden=256"),
+    "less than nothing": (lambda: rankup.models.mlp(64, hidden=[-3]), r"hidden=\[-3\]"),
+    "no inputs": (lambda: rankup.models.mlp(0), "got 0 inputs"),
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_a_likely_mistake_is_named(given: str) -> None:
+    call, words = REFUSED[given]
+    with pytest.raises(rankup.RankupError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert NET.learning is None
+
+
+def test_the_version_is_told() -> None:
+    answer = CliRunner().invoke(app, ["--version"])
+    assert (answer.exit_code, answer.output) == (0, f"rankup {rankup.__version__}\n")
+
+
+def test_results_that_are_not_there_are_not_shown(tmp_path: Path) -> None:
+    words = ["paper", "accuracy", "--show", "--results", str(tmp_path / "nowhere")]
+    answer = CliRunner().invoke(app, words)
+    assert "there is no folder of results" in str(answer.exception)
+
+
+def test_choices_are_in_the_help() -> None:
+    answer = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"})
+    for choices in ("<adam|sgd>", "<full|float16|int8>", "<mlp|resnet18>"):
+        assert choices in answer.output

@@ -1,0 +1,156 @@
+"""What a run folder may hold for a run to begin or to go on, and what is said where it may not."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rankup
+import rankup.compare
+import rankup.report.runs
+import rankup.tuning
+from rankup.data.streams import Stream, make_stream
+from rankup.errors import RankupError, StoreError
+from rankup.run import read_lines, run
+from test_run import config_for, outcome
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return make_stream("p-digits", tasks=3)
+
+
+@pytest.mark.parametrize("method", ["er-ring", "rank", "parallel"])
+def test_a_network_that_lacks_tasks_is_not_gone_on_with(
+    method: str, stream: Stream, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "run", config_for(stream, method)
+    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:2]), out)
+    before = (out / "metrics.jsonl").read_bytes()
+    shutil.rmtree(out / "net")
+    with pytest.raises(
+        RankupError, match="net lacks tasks that metrics.jsonl has, it holds 0 of 2"
+    ):
+        run(config, stream, out, resume=True)
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert not (out / "net").exists()
+
+
+def test_lines_that_are_lost_are_not_made_up(stream: Stream, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", config_for(stream, "finetune")
+    run(config, stream, out)
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text(lines[0])
+    with pytest.raises(RankupError, match="lacks tasks that net/ has, it tells of 1 of 3: put"):
+        run(config, stream, out, resume=True)
+
+
+@pytest.mark.parametrize("method", ["rank", "finetune"])
+def test_a_last_line_that_was_cut_off_is_written_again(
+    method: str, stream: Stream, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "run", config_for(stream, method)
+    run(config, stream, out)
+    whole = outcome(out)
+    content = (out / "metrics.jsonl").read_bytes()
+    (out / "metrics.jsonl").write_bytes(content[:-20])
+    assert len(read_lines(out)) == 2
+    run(config, stream, out, resume=True)
+    assert outcome(out) == whole
+
+
+def test_lines_are_read_in_one_way() -> None:
+    readers = {module.read_lines for module in (rankup.run, rankup.compare, rankup.tuning)}
+    assert readers == {rankup.report.runs.read_lines}
+
+
+def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", config_for(stream, "finetune")
+    run(config, stream, out)
+    (out / "metrics.jsonl").write_text("{\n" + (out / "metrics.jsonl").read_text())
+    with pytest.raises(RankupError, match="line 1 of .* is broken: it is no JSON object"):
+        run(config, stream, out, resume=True)
+
+
+def replaced(path: Path, name: str, tensor: object) -> None:
+    """Exchange a tensor of a file, or leave it out."""
+    import safetensors.torch
+
+    tensors = safetensors.torch.load(path.read_bytes())
+    del tensors[name]
+    path.write_bytes(
+        safetensors.torch.save(tensors | ({name: tensor} if tensor is not None else {}))
+    )
+
+
+WEIGHT = "shared/hidden.0.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: os.truncate(path, 100), "weights.safetensors is truncated or no safetensors"),
+        (lambda path: os.truncate(path, 0), "weights.safetensors is truncated or no safetensors"),
+        (
+            lambda path: (path.unlink(), path.mkdir()),
+            "weights.safetensors cannot be read: Is a dir",
+        ),
+        (lambda path: replaced(path, WEIGHT, None), "does not hold what this method, network and"),
+        (
+            lambda path: replaced(path, WEIGHT, rankup.models.mlp(3, hidden=[2]).hidden[0].weight),
+            "does not hold what this method, network and stream need",
+        ),
+    ],
+)
+def test_broken_weights_are_said(
+    damage: object, message: str, stream: Stream, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "run", config_for(stream, "finetune")
+    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:1]), out)
+    damage(out / "net" / "weights.safetensors")
+    with pytest.raises(StoreError, match=message) as caught:
+        run(config, stream, out, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_differs_is_named(stream: Stream, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", config_for(stream)
+    run(config, stream, out)
+    for other, message in (
+        (
+            config_for(stream, lr=0.5),
+            "was begun with lr 0.01, not 0.5: go on with the same options",
+        ),
+        (
+            replace(config, recipe=config.recipe | {"name": "paper"}),
+            "with recipe default, not paper",
+        ),
+        (replace(config, options={"reuse": False}), "with reuse nothing, not False: go on"),
+        (replace(config, rank="4,1"), "with rank 3,1, not 4,1: go on"),
+        (
+            replace(config, task_names=["permutation 01", "other", "permutation 03"]),
+            "with task_names 2 permutation 02, not other: go on",
+        ),
+    ):
+        with pytest.raises(RankupError, match=message) as caught:
+            run(other, stream, out, resume=True)
+        assert len(str(caught.value)) < 120 + len(str(out))
+
+
+def test_what_is_refused_leaves_no_folder(stream: Stream, tmp_path: Path) -> None:
+    with pytest.raises(RankupError, match="images of 8×8 pixels .* by 0 to 7 pixels, got 9"):
+        run(config_for(stream, crop=9), stream, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    run(config_for(stream), stream, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]["crop"] == 0
+
+
+def test_a_file_is_no_folder(stream: Stream, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(RankupError, match="file is a file, not a folder: name another with"):
+            run(config_for(stream), stream, tmp_path / "file", resume=resume)
+    assert (tmp_path / "file").read_text() == "mine"
