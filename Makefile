@@ -15,8 +15,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: setup
 	rm -rf runs/demo
-	$(BIN)/rankup run --method rank --out runs/demo/rank > /dev/null
-	$(BIN)/rankup run --method finetune --out runs/demo/finetune > /dev/null
+	$(BIN)/rankup run --method rank --threads 1 --out runs/demo/rank > /dev/null
+	$(BIN)/rankup run --method finetune --threads 1 --out runs/demo/finetune > /dev/null
 	$(BIN)/rankup report runs/demo/rank runs/demo/finetune --out runs/demo/report.html
 
 bench: setup
