@@ -52,3 +52,23 @@ def test_choices_are_in_the_help() -> None:
     answer = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"})
     for choices in ("<adam|sgd>", "<full|float16|int8>", "<mlp|resnet18>"):
         assert choices in answer.output
+
+
+def test_folders_of_seeds_and_of_rivals_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    little = ["--tasks", "2", "--epochs", "1", "--width", "16", "--device", "cpu"]
+    for seed in ("0", "1"):
+        out = str(tmp_path / "ours" / f"seed-{seed}")
+        assert (
+            CliRunner().invoke(app, ["run", *little, "--seed", seed, "--out", out]).exit_code == 0
+        )
+    told = CliRunner().invoke(app, ["report", str(tmp_path / "ours")]).output
+    assert "mean of 2" in told
+    assert (tmp_path / "ours" / "report.html").exists()
+    rival = str(tmp_path / "rival")
+    CliRunner().invoke(app, ["run", "--method", "finetune", *little, "--out", rival])
+    for command in ("info", "verify"):
+        answer = CliRunner().invoke(app, [command, rival])
+        assert "is a run of finetune, only a run of rank has a network" in str(answer.exception)

@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from rankup.cli_tune import tune
 from rankup.errors import RankupError, plain_warnings
 from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -139,17 +142,24 @@ def report(
     from rankup.report import is_comparison
 
     page = out or folders[0] / "report.html"
+    folders = [run for folder in folders for run in _runs(folder)]
     if is_comparison(folders[0]) and len(folders) == 1:
         show_comparison(folders[0], page)
     else:
         _show(folders, page)
 
 
+def _runs(folder: Path) -> list[Path]:
+    """Those of all seeds where a folder is of several."""
+    if (folder / "config.json").exists():
+        return [folder]
+    return sorted(run.parent for run in folder.glob("seed-*/config.json")) or [folder]
+
+
 @app.command()
 def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run's.")]) -> None:
     """Say what a network is made of: its tasks, its layers, what it stores."""
     from rich.console import Console
-    from rich.table import Table
 
     from rankup.manifest import Manifest
     from rankup.size import stored_by_task
@@ -159,19 +169,31 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
     console = Console()
     rank = manifest.growth.rank
     console.print(f"{manifest.model['model'] or manifest.model['class']}, {rank}", soft_wrap=True)
-    layers = Table("layer", "outputs", "inputs", "seeded", "first", "step", box=None)
+    layers = _right_aligned("layer", "outputs", "inputs", "seeded", "first", "step")
     for spec in manifest.specs:
         if isinstance(spec, FactoredSpec):
             numbers = (spec.outputs, spec.inputs, spec.rank.seeded, spec.rank.first, spec.rank.step)
             layers.add_row(spec.name, *map(str, numbers))
     console.print(layers)
-    tasks = Table("task", "classes", "numbers stored", "bytes of file", box=None)
+    tasks = _right_aligned("task", "classes", "numbers stored", "bytes of file")
     counts = stored_by_task(manifest.specs, [task.classes for task, _ in manifest.tasks])
     for (task, file), count in zip(manifest.tasks, counts, strict=True):
         tasks.add_row(task.name, str(task.classes), f"{count:,}", f"{file.size:,}")
     console.print(tasks)
     form = "" if manifest.growth.store == "full" else f" as {manifest.growth.store}"
-    console.print(f"{len(counts)} tasks, {sum(counts):,} numbers stored{form}")
+    size = sum(file.size for _, file in manifest.tasks)
+    console.print(
+        f"{len(counts)} tasks, {sum(counts):,} numbers stored{form} in {size:,} bytes of files"
+    )
+
+
+def _right_aligned(first: str, *headings: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(first, box=None)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
 
 
 @app.command()
@@ -186,7 +208,15 @@ def verify(path: Annotated[Path, typer.Argument(help="A network's folder, or a r
 
 
 def _network(path: Path) -> Path:
-    return path / "net" if (path / "config.json").exists() else path
+    from rankup.report.runs import CONFIG, NET, read_config
+
+    if not (path / CONFIG).exists():
+        return path
+    if (method := read_config(path / CONFIG)["method"]) != "rank":
+        raise RankupError(
+            f"{path} is a run of {method}, only a run of rank has a network of factors"
+        )
+    return path / NET
 
 
 @app.command()
