@@ -21,7 +21,8 @@ from rankup.methods.finetune import FineTune
 from rankup.replicas import Seed, run_seeds
 from rankup.report import read_comparison
 from rankup.report.export import as_csv
-from rankup.run import SeedRun, read_lines, run_together
+from rankup.report.runs import read_lines
+from rankup.run import SeedRun, run_together
 from rankup.steps import Learner
 from test_report import Page
 

@@ -14,7 +14,8 @@ import rankup.report.runs
 import rankup.tuning
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
-from rankup.run import read_lines, run
+from rankup.report.runs import read_lines
+from rankup.run import run
 from test_run import config_for, outcome
 
 

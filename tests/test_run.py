@@ -14,9 +14,11 @@ import torch
 
 import rankup
 from rankup.data.streams import Stream, make_stream
+from rankup.folder import RunConfig
 from rankup.recipe import Recipe
 from rankup.report import read_run
-from rankup.run import RunConfig, parse_rank, read_lines, run, versions
+from rankup.report.runs import read_lines
+from rankup.run import parse_rank, run, versions
 from rankup.train import TaskFailed
 
 

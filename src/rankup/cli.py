@@ -151,9 +151,11 @@ def report(
 
 def _runs(folder: Path) -> list[Path]:
     """Those of all seeds where a folder is of several."""
-    if (folder / "config.json").exists():
+    from rankup.report.runs import CONFIG
+
+    if (folder / CONFIG).exists():
         return [folder]
-    return sorted(run.parent for run in folder.glob("seed-*/config.json")) or [folder]
+    return sorted(run.parent for run in folder.glob(f"seed-*/{CONFIG}")) or [folder]
 
 
 @app.command()

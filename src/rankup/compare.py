@@ -15,12 +15,14 @@ from typing import Any, Protocol
 import torch
 
 from rankup.errors import RankupError
+from rankup.folder import RunError, check_folder
 from rankup.launch import Launch
 from rankup.methods import method_info
 from rankup.replicas import Seed, run_seeds
 from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
+from rankup.report.runs import read_lines
 from rankup.report.text import spread
-from rankup.run import Progress, RunError, check_folder, read_lines
+from rankup.run import Progress
 from rankup.store import write_file
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed in a way nobody expected

@@ -12,11 +12,12 @@ from rankup.cli_options import Device, Net, Request
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError
+from rankup.folder import RunConfig
 from rankup.methods import method_options
 from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
 from rankup.report.runs import CONFIG, read_config
-from rankup.run import RunConfig, parse_rank, versions
+from rankup.run import parse_rank, versions
 from rankup.settings import Settings, base_recipe, settings_for, variant_of
 
 

@@ -3,7 +3,6 @@ forget one."""
 
 import copy
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,12 +79,7 @@ def grow(
     patterns = _patterns(include), _patterns(exclude) or ()
     growth = Growth(rank, base, *patterns, last, head, seed, store)
     net = IncrementalNet(module, growth)
-    if net.plan.capped:
-        warnings.warn(
-            "one task cannot add more rank than a layer's weight has: capped in "
-            + ", ".join(net.plan.capped),
-            stacklevel=2,
-        )
+    net.plan.warn_if_capped()
     return net
 
 

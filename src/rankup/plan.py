@@ -1,6 +1,7 @@
 """What becomes of each part of a module: decided, or refused in one sentence, before anything is
 changed."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -84,6 +85,15 @@ class Plan:
     @property
     def specs(self) -> tuple[Spec, ...]:
         return (*self.layers, self.dense)
+
+    def warn_if_capped(self) -> None:
+        """For the one that called whoever calls this."""
+        if self.capped:
+            warnings.warn(
+                "one task cannot add more rank than a layer's weight has: capped in "
+                + ", ".join(self.capped),
+                stacklevel=3,
+            )
 
 
 def make_plan(module: nn.Module, growth: Growth) -> Plan:

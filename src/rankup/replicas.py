@@ -15,7 +15,8 @@ from pathlib import Path
 from rankup import workers
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
-from rankup.run import OnProgress, Progress, RunConfig, SeedRun, run, run_together
+from rankup.folder import RunConfig
+from rankup.run import OnProgress, Progress, SeedRun, run, run_together
 from rankup.train import TaskFailed
 
 

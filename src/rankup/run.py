@@ -36,20 +36,6 @@ from rankup.recipe import Recipe
 from rankup.report.runs import METRICS, NET, read_lines
 from rankup.train import Checkpoint, CheckpointError, Epoch, OnEpoch, TaskFailed, accuracy, learn
 
-__all__ = [
-    "OnProgress",
-    "Progress",
-    "RunConfig",
-    "RunError",
-    "SeedRun",
-    "check_folder",
-    "parse_rank",
-    "read_lines",
-    "run",
-    "run_together",
-    "versions",
-]
-
 _TELL = 0.5  # seconds between two reports of progress, at least
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
+from rankup.folder import check_folder
 from rankup.launch import Launch
 from rankup.methods import method_info
 from rankup.methods.search import Settings
 from rankup.replicas import Seed, run_all
-from rankup.report.runs import read_run
-from rankup.run import OnProgress, check_folder, read_lines
+from rankup.report.runs import read_lines, read_run
+from rankup.run import OnProgress
 from rankup.settings import apart, variant_of
 from rankup.store import write_file
 

@@ -1,6 +1,5 @@
 """The paper's method: factors, selectors, zero forgetting."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +21,7 @@ from rankup.train import NetPupil
 
 def warn_if_capped(setting: Setting) -> None:
     """Say where a task gets less rank than was asked for, as `grow` does."""
-    if capped := make_plan(setting.module, _growth(setting)).capped:
-        warnings.warn(
-            "one task cannot add more rank than a layer's weight has: capped in "
-            + ", ".join(capped),
-            stacklevel=2,
-        )
+    make_plan(setting.module, _growth(setting)).warn_if_capped()
 
 
 class RankUpdate(Method):

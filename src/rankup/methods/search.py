@@ -72,11 +72,13 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
     [{'lr': 0.001, 'strength': 10.0}, {'lr': 0.001, 'strength': 100.0}]
     """
     method_info(method)
-    lists = [_parsed(method, text) for text in instead] or SEARCH[method]
-    names = [next(iter(own[0])) for own in lists] if instead else []
-    for name in names:
-        if names.count(name) > 1:
+    given: dict[str, list[Settings]] = {}
+    for text in instead:
+        name, tried = _parsed(method, text)
+        if name in given:
             raise RankupError(f"what to try of {name} must be given once, as {name}=A,B,…")
+        given[name] = tried
+    lists = given.values() or SEARCH[method]
     merged = []
     for chosen in itertools.product(*lists):
         settings: Settings = {}
@@ -86,9 +88,9 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
     return merged
 
 
-def _parsed(method: str, text: str) -> list[Settings]:
-    """Settings that are given as NAME=A,B,…; refused where the method has no such setting or it
-    cannot have such a value."""
+def _parsed(method: str, text: str) -> tuple[str, list[Settings]]:
+    """The name and the settings that are given as NAME=A,B,…; refused where the method has no
+    such setting or it cannot have such a value."""
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     if not values:
@@ -101,7 +103,7 @@ def _parsed(method: str, text: str) -> list[Settings]:
         own = apart(settings)
         Recipe(**own.recipe)
         method_options(method, own.options)
-    return found
+    return name, found
 
 
 def _value(name: str, kind: type, text: str) -> Any:

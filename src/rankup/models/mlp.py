@@ -32,8 +32,8 @@ def mlp(inputs: int, hidden: Sequence[int] = (256, 256), classes: int = 10) -> M
     >>> mlp(784)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
-    sizes = [inputs, *hidden, classes] if isinstance(hidden, Sequence) else [hidden]
-    if not isinstance(hidden, Sequence) or not all(isinstance(n, int) and n > 0 for n in sizes):
+    sizes = [inputs, classes, *(hidden if isinstance(hidden, Sequence) else [0])]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise RankupError(
             f"mlp takes whole numbers from 1 on, got {inputs!r} inputs, hidden={hidden!r} and "
             f"{classes!r} classes"
