@@ -29,6 +29,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 # Multiplications of a layer up to which a second thread takes longer to wake up than it saves: with
 # batches of 128 and 256 units both are equal at rank 30.
 _FOR_ONE_THREAD = 2**20
+_FEWEST = 512  # factors that are worth a sum of their own
 
 
 class ChainLearner(RankLearner):
@@ -134,7 +135,7 @@ class ChainLearner(RankLearner):
         to_x = None
         if wants_x:
             assert link.V is not None
-            to_x = product(link.V.mT, to_hidden)
+            to_x = over_factors(link.V, to_hidden)
         return Backward(grads, to_x, (grad, to_selected, to_hidden))
 
 
@@ -233,7 +234,7 @@ class Link:
         self.x = x
         self.hidden = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, -2)
         torch.mul(self.hidden, self.selector, out=self._selected)
-        self.y = product(self._all_U.mT, self._all_selected)
+        self.y = over_factors(self._all_U, self._all_selected)
         if self.bias is not None and not self.added:
             self.y += self.bias
         return self.y.relu_()
@@ -245,6 +246,29 @@ class Backward(NamedTuple):
     grads: Tensors
     to_x: Tensor | None
     held: tuple[Tensor, ...]
+
+
+def over_factors(left: Tensor, right: Tensor) -> Tensor:
+    """`leftᵀ right` for `left [R, m]` and `right [R, n]`, or a stack of each.
+
+    With few outputs and thousands of factors a GPU would leave most of its processors idle, so it
+    sums parts of the factors side by side, and then the parts.
+    """
+    *stack, rank, m = left.shape
+    parts = _parts(rank) if left.is_cuda and stack else 1  # a single product is split by torch
+    if parts == 1:
+        return left.mT @ right
+    apart = (t.reshape(-1, rank // parts, t.shape[-1]) for t in (left, right))
+    sums = torch.bmm(next(apart).mT, next(apart))
+    return sums.view(*stack, parts, m, -1).sum(-3)
+
+
+def _parts(rank: int) -> int:
+    """A power of two, because tables are padded to a multiple of one."""
+    parts = 1
+    while rank % (2 * parts) == 0 and rank // (2 * parts) >= _FEWEST:
+        parts *= 2
+    return parts
 
 
 def _to_logits(logs: Tensor, labels: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def tune(
             "--try",
             metavar="NAME=A,B,…",
             help="Try these values of a setting and not the method's own search; with several, "
-            "every combination.",
+            "every combination. One value holds for all trials and is no part of what is chosen.",
         ),
     ] = None,
     out: Annotated[

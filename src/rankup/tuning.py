@@ -112,7 +112,7 @@ class Tuning:
             held_out=config.held_out,
             device=config.device,
             versions=config.versions,
-            chosen=best.settings,
+            chosen=_choice(best, tried),
             trials=tried,
         )
         text = json.dumps(asdict(outcome), indent=1, ensure_ascii=False)
@@ -140,6 +140,22 @@ class Tuning:
                     raise RankupError(
                         f"{name} was given, and is what trials of {method} differ in: leave it out"
                     )
+
+
+def _choice(best: Trial, tried: Sequence[Trial]) -> Settings:
+    """What trials differ in. What all of them have was given, and whoever wants it gives it again.
+
+    >>> one, two = (Trial({"store": "int8", "lr": lr}, [lr], [0.0]) for lr in (0.1, 0.2))
+    >>> _choice(two, [one, two])
+    {'lr': 0.2}
+    """
+    if len(tried) == 1:
+        return best.settings
+    return {
+        name: value
+        for name, value in best.settings.items()
+        if any(trial.settings.get(name) != value for trial in tried)
+    }
 
 
 def _trial(settings: Settings, seeds: Sequence[Seed], failures: Mapping[Path, str]) -> Trial:
