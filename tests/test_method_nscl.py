@@ -19,9 +19,13 @@ from rankup.methods.dense import DenseMethod
 from rankup.methods.nscl import (
     Confined,
     ConfinedLearner,
+    Within,
+    Without,
     add_covariance,
+    add_directions,
     as_matrix,
     inputs,
+    main_directions,
     null_space,
     packed,
     unpacked,
@@ -161,6 +165,60 @@ def test_it_remembers_the_inputs_of_all_tasks() -> None:
         torch.testing.assert_close(unpacked(nscl.kept[name]).double(), gram, rtol=1e-5, atol=1e-2)
 
 
+@pytest.mark.parametrize(("kept", "share"), [(20, 1.0), (8, 0.99)])
+def test_main_directions_hold_nearly_all_energy_and_the_rest_is_counted(
+    kept: int, share: float
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 19, generator=draw) * torch.logspace(0, -2, 19)
+    layer, main, rest = nn.Linear(19, 2), torch.zeros(kept, 20), torch.zeros(())
+    for part in torch.split(x, 13):
+        add_directions(main, rest, layer, part)
+    gram = inputs(layer, x).t() @ inputs(layer, x)
+    torch.testing.assert_close(main.square().sum() + rest, gram.trace())
+    best = torch.linalg.eigvalsh(gram)[-kept:].sum()
+    assert float(main.square().sum()) >= share * float(best) * (1 - 1e-5)
+    crossed = main @ main.t()
+    torch.testing.assert_close(crossed, crossed.diag().diag(), rtol=0, atol=1e-3)  # orthogonal
+
+
+@pytest.mark.parametrize("energy", [0.0, 0.01, 0.1, 0.5])
+def test_what_is_orthogonal_to_main_directions_is_the_null_space(energy: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 19, generator=draw) * torch.logspace(0, -2, 19)
+    x[:, 15:] = x[:, :4]  # four directions hold nothing
+    layer, main, rest = nn.Linear(19, 2), torch.zeros(25, 20), torch.zeros(())
+    add_directions(main, rest, layer, x)
+    rows = inputs(layer, x).double()
+    moves = torch.randn(3, 20, generator=draw, dtype=F64)
+    expected = moves @ null_space(rows.t() @ rows, energy)
+    found = Without(main_directions(main, rest, energy))(moves)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert float(expected.norm()) > 0.5
+
+
+def test_a_wide_layer_keeps_directions_and_learns_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    narrow = make(energy=0.05)
+    monkeypatch.setattr("rankup.methods.nscl._WIDE", 64)  # the first layer, not the second
+    monkeypatch.setattr("rankup.methods.nscl._MAIN", 65)
+    wide = make(energy=0.05)
+    for task in STREAM:
+        narrow.learn(task, None, None)
+        wide.learn(task, None, None)
+    first, second = hidden(wide)
+    assert wide.kept[first].shape == (65, 65)
+    assert wide.kept[second].dim() == 1
+    for ours, theirs in zip(matrices(wide), matrices(narrow), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-2)
+    more = wide.footprint().parameters - narrow.footprint().parameters
+    assert more == 65 * 65 + 1 - 65 * 66 // 2
+    wide.save(tmp_path)
+    again = type(wide).load(tmp_path, wide.setting)
+    assert all(torch.equal(again.kept[name], kept) for name, kept in wide.kept.items())
+
+
 def test_a_step_is_adams_projected() -> None:
     """Against torch's Adam and a projection of each step by itself."""
     torch.manual_seed(0)
@@ -176,7 +234,7 @@ def test_a_step_is_adams_projected() -> None:
     for width in (2 * 2 + 1, 12 + 1):
         rows = torch.randn(width // 2, width, generator=draw, dtype=F64)
         projections.append(null_space(rows.t() @ rows, 0.2))
-    confined = nn.ModuleList(map(Confined, [body[0], body[3]], projections))
+    confined = nn.ModuleList(map(Confined, [body[0], body[3]], map(Within, projections)))
     learner = ConfinedLearner(body, feed, 0, confined)
     drawn = learner.draws(draw)
     steps = Eager([learner])
@@ -239,7 +297,7 @@ def test_where_old_inputs_leave_room_old_answers_stay() -> None:
     assert logits_moved(nscl, first, second) < 1e-5 * free
     again = make(recipe=recipe, energy=0.0)
     again.learn(first, None, None)
-    room = [float(layer.projection.trace()) for layer in again.begin(second).confined]
+    room = [float(layer.free.projection.trace()) for layer in again.begin(second).confined]
     assert room == pytest.approx([64 + 1 - 20, 32 + 1 - 20], abs=1e-3)
     for before, after in zip(matrices(again), matrices(nscl), strict=True):
         assert float((after - before).norm()) > 0.3  # and both layers used it
@@ -261,7 +319,7 @@ def test_the_first_task_is_free_and_later_ones_share_a_graph() -> None:
         keys.append(learner.key())
         if nscl.learned:
             assert learner.replicas == "branches"
-            assert {"confined.0.start", "confined.1.projection"} <= learner.read().keys()
+            assert {"confined.0.start", "confined.1.free.projection"} <= learner.read().keys()
         nscl.abandon()
         nscl.learn(task, None, None)
         plain.learn(task, None, None)

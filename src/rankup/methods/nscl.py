@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 
 import torch
@@ -20,6 +21,9 @@ from rankup.steps import Learner, exact
 Layer = nn.Linear | nn.Conv2d
 
 _BYTES = 2**27  # that a layer's inputs may take which are multiplied at once
+_WIDE = 4096  # inputs of a layer whose covariance is too large to be kept
+_MAIN = 1024  # directions that are kept in its place
+_REST = ".rest"  # after a layer's name: how much energy all others hold
 
 
 class NSCL(DenseMethod):
@@ -34,7 +38,9 @@ class NSCL(DenseMethod):
     norm as well, a lower rate where there is more room: here the rate is the recipe's.
 
     Stored are the weights, the heads and half of each covariance, which is symmetric: as a sum over
-    samples, which needs no count of them.
+    samples, which needs no count of them. A layer with thousands of inputs, as the first of an MLP
+    on large images, keeps the 1,024 directions that hold most energy instead, and how much all
+    others hold, which are free.
 
     Each task has norms of its own, so that nothing is shared but what is projected; the authors
     share theirs, under a penalty.
@@ -57,28 +63,37 @@ class NSCL(DenseMethod):
             raise RankupError(
                 f"nscl protects Linear and ungrouped Conv2d layers, got {', '.join(others)} besides"
             )
-        widths = {name: as_matrix(layer).shape[1] for name, layer in self.layers.items()}
-        self.kept = {
-            name: torch.zeros(width * (width + 1) // 2, device=self.device)
-            for name, width in widths.items()
-        }
+        for name, layer in self.layers.items():
+            width = as_matrix(layer).shape[1]
+            if width < _WIDE:
+                self.kept[name] = torch.zeros(width * (width + 1) // 2, device=self.device)
+            else:
+                self.kept[name] = torch.zeros(_MAIN, width, device=self.device)
+                self.kept[name + _REST] = torch.zeros((), device=self.device)
 
     def learner(self, feed: Feed) -> Learner:
         if not self.learned:
             return super().learner(feed)
-        confined = [
-            Confined(layer, null_space(unpacked(self.kept[name]), self.options.energy))
-            for name, layer in self.layers.items()
-        ]
+        confined = [Confined(layer, self._free(name)) for name, layer in self.layers.items()]
         return ConfinedLearner(self.body, feed, self.learned, nn.ModuleList(confined))
+
+    def _free(self, name: str) -> Free:
+        kept, energy = self.kept[name], self.options.energy
+        if kept.dim() == 1:
+            return Within(null_space(unpacked(kept), energy))
+        return Without(main_directions(kept, self.kept[name + _REST], energy))
 
     def consolidate(self, feed: Feed) -> None:
         """Add what each layer sees of the task. Norms take the statistics of a batch here, so
         batches are large and shuffled."""
-        sums = {name: unpacked(seen).double() for name, seen in self.kept.items()}
+        sums = {name: unpacked(t).double() for name, t in self.kept.items() if t.dim() == 1}
+        kept = {name: t.clone() for name, t in self.kept.items() if name not in sums}
 
         def look(name: str, layer: Layer, given: tuple[Tensor]) -> None:
-            add_covariance(sums[name], layer, *given)
+            if name in sums:
+                add_covariance(sums[name], layer, *given)
+            else:
+                add_directions(kept[name], kept[name + _REST], layer, *given)
 
         hooks = [
             layer.register_forward_pre_hook(partial(look, name))
@@ -92,26 +107,57 @@ class NSCL(DenseMethod):
         finally:
             for hook in hooks:
                 hook.remove()
-        self.kept = {name: packed(total) for name, total in sums.items()}
+        self.kept = kept | {name: packed(total) for name, total in sums.items()}
+
+
+class Free(nn.Module, ABC):
+    """The projection onto a subspace of a layer's inputs."""
+
+    @abstractmethod
+    def forward(self, moves: Tensor) -> Tensor:
+        """Rows `[out, in + 1]`, projected."""
+
+
+class Within(Free):
+    projection: Tensor  # [in + 1, in + 1]
+
+    def __init__(self, projection: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("projection", projection)
+
+    def forward(self, moves: Tensor) -> Tensor:
+        return moves @ self.projection
+
+
+class Without(Free):
+    """Onto all that is orthogonal to a few directions, which are rows of length 1 or 0."""
+
+    directions: Tensor  # [n, in + 1]
+
+    def __init__(self, directions: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("directions", directions)
+
+    def forward(self, moves: Tensor) -> Tensor:
+        return moves - moves @ self.directions.t() @ self.directions
 
 
 class Confined(nn.Module):
     """A layer that may move from where it is only within a subspace of its inputs."""
 
     start: Tensor  # [out, in + 1]
-    projection: Tensor  # [in + 1, in + 1]
 
-    def __init__(self, layer: Layer, projection: Tensor) -> None:
+    def __init__(self, layer: Layer, free: Free) -> None:
         super().__init__()
         self._layer = [layer]  # in a list, or its tensors would be listed a second time
         self.register_buffer("start", as_matrix(layer).clone())
-        self.register_buffer("projection", projection.to(self.start))
+        self.free = free.to(self.start)
 
     def settle(self) -> None:
         """Projecting all that was moved is projecting each step, as a projection is linear and
         changes nothing when it is repeated; rounding errors do not add up."""
         (layer,) = self._layer
-        matrix = self.start + (as_matrix(layer) - self.start) @ self.projection
+        matrix = self.start + self.free(as_matrix(layer) - self.start)
         inputs = layer.weight[0].numel()
         layer.weight.copy_(matrix[:, :inputs].view_as(layer.weight))
         if layer.bias is not None:
@@ -170,6 +216,32 @@ def null_space(covariance: Tensor, energy: float) -> Tensor:
     null = vectors[:, held <= energy * held[-1]]
     projection: Tensor = null @ null.t()
     return projection
+
+
+def add_directions(main: Tensor, rest: Tensor, layer: Layer, x: Tensor) -> None:
+    """Add Σ vvᵀ over the layer's inputs v to a sum that is kept as `mainᵀ main`, rows of which are
+    orthogonal; `rest` gets the energy of what is too much for it."""
+    for part in torch.split(x, len(main)):
+        rows = torch.cat([main, inputs(layer, part)]).double()
+        energies, vectors = torch.linalg.eigh(rows @ rows.t())  # by rising energy
+        main.copy_(vectors[:, -len(main) :].t() @ rows)
+        rest += energies[: -len(main)].clamp(min=0).sum()
+
+
+def main_directions(main: Tensor, rest: Tensor, energy: float) -> Tensor:
+    """The rows of `main`, but for those that hold no more than a share of all energy together with
+    all that `main` leaves out: at length 1, the others at 0.
+
+    >>> main_directions(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor(0.1), energy=0.3)
+    tensor([[0., 0.],
+            [1., 0.]], dtype=torch.float64)
+    """
+    energies = main.double().square().sum(1)
+    noise = torch.finfo(torch.float32).eps * energies.sum()
+    known = torch.where(energies > noise, energies, 0)
+    held = rest + known.cumsum(0)
+    protected = (held > energy * held[-1]) & (known > 0)
+    return torch.where(protected, energies.clamp(min=noise).rsqrt(), 0)[:, None] * main
 
 
 def packed(matrix: Tensor) -> Tensor:
