@@ -211,8 +211,11 @@ def heeds_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("stop", ["Ctrl-C", "kill"])
 @pytest.mark.parametrize(("seeds", "first"), [(1, "p-digits-rank-0"), (2, "p-digits-rank/seed-0")])
-def test_ctrl_c_leaves_a_run_that_goes_on(seeds: int, first: str, tmp_path: Path) -> None:
+def test_what_is_stopped_leaves_a_run_that_goes_on(
+    seeds: int, first: str, stop: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "rankup", "run", "--tasks", "2", "--epochs", "200"]
     process = subprocess.Popen(
         [*command, "--seeds", str(seeds)],
@@ -226,7 +229,10 @@ def test_ctrl_c_leaves_a_run_that_goes_on(seeds: int, first: str, tmp_path: Path
     while not checkpoint.exists():
         assert process.poll() is None
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    if stop == "kill":
+        process.terminate()
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate()
     assert process.returncode == 130
     assert "the same command with --resume goes on" in errors

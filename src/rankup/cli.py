@@ -1,5 +1,6 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,8 @@ def _always(
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
     plain_warnings()
+    # As Ctrl-C: a scheduler and `timeout` stop a job so, and it should go on from there, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except RankupError as error:
