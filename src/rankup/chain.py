@@ -248,23 +248,30 @@ class Backward(NamedTuple):
     held: tuple[Tensor, ...]
 
 
-def over_factors(left: Tensor, right: Tensor) -> Tensor:
+def over_factors(left: Tensor, right: Tensor, parts: int | None = None) -> Tensor:
     """`leftᵀ right` for `left [R, m]` and `right [R, n]`, or a stack of each.
 
-    With few outputs and thousands of factors a GPU would leave most of its processors idle, so it
-    sums parts of the factors side by side, and then the parts.
+    With few outputs and thousands of factors a stack would leave most of a GPU's processors idle,
+    so parts of the factors are summed side by side, and then the parts.
+
+    >>> U, hidden = torch.rand(2, 8, 3), torch.rand(2, 8, 5)
+    >>> torch.allclose(over_factors(U, hidden, parts=4), U.mT @ hidden)
+    True
     """
     *stack, rank, m = left.shape
-    parts = _parts(rank) if left.is_cuda and stack else 1  # a single product is split by torch
+    parts = parts or (_parts(rank) if left.is_cuda and stack else 1)
     if parts == 1:
         return left.mT @ right
-    apart = (t.reshape(-1, rank // parts, t.shape[-1]) for t in (left, right))
-    sums = torch.bmm(next(apart).mT, next(apart))
-    return sums.view(*stack, parts, m, -1).sum(-3)
+    one, other = (t.reshape(-1, rank // parts, t.shape[-1]) for t in (left, right))
+    return torch.bmm(one.mT, other).view(*stack, parts, m, -1).sum(-3)
 
 
 def _parts(rank: int) -> int:
-    """A power of two, because tables are padded to a multiple of one."""
+    """A power of two, because tables are padded to a multiple of one.
+
+    >>> _parts(12288), _parts(6016), _parts(768), _parts(12289)
+    (16, 8, 1, 1)
+    """
     parts = 1
     while rank % (2 * parts) == 0 and rank // (2 * parts) >= _FEWEST:
         parts *= 2
