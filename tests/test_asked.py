@@ -1,5 +1,6 @@
 """Likely mistakes in the first calls get one clear sentence."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 import rankup
-from rankup.cli import app
+from rankup.cli import app, main
+from rankup.cli_options import Request
 from rankup.data import Task, make_stream
 
 NET = rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(2, 1))
@@ -46,6 +48,22 @@ def test_results_that_are_not_there_are_not_shown(tmp_path: Path) -> None:
     words = ["paper", "accuracy", "--show", "--results", str(tmp_path / "nowhere")]
     answer = CliRunner().invoke(app, words)
     assert "there is no folder of results" in str(answer.exception)
+
+
+def test_too_little_memory_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["rankup", "run", "--width", str(10**15), "--tasks", "1", "--out", str(tmp_path / "a")]
+    monkeypatch.setattr("sys.argv", words)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "rankup: there is too little memory for it\n"
+
+
+def test_a_folder_of_a_stream_of_ones_own_has_a_plain_name() -> None:
+    assert Request(stream="split:photos/birds").folder("tune").name == "tune-split-photos_birds"
 
 
 def test_choices_are_in_the_help() -> None:

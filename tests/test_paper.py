@@ -317,6 +317,13 @@ def test_the_command_runs_what_is_left_shows_it_and_writes_a_page(
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
+def test_what_all_settings_lack_is_said_once(tmp_path: Path) -> None:
+    given = ["--data", str(tmp_path), "--results", str(tmp_path / "r"), "--device", "cpu"]
+    said = asked("rank", *given)
+    assert said.count("mnist is not in") == 1
+    assert said.count("failed as well") == len(part("rank").cells()) - 1
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -4,7 +4,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -12,7 +12,7 @@ from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import Request, in_paragraphs, with_method_options, with_request
 from rankup.cli_paper import paper
 from rankup.cli_tune import tune
-from rankup.errors import RankupError, plain_warnings
+from rankup.errors import RankupError, plain_warnings, want_of_memory
 from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
 
@@ -55,8 +55,16 @@ def main() -> None:
     try:
         app()
     except RankupError as error:
-        print(f"rankup: {error}", file=sys.stderr)
-        sys.exit(1)
+        _end(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not (sentence := want_of_memory(error)):
+            raise
+        _end(sentence)
+
+
+def _end(sentence: str) -> NoReturn:
+    print(f"rankup: {sentence}", file=sys.stderr)
+    sys.exit(1)
 
 
 @app.command()

@@ -91,7 +91,7 @@ class Request:
     @property
     def stream_name(self) -> str:
         """As a part of a folder's name."""
-        return self.stream.replace("/", "_")
+        return self.stream.replace("/", "_").replace(":", "-")
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:

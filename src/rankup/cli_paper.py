@@ -118,7 +118,7 @@ def _run(
     from rankup.paper.running import Said
     from rankup.progress import CellBars, bars, note
 
-    left, done, failed = runner.left(cells), 0, []
+    left, done, failed, told = runner.left(cells), 0, [], set()
     with bars(again="the same command") as shown:
         lines = CellBars(shown, len(left))
 
@@ -133,7 +133,11 @@ def _run(
                 done += 1
                 lines.end(own)
                 failed += [own] if why else []
-                reached = f"failed: {why}" if why else f"{_reached(runner, own)}, {seconds:.0f} s"
+                if not why:
+                    reached = f"{_reached(runner, own)}, {seconds:.0f} s"
+                else:
+                    reached = "failed as well" if why in told else f"failed: {why}"
+                    told.add(why)
                 note(shown, f"{own}: {reached}")
         if done < len(left):
             note(shown, f"stopped after {minutes:g} minutes; {len(left) - done} left to run")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rankup.errors import RankupError
+from rankup.errors import RankupError, want_of_memory
 from rankup.folder import RunError, check_folder
 from rankup.launch import Launch
 from rankup.methods import method_info
@@ -159,10 +159,8 @@ def failure_in_one_line(error: Exception, folder: Path) -> str:
     """Why something failed; what nobody expected leaves its traceback in the folder."""
     if isinstance(error, RankupError):
         return str(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the GPU has too little memory for it; fewer seeds or smaller batches need less"
-    if isinstance(error, MemoryError):
-        return "there is too little memory for it"
+    if sentence := want_of_memory(error):
+        return sentence
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TRACEBACK).write_text("".join(traceback.format_exception(error)), "utf-8")
     first = next(iter(str(error).strip().splitlines()), "")
