@@ -197,6 +197,13 @@ def test_what_is_orthogonal_to_main_directions_is_the_null_space(energy: float) 
     assert float(expected.norm()) > 0.5
 
 
+def test_energy_that_no_direction_holds_counts_as_free() -> None:
+    """Whether the weaker direction is still free depends on how much is left out beside it."""
+    main = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]])
+    for rest, protected in ((0.0, 1), (2.0, 2)):
+        assert int(main_directions(main, torch.tensor(rest), 0.3).norm(dim=1).sum()) == protected
+
+
 def test_a_wide_layer_keeps_directions_and_learns_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
