@@ -18,7 +18,7 @@ from rankup.paper.cells import Cell, cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Result, Results
 from rankup.paper.running import WORK, Runner, Said, _length, share
-from rankup.paper.tables import Row, Section, Table, lines, markdown
+from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
 
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
 
@@ -229,6 +229,16 @@ def test_a_table_shows_ours_the_papers_and_the_difference(results: Results) -> N
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     assert ours.startswith(f"| [ours](../results/{one.folder()}.json) (1 of 2 seeds) | 85.00 |")
     assert theirs.startswith("| theirs | not run |")
+
+
+def test_a_table_can_show_some_tasks_alone(results: Results) -> None:
+    learned = [[0.1], [0.2, 0.8], [0.3, 0.9, 0.7]]
+    results.add(tiny(), [result(0, learned), result(1, learned)])
+    section = Section("digits", (Tasks(2, 3),), [Row("ours", tiny(), [70.0])])
+    assert list(lines(section, results)) == [
+        ["digits", "tasks 2–3", "paper", "diff"],
+        ["ours", "80.00 ± 0.00", "70", "+10.00"],
+    ]
 
 
 def test_a_file_that_is_no_result_is_named(results: Results) -> None:

@@ -89,6 +89,7 @@ def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
     assert good["accuracy"][0] > 0.5
     assert wild["failed"] is not None
     assert found["seeds"] == [1000]
+    assert (found["width"], found["rank"], found["seeded"]) == (16, "11,1", None)
     # Another command takes it from there, on top of which comes what it is given itself.
     asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
     (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})

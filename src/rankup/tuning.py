@@ -50,6 +50,9 @@ class Outcome:
     method: str
     stream: str
     net: str
+    width: int
+    rank: str
+    seeded: str | None
     tasks: int
     epochs: int
     seeds: list[int]
@@ -106,6 +109,9 @@ class Tuning:
             method=method,
             stream=config.stream,
             net=config.net,
+            width=config.width,
+            rank=config.rank,
+            seeded=config.seeded,
             tasks=config.tasks,
             epochs=config.recipe["epochs"],
             seeds=list(self.launch.seeds),

@@ -21,7 +21,16 @@ NOTHING = "–"  # neither run nor to be run
 NOT_RUN = "not run"
 FAILED = "failed"
 
-Measure = Literal["accuracy", "forgetting", "parameters", "buffer"]
+
+@dataclass(frozen=True)
+class Tasks:
+    """Accuracy on the tasks from one to another, counted from 1, after the last of all."""
+
+    first: int
+    last: int
+
+
+Measure = Literal["accuracy", "forgetting", "parameters", "buffer"] | Tasks
 _HEADINGS = {
     "accuracy": "accuracy %",
     "forgetting": "forgetting %",
@@ -72,7 +81,7 @@ def lines(
     ]
     heading = [section.title]
     for measure, has in zip(section.measures, printed, strict=True):
-        heading += [_HEADINGS[measure], *(["paper", "diff"] if has else [])]
+        heading += [_heading(measure), *(["paper", "diff"] if has else [])]
     yield heading
     for row in section.rows:
         measured = results.of(row.cell)
@@ -123,7 +132,22 @@ def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Res
         return FAILED if results.failure(cell) else NOT_RUN
     if measure in ("parameters", "buffer"):
         return f"{getattr(measured, measure):,.0f}"
-    return spread(getattr(measured, measure))
+    return spread(_fractions(measure, measured))
+
+
+def _heading(measure: Measure) -> str:
+    if isinstance(measure, Tasks):
+        return f"tasks {measure.first}–{measure.last}"
+    return _HEADINGS[measure]
+
+
+def _fractions(measure: Measure, measured: Measured) -> list[float]:
+    """Of each seed."""
+    if isinstance(measure, Tasks):
+        rows = (run.accuracy[-1][measure.first - 1 : measure.last] for run in measured.runs)
+        return [statistics.mean(row) for row in rows]
+    found: list[float] = getattr(measured, measure)
+    return found
 
 
 def _printed(measure: Measure, said: float | None) -> str:
@@ -137,7 +161,7 @@ def _difference(measure: Measure, measured: Measured | None, said: float | None)
         return NOTHING
     if measure in ("parameters", "buffer"):
         return signed(getattr(measured, measure) / 1e6 - said) + "M"
-    return signed(100 * statistics.mean(getattr(measured, measure)) - said)
+    return signed(100 * statistics.mean(_fractions(measure, measured)) - said)
 
 
 def _seeds(cell: Cell, measured: Measured | None) -> str:
