@@ -153,7 +153,8 @@ def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:
     own, runs = tiny(lr=1e6, seeds=1), runner(results)
     assert "diverged" in runs.run(own, None, lambda _: None)
     assert results.of(own) is None
-    assert "diverged" in results.failure(own)
+    (why,) = results.failures(own)
+    assert "diverged" in why
     assert runs.left([own]) == []
     table = Section("s", ("accuracy",), [Row("ours", own, (None,))])
     assert list(lines(table, results)) == [["s", "accuracy %"], ["ours", "failed"]]

@@ -72,5 +72,5 @@ def _section(stream: str, name: str, recipe: Mapping[str, Any], changes: Changes
     for what, changed in changes.items():
         seeds = {"seeds": _SEEDS} if changed else {}
         rows.append(Row(what, cell(stream, **{**recipe, **changed, **seeds}), (None, None)))
-    title = f"{printed.STREAMS[stream]}, {name}"
+    title = f"{printed.STREAMS[stream]}, {name}, {recipe['epochs']} epochs"
     return Section(title, ("accuracy", "parameters"), rows)

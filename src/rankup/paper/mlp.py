@@ -24,12 +24,16 @@ RIVALS = [
 
 _PROTOCOL = (
     "Every method has a head for each task, settings chosen on held-out training data (see "
-    "docs/compare.md; the paper does not say how it chose them), and the same epochs where a row "
-    "does not say others: {}."
+    "docs/compare.md), and the same epochs where a row does not say others: {}."
 )
 PROTOCOL = _PROTOCOL.format(", ".join(f"{printed.STREAMS[s]} {n}" for s, n in EPOCHS.items()))
-if UNTUNED := [title for s, title in printed.STREAMS.items() if not (TUNED / f"{s}-mlp").exists()]:
-    PROTOCOL += f" On {', '.join(UNTUNED)} methods have their defaults."
+UNTUNED = [
+    title
+    for stream, title in printed.STREAMS.items()
+    if not all((TUNED / f"{stream}-mlp" / f"{rival}.json").exists() for rival in RIVALS)
+]
+if UNTUNED:
+    PROTOCOL += f" On {', '.join(UNTUNED)} rivals have their defaults where they were not tuned."
 
 
 def accuracy() -> Table:

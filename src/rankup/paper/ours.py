@@ -15,7 +15,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "s-miniimagenet": {"epochs": 60, "lr": 5e-3, "weight_decay": 0.1, "crop": 12},
 }
 RESNET_LONGER = {"epochs": 40}
-PAPER_EPOCHS = 50  # of the paper's 500: as many as a GPU has time for in a table of five seeds
+PAPER_EPOCHS = 50  # of the notebook's 500: as many as a GPU has time for in a table of five seeds
 
 # What reaches most at no more stored parameters than the paper's: seeded factors (an extension, see
 # docs/method.md; its relatives are SupSup, VeRA and the deterministic form of IBP-WF), and for

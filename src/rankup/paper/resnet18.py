@@ -31,7 +31,8 @@ def resnet18() -> Table:
         sections.append(Section(title, ("accuracy", "forgetting", "parameters"), rows))
     note = (
         f"{RESNET_EPOCHS} epochs and width 20 where a row says no others; {_RIVALS_SEEDS} seeds of "
-        "rivals. The 1.33M parameters that the paper gives ours cannot be derived from its text."
+        "rivals. Most of the paper's figures for them are those of Chaudhry et al. 2020, of one "
+        "epoch. The 1.33M parameters that it gives ours cannot be derived from its text."
     )
     return Table("ResNet18", sections, note)
 

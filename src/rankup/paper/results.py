@@ -58,9 +58,9 @@ class Results:
         whole = [result for result in self._wanted(cell) if not result.failed]
         return Measured(whole) if whole else None
 
-    def failure(self, cell: Cell) -> str:
-        """Why a seed failed, if one did."""
-        return next((result.failed for result in self._wanted(cell) if result.failed), "")
+    def failures(self, cell: Cell) -> list[str]:
+        """Why seeds failed that did."""
+        return [result.failed for result in self._wanted(cell) if result.failed]
 
     def missing(self, cell: Cell) -> list[int]:
         """Seeds that were not run."""

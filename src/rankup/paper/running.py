@@ -149,7 +149,8 @@ def _length(cell: Cell) -> int:
 def machine(device: Device) -> str:
     if device is not Device.cpu and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def share(cells: Sequence[Cell], part: str) -> list[Cell]:

@@ -78,4 +78,6 @@ def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str
         return ["Nothing of it has been run."]
     when = " to ".join(sorted({min(dates), max(dates)}))
     lines = [f"- {n:,} on {machine}, torch {torch}" for (machine, torch), n in where.most_common()]
-    return [f"{len(runs):,} runs, {when}:", "", *lines]
+    failed = sum(len(results.failures(own)) for own in cells)
+    also = f" and {failed} that failed" if failed else ""
+    return [f"{len(runs):,} runs{also}, {when}:", "", *lines]

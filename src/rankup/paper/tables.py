@@ -129,7 +129,7 @@ def markdown(table: Table, results: Results, page: Path) -> str:
 
 def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Results) -> str:
     if measured is None:
-        return FAILED if results.failure(cell) else NOT_RUN
+        return FAILED if results.failures(cell) else NOT_RUN
     if measure in ("parameters", "buffer"):
         return f"{getattr(measured, measure):,.0f}"
     return spread(_fractions(measure, measured))
