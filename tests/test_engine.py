@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -198,6 +199,9 @@ def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> No
     bare = learners(kind, rank=rank, recipe=recipe)
     padded = learners(kind, rank=rank, recipe=recipe, pad=16)
     assert_agree(after_steps(Eager(bare)), after_steps(Eager(padded)))
+    tables = [tensor for name, tensor in padded[0].read().items() if name.endswith((".U", ".V"))]
+    assert len(tables) == 4
+    assert all(len(table) % 16 == 0 for table in tables)
     for learner in padded:  # the network itself has no rows of zeros
         assert all(len(layer.U) == layer.spec.rank.used(1) for layer in learner._factored.values())
 
@@ -260,6 +264,24 @@ def test_dropout_draws_from_the_seed_and_leaves_torchs_generator_alone() -> None
         assert torch.equal(torch.get_rng_state(), state)
         found.append(net.eval()(task(0).test_x, 0))
     assert torch.equal(*found)
+
+
+class Drawing(nn.Identity):
+    seeds: ClassVar[set[int]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # in a step
+            self.seeds.add(torch.initial_seed())
+        return x
+
+
+def test_what_modules_draw_differs_by_seed_task_and_epoch() -> None:
+    body = nn.Sequential(Drawing(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    for seed in (0, 1):
+        net = rankup.grow(body, Rank(2, 1), head="3")
+        for index in (0, 1):
+            rankup.fit(net, task(index), Recipe(epochs=20, batch=32), seed=seed)
+    assert len(Drawing.seeds) == 2 * 2 * 20
 
 
 class Sgd(ModuleLearner):

@@ -193,7 +193,7 @@ def test_without_data_as_many_factors_are_selected_as_the_prior_asks(start: floa
     with torch.no_grad():
         layer.new_odds += (start - layer.odds()) / _FASTER
     assert torch.allclose(layer.odds(), torch.tensor(start), atol=1e-5)
-    _train([method], Eager([learner]), None, None)
+    _train([method], Eager([learner]), [None], [None])
     asked = sum((alpha / (alpha + 1)) ** (k + 1) for k in range(count))  # 9.78
     assert float(layer.odds().detach().sigmoid().sum()) == pytest.approx(asked, rel=0.1)
     a, b = (layer.sticks + layer.new_sticks).detach().exp()

@@ -81,6 +81,26 @@ def test_seeds_in_one_process_are_those_seeds_alone(tmp_path: Path) -> None:
         assert outcome(tmp_path / f"{seed}") == outcome(tmp_path / f"alone-{seed}")
 
 
+def test_runs_of_different_length_learn_as_long_as_each_of_them_alone(tmp_path: Path) -> None:
+    config = asked(0, tmp_path).config
+    config = replace(config, recipe=config.recipe | {"epochs": 6})
+    whole, stream = stream_of(0), {}
+    stream[0] = whole
+    stream[1] = Stream(
+        whole.name,
+        tuple(replace(t, train_x=t.train_x[:900], train_y=t.train_y[:900]) for t in whole),
+    )
+    stream[2] = whole
+    configs = [config, config, replace(config, recipe=config.recipe | {"epochs": 7})]
+    together = [
+        SeedRun(each, stream[number], tmp_path / f"{number}") for number, each in enumerate(configs)
+    ]
+    assert run_together(together) == {}
+    for number, each in enumerate(configs):
+        run(each, stream[number], tmp_path / f"alone-{number}")
+        assert outcome(tmp_path / f"{number}") == outcome(tmp_path / f"alone-{number}")
+
+
 def test_runs_that_differ_in_more_than_the_seed_may_learn_together(tmp_path: Path) -> None:
     config = asked(0, tmp_path).config
     configs = [replace(config, recipe=config.recipe | {"lr": lr}) for lr in (1e-2, 2e-2)]

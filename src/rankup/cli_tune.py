@@ -57,7 +57,8 @@ def tune(
 
     root = out or request.folder("tune")
     asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
-    tuning, failed = Tuning(Launch(asked), wanted, root), list[str]()
+    at_once = asked.seeds * max(len(tried) for tried in wanted.values())
+    tuning, failed = Tuning(Launch(asked, at_once), wanted, root), list[str]()
     with bars() as shown:
         line = shown.add_task("", total=1.0, state="")
         for number, method in enumerate(wanted, 1):

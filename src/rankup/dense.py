@@ -13,12 +13,18 @@ from rankup.specs import DenseSpec
 
 def reset(body: nn.Module, spec: DenseSpec, seed: int, device: torch.device) -> None:
     """New values from the network's seed, in the modules that know how to draw them."""
-    with seeds.forked(device):
-        for name in dict.fromkeys(name.rpartition(".")[0] for name in spec.trained):
-            redraw = getattr(body.get_submodule(name), "reset_parameters", None)
-            if redraw is not None:
-                torch.manual_seed(seeds.generator(seed, "dense", name).initial_seed())
-                redraw()
+    for name in dict.fromkeys(name.rpartition(".")[0] for name in spec.trained):
+        with seeds.drawing(device, seeds.number(seed, "dense", name)):
+            redraw(body.get_submodule(name))
+
+
+def redraw(module: nn.Module) -> None:
+    """Draw a module's own weights anew, where it knows how to. Attention of torch's has another
+    name for that than all its other layers."""
+    for name in ("reset_parameters", "_reset_parameters"):
+        if callable(draw := getattr(module, name, None)):
+            draw()
+            return
 
 
 class DenseParts:

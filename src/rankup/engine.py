@@ -6,6 +6,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 
+import torch
+
+from rankup.errors import RankupError
 from rankup.graph import Graph
 from rankup.layers import Tensors
 from rankup.steps import Eager, Form, Learner, Steps
@@ -35,6 +38,8 @@ class Engine:
             self._graph = None  # first, so that its memory is free
             try:
                 self._graph = Graph(form, learners, signature)
+            except (RankupError, torch.OutOfMemoryError):
+                raise
             except RuntimeError as error:
                 self._refused.add(form)
                 next_best = "one by one" if form == "branches" else "side by side"
@@ -47,9 +52,6 @@ class Engine:
     def _form(self, learners: Sequence[Learner]) -> Form | None:
         """None: as Python runs."""
         if learners[0].feed.device.type != "cuda":
-            return None
-        if len({learner.feed.steps for learner in learners}) > 1:
-            self.note("seeds are trained one by one, as their tasks differ in length")
             return None
         if len({_shapes(learner.learned()) for learner in learners}) > 1:
             self.note("seeds are trained one by one, as what they learn differs in shape")

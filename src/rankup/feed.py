@@ -131,7 +131,7 @@ class Feed:
     def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
         """Batches of shuffled training inputs, not augmented."""
         rows = torch.randperm(len(self), generator=draw)[:most].to(self.device)
-        for part in torch.split(rows, self.chunk(self.task.train_x)):
+        for part in in_equal_parts(rows, self.chunk(self.task.train_x)):
             yield self._inputs(self.task.train_x.index_select(0, part))
 
     @property
@@ -147,7 +147,7 @@ class Feed:
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.chunk(x)
-        return zip(torch.split(x, size), torch.split(y, size), strict=True)
+        return zip(in_equal_parts(x, size), in_equal_parts(y, size), strict=True)
 
     def _inputs(self, x: Tensor) -> Tensor:
         transform = self.task.transform
@@ -161,6 +161,15 @@ class Feed:
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
+
+
+def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
+    """Of no more rows than these, and none of them small: a norm takes statistics of each.
+
+    >>> [len(part) for part in in_equal_parts(torch.zeros(2049), 2048)]
+    [1025, 1024]
+    """
+    return torch.chunk(x, math.ceil(len(x) / most))
 
 
 def scaled(x: Tensor, recipe: Recipe) -> Tensor:

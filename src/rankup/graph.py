@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
+from rankup import seeds
 from rankup.feed import Draws
 from rankup.flat import gathered, room, views
 from rankup.layers import Tensors
 from rankup.optimiser import EachItsOwn, make_optimiser
-from rankup.steps import Form, Learner, Steps, precise, seeded
+from rankup.steps import Form, Learner, Steps, precise
 
 _BESIDE = 2  # streams
 
@@ -30,8 +31,13 @@ class Graph(Steps):
         # The learners at the capture: they are what a replay computes, whoever's values it is for.
         self.captured = self.learners = learners
         self.device = learners[0].feed.device
-        self._allocate()
-        self._capture()
+        try:
+            self._allocate()
+            self._capture()
+        except BaseException:
+            for learner in learners:  # steps that Python takes know nothing of streams
+                learner.forget_streams()
+            raise
 
     def start(self, learners: Sequence[Learner]) -> None:
         """Take the tensors of learners that are about to begin."""
@@ -48,7 +54,7 @@ class Graph(Steps):
         self.rates.copy_(torch.tensor(rates).t(), non_blocking=True)
         self.now.zero_()
         self.total.zero_()
-        with seeded(self.device, seed):
+        with seeds.drawing(self.device, seed):
             for _ in rates[0]:
                 self.graph.replay()
         return self.total.clone()

@@ -22,12 +22,16 @@ from rankup.settings import Settings, base_recipe, settings_for, variant_of
 
 
 class Launch:
-    """What all runs of one request share. Streams are made once, whatever learns them."""
+    """What all runs of one request share. Streams are made once, whatever learns them.
 
-    def __init__(self, request: Request) -> None:
+    Args:
+        at_once: how many runs there will be at the same time, else one for each seed.
+    """
+
+    def __init__(self, request: Request, at_once: int | None = None) -> None:
         # What a GPU multiplies in several streams is the same every time only with this.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        self.request = request
+        self.request, self.at_once = request, at_once or request.seeds
         mlp = request.net is Net.mlp
         self.width = request.width or (256 if mlp else 20)
         self.rank = request.rank or ("11,1" if mlp else "0.1,0.02")
@@ -38,7 +42,7 @@ class Launch:
         self._recipe = _recipe(request, first, learned=bool(rule.first), device=self.device)
         self._names = {request.seed: [task.name for task in first]}
         # Processes make their streams themselves: sending one takes longer.
-        keeps = request.seeds == 1 or self.device == "cuda"
+        keeps = self.at_once == 1 or self.device == "cuda"
         self._made = {request.seed: first} if keeps else {}
         for seed in self.seeds[1:]:
             made = self._stream(seed)
@@ -83,7 +87,7 @@ class Launch:
                     tasks=self.tasks,
                     seed=seed,
                     device=self.device,
-                    threads=_threads(asked, out),
+                    threads=_threads(asked, out, alone=self.at_once == 1),
                     recipe={"name": asked.recipe, **asdict(chosen)},
                     task_names=self._names[seed],
                     versions=versions(),
@@ -126,11 +130,11 @@ def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recip
     )
 
 
-def _threads(asked: Request, out: Path) -> int:
+def _threads(asked: Request, out: Path, alone: bool) -> int:
     """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
-    too small for more than two, and several seeds have a process with one thread each."""
+    too small for more than two, and several runs have a process with one thread each."""
     if asked.resume and (out / CONFIG).exists():
         return int(read_config(out / CONFIG)["threads"])
     most = torch.get_num_threads()
-    own = 1 if asked.seeds > 1 else min(2, most) if asked.net is Net.mlp else most
-    return asked.threads or own
+    own = most if asked.net is not Net.mlp else min(2, most)
+    return asked.threads or (own if alone else 1)

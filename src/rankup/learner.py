@@ -120,6 +120,11 @@ class ModuleLearner(Learner):
         }
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether more happens when the module runs than its layers say."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
 def _convolves(part: nn.Module) -> bool:
     if isinstance(part, TaskLayer):
         return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
@@ -141,6 +146,7 @@ class RankLearner(ModuleLearner):
         super().__init__(net.body, feed, len(net.tasks))
         # In lists, because a module that is an attribute has its tensors listed a second time.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
+        first = [] if has_hooks(net.body) else first  # they may change what it reads
         self._first = [part for part in first if isinstance(part, FactoredLinear)]
         self._factored = {
             f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)

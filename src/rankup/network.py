@@ -55,7 +55,8 @@ def grow(
     Args:
         module: any module; what of it cannot be factored is named in the error.
         rank: how many factors a task adds: one rule, or rules by layer name (`{"blocks.*": …}`).
-        base: `"new"` discards the module's weights; `"keep"` leaves them as a constant part of
+        base: `"new"` discards the module's weights (but for a parameter that no module of it knows
+            how to draw anew: that keeps its values); `"keep"` leaves them as a constant part of
             every layer, to which the factors add, for a module that is trained already.
         include: name patterns of the layers to factor.
         exclude: name patterns of what not to factor. What is not factored is trained with the
@@ -344,7 +345,7 @@ class IncrementalNet(nn.Module):
             y = self.body(x, **options)
         if copied is None or copied.all_below(known):
             return y
-        self._highest(copied.indices)  # refuses them, or the task was committed in the meantime
+        self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
         return self._mixed(x, tasks, options)
 
     def _checked_mixed(self, tasks: Tensor, x: Any) -> tuple[Tensor, HostCopy | None]:
@@ -359,18 +360,16 @@ class IncrementalNet(nn.Module):
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
         indices = tasks.to(x.device if isinstance(x, Tensor) else self.device, torch.long)
         capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not len(tasks) or capturing:
+        if not len(tasks) or capturing or torch.compiler.is_compiling():
             return indices, None
-        if tasks.is_cuda and indices.is_cuda and self._tasks and not torch.compiler.is_compiling():
+        if tasks.is_cuda and indices.is_cuda and self._tasks:
             return indices.clamp(0, len(self._tasks) - 1), HostCopy.of(indices)
-        self._highest(tasks)
+        self._refuse_unknown(tasks)
         return indices, None
 
-    def _highest(self, tasks: Tensor) -> int:
-        """The highest of the indices, which must all be of committed tasks."""
-        lowest, highest = torch.aminmax(tasks)
-        self._committed(int(lowest))
-        return self._committed(int(highest))
+    def _refuse_unknown(self, tasks: Tensor) -> None:
+        for index in torch.aminmax(tasks):
+            self._committed(int(index))
 
     def _audit(self, x: Any, tasks: Tensor) -> None:
         """Once for every shape of input: does every layer have the samples in its first dimension?
@@ -380,7 +379,7 @@ class IncrementalNet(nn.Module):
         """
         if not isinstance(x, Tensor) or len(x) < 2 or x.shape[1:] in self._audited:
             return
-        with seeds.forked(self.device), torch.no_grad(), active(tasks[:1]):
+        with seeds.drawing(self.device, 0), torch.no_grad(), active(tasks[:1]):
             self.body(x[:1])
         self._audited.add(x.shape[1:])
 

@@ -262,9 +262,9 @@ class _Planner:
                 if any(True for _ in _tensors([("", part)])) and not isinstance(part, _WEIGHTED):
                     problems[name] = type(part).__name__
             else:
-                for key in part._parameters:
+                for key, parameter in part._parameters.items():
                     own = f"{name}.{key}".lstrip(".")
-                    if not self._excluded(own):
+                    if parameter is not None and not self._excluded(own):
                         problems[own] = "a parameter of its own"
         if problems:
             listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())

@@ -3,7 +3,8 @@ the factors that never are."""
 
 import hashlib
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -35,9 +36,17 @@ def of_epoch(seed: int, task: int, epoch: int, device: torch.device) -> torch.Ge
     return generator(seed, "epoch", task, epoch, device=device)
 
 
-def forked(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, torch's own generators may be drawn from; outside, nobody will have noticed."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+@contextmanager
+def drawing(device: torch.device, seed: int) -> Iterator[None]:
+    """Inside, torch's own generators of the CPU and the device begin at the seed; outside, nobody
+    will have noticed."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # Not `torch.manual_seed`, which seeds all devices there are.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
 
 
 def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:

@@ -101,6 +101,10 @@ class Learner(nn.Module, ABC):
         while self._begun:
             torch.cuda.current_stream().wait_stream(self._begun.pop())
 
+    def forget_streams(self) -> None:
+        self.beside = ()
+        self._begun.clear()
+
     @contextmanager
     def bound(self, tensors: Tensors) -> Iterator[None]:
         """Inside, the learner's tensors are these."""
@@ -170,7 +174,7 @@ class Eager(Steps):
             self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        with seeded(self.learners[0].feed.device, seed):
+        with seeds.drawing(self.learners[0].feed.device, seed):
             return torch.stack([self._one(n, d, rates[n]) for n, d in enumerate(draws)])
 
     def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
@@ -182,7 +186,7 @@ class Eager(Steps):
             at_most(learner.threads),
         ):
             names, entries = list(drawn), (drawn[name].unbind() for name in drawn)
-            for lr, *own in zip(rates, *entries, strict=False):  # as many steps as rates
+            for lr, *own in zip(rates, *entries, strict=True):
                 draw = dict(zip(names, own, strict=True))
                 loss, grads = learner.gradient(draw)
                 optimiser.step(gathered(grads, 0), lr)
@@ -233,10 +237,3 @@ def exact() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    with seeds.forked(device):
-        torch.manual_seed(seed)
-        yield

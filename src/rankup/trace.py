@@ -119,8 +119,9 @@ class Trace:
 def trace(module: nn.Module) -> Trace | None:
     """None where torch.fx cannot trace the module."""
     try:
-        # A copy, because a forward may write to its module; the tensors stay shared.
+        # A copy, because a forward may write to its module; the tensors stay shared. As it trains,
+        # which may be another way than it answers.
         shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
-        return Trace(module, fx.Tracer().trace(copy.deepcopy(module, shared)))
+        return Trace(module, fx.Tracer().trace(copy.deepcopy(module, shared).train()))
     except Exception:  # Tracing runs the module's own code: anything may be raised.
         return None

@@ -114,16 +114,27 @@ def learn(
     resume: Sequence[Checkpoint | None] | None = None,
     on_epoch: Sequence[OnEpoch | None] | None = None,
 ) -> list[TaskFailed | None]:
-    """Let every pupil learn its next task, all of them at once.
+    """Let every pupil learn its next task: at once those that take as many steps, and then others.
 
-    Gives back for each why it failed, if it did; then it is as it was before. All of them are
-    when something else goes wrong, as with Ctrl-C.
+    Gives back for each why it failed, if it did; then it is as it was before. So are all whose task
+    is still open when something else goes wrong, as with Ctrl-C.
     """
     learners: list[Learner] = []
+    failures: list[TaskFailed | None] = [None] * len(pupils)
+    points, tell = resume or [None] * len(pupils), on_epoch or [None] * len(pupils)
     try:
         for pupil, task in zip(pupils, tasks, strict=True):
             learners.append(pupil.begin(task))
-        failures = _train(pupils, engine.start(learners), resume, on_epoch)
+        for group in _as_long(pupils, learners):
+            steps = engine.start([learners[n] for n in group])
+            found = _train(
+                [pupils[n] for n in group],
+                steps,
+                [points[n] for n in group],
+                [tell[n] for n in group],
+            )
+            for number, failure in zip(group, found, strict=True):
+                failures[number] = failure
         for number, (pupil, learner) in enumerate(zip(pupils, learners, strict=True)):
             failures[number] = failures[number] or _verdict(pupil, learner.feed)
             if failures[number] is None:
@@ -134,14 +145,23 @@ def learn(
             pupil.abandon()
 
 
+def _as_long(pupils: Sequence[Pupil], learners: Sequence[Learner]) -> list[list[int]]:
+    """Which of them take the same number of epochs and steps, by their places."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, (pupil, learner) in enumerate(zip(pupils, learners, strict=True)):
+        groups.setdefault((pupil.recipe.epochs, learner.feed.steps), []).append(number)
+    return list(groups.values())
+
+
 def _train(
     pupils: Sequence[Pupil],
     steps: Steps,
-    resume: Sequence[Checkpoint | None] | None,
-    on_epoch: Sequence[OnEpoch | None] | None,
+    resume: Sequence[Checkpoint | None],
+    on_epoch: Sequence[OnEpoch | None],
 ) -> list[TaskFailed | None]:
-    """Whatever is random in an epoch comes from the seed, the task's index and the epoch's number,
-    so an interrupted run goes on from a checkpoint as if nothing had happened."""
+    """All epochs of pupils that take as many steps. Whatever is random in an epoch comes from the
+    seed, the task's index and the epoch's number, so an interrupted run goes on from a checkpoint
+    as if nothing had happened."""
     epochs, index = pupils[0].recipe.epochs, pupils[0].learned
     feeds = [learner.feed for learner in steps.learners]
     first = _resumed(steps, resume, epochs)
@@ -165,7 +185,7 @@ def _train(
                     f"task {feeds[number].task.name!r} diverged: the loss of epoch {epoch + 1} is "
                     f"{total / length}; a learning rate below {peaks[number]:g} may help"
                 )
-            elif on_epoch is not None and (tell := on_epoch[number]) is not None:
+            elif (tell := on_epoch[number]) is not None:
                 look = _look(pupils[number], steps, feeds[number])
                 _tell(tell, Epoch(epoch + 1, epochs, total / length, look), steps, number)
         if all(failures):
@@ -187,9 +207,9 @@ def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int) -> None:
             _ = held.state
 
 
-def _resumed(steps: Steps, resume: Sequence[Checkpoint | None] | None, epochs: int) -> int:
+def _resumed(steps: Steps, resume: Sequence[Checkpoint | None], epochs: int) -> int:
     """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
-    if resume is None or len({point.epoch if point else 0 for point in resume}) > 1:
+    if len({point.epoch if point else 0 for point in resume}) > 1:
         return 0
     for number, point in enumerate(resume):
         if point is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.data.tasks import Task
+from rankup.dense import redraw
 from rankup.errors import StoreError
 from rankup.feed import Feed
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
@@ -53,12 +54,10 @@ class DenseMethod(Method):
         self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
         replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
         self.body = copy.deepcopy(setting.module, replaced)
-        with seeds.forked(plan.device):
-            # By one name, so that all of these methods start from the same weights.
-            torch.manual_seed(seeds.generator(setting.seed, "finetune").initial_seed())
+        # By one name, so that all of these methods start from the same weights.
+        with seeds.drawing(plan.device, seeds.number(setting.seed, "finetune")):
             for module in self.body.modules():
-                if callable(redraw := getattr(module, "reset_parameters", None)):
-                    redraw()
+                redraw(module)
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
         self._feed: Feed | None = None  # of the open task

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankup.data.tasks import Task
 from rankup.data.transforms import Augmentation, augment, to_float, transform_each
-from rankup.feed import Draws, Feed, take
+from rankup.feed import Draws, Feed, in_equal_parts, take
 from rankup.layers import Start, TaskLayer, Tensors, active
 from rankup.learner import ModuleLearner, loss_of
 from rankup.methods.base import Setting
@@ -160,7 +160,7 @@ class Union(Feed):
 
     def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
         order = torch.randperm(len(self), generator=draw)[:most].to(self.device)
-        for part in torch.split(order, self.chunk(self.x)):
+        for part in in_equal_parts(order, self.chunk(self.x)):
             rows, _, tasks = self._samples[:, part]
             yield self.batch(self.x, {"rows": rows, "tasks": tasks})
 
