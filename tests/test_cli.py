@@ -256,6 +256,16 @@ def test_several_seeds_are_told_as_mean_and_deviation(tmp_path: Path) -> None:
     assert "holds a run already" in refused.stderr
     again = rankup(*command, "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    inside = rankup(*command, "--out", root / "seed-3", cwd=tmp_path)
+    assert inside.returncode == 1
+    assert "holds a run already, of one seed" in inside.stderr
+    assert not (root / "seed-3" / "seed-3").exists()
+
+
+def test_a_path_that_looks_like_markup_is_a_path(tmp_path: Path) -> None:
+    done = rankup("run", "--tasks", 1, "--epochs", 3, "--out", "a[/b][red]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "A page with plots: a[/b][red]/report.html" in done.stdout
 
 
 def test_a_run_goes_on_with_as_many_threads_as_it_had(tmp_path: Path) -> None:

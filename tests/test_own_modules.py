@@ -1,6 +1,7 @@
 """Modules that do more than run their layers: fitted as they are."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,3 +97,104 @@ def test_no_batch_that_norms_look_at_is_of_one_sample(monkeypatch: pytest.Monkey
     normed = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     task = halves(65)
     assert right(rankup.fit(rankup.grow(normed, Rank(2, 1)), task, RECIPE), task) > 0.9
+
+
+class Untracked(nn.Module):
+    """With a norm that has no tensors, and looks at the whole batch all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 8)
+        self.norm = nn.BatchNorm1d(8, affine=False, track_running_stats=False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.layer(x)).relu())
+
+
+def test_a_norm_without_tensors_keeps_each_tasks_statistics() -> None:
+    net = rankup.grow(Untracked(), Rank(2, 1))
+    x = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    for name in "ab":
+        net.begin_task(name, 2)
+        net.commit_task(calibrate=[x])
+    alone = torch.cat([net(x[:3], task="a"), net(x[3:], task="b")])
+    mixed = net(x, task=torch.tensor([0, 0, 0, 1, 1, 1]))
+    torch.testing.assert_close(mixed, alone)
+    torch.testing.assert_close(net(x[:1], task="a"), alone[:1])
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.layer = nn.Linear(8, 16)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(x).mean(1)).relu())
+
+
+def test_indices_of_tokens_reach_the_module_as_they_are(tmp_path: Path) -> None:
+    x = torch.randint(20, (200, 5), generator=torch.Generator().manual_seed(0))
+    y = (x < 10).sum(1).gt(2).long()
+    task = rankup.Task("tokens", 2, x, y, x, y)
+    net = rankup.grow(Tokens(), Rank(4, 1), exclude="embedding")
+    assert right(rankup.fit(net, task, Recipe(epochs=60, batch=32)), task) > 0.9
+    # A Linear cannot take them, and says so.
+    with pytest.raises(rankup.RankupError, match=r"computes in torch.float32, got torch.int64"):
+        rankup.fit(rankup.grow(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Rank(2, 1)), task)
+
+
+def test_a_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    net = rankup.grow(module, Rank(2, 1))
+    net.begin_task("a", 2)
+    net.commit_task()
+    rankup.save(net, tmp_path / "net")
+    loaded, x = rankup.load(tmp_path / "net", module=module), halves().test_x
+    assert torch.equal(loaded(x, task="a"), net.eval()(x, task="a"))
+
+
+def test_another_class_of_module_is_pointed_out(tmp_path: Path) -> None:
+    net = rankup.grow(Untracked(), Rank(2, 1))
+    rankup.save(net, tmp_path / "net")
+
+    class Another(Untracked):
+        pass
+
+    with pytest.warns(UserWarning, match="was grown from a Untracked, the module is a Another"):
+        rankup.load(tmp_path / "net", module=Another())
+
+
+def test_tensors_from_elsewhere_are_saved_as_what_they_are(tmp_path: Path) -> None:
+    def taught(seed: int) -> rankup.IncrementalNet:
+        net = rankup.grow(mlp(), Rank(2, 1), seed=seed)
+        net.begin_task("a", 2)
+        net.commit_task()
+        return net.eval()
+
+    one, other, x = taught(0), taught(1), halves().test_x
+    rankup.save(one, tmp_path / "one")
+    one.load_state_dict(other.state_dict())
+    with pytest.raises(rankup.RankupError, match="that this network has not learned"):
+        rankup.save(one, tmp_path / "one")
+    rankup.save(one, tmp_path / "new")
+    loaded = rankup.load(tmp_path / "new", module=mlp())
+    assert torch.equal(loaded(x, task=0), other(x, task=0))
+
+
+def test_a_sample_without_a_batch_is_refused() -> None:
+    net = rankup.grow(mlp(), Rank(2, 1))
+    net.begin_task("a", 2)
+    expected = r"'0' expects \[samples, …, 12 features\], got an input of shape \[12\]"
+    with pytest.raises(rankup.RankupError, match=expected):
+        net(halves().test_x[0], task="a")
+
+
+def test_what_a_layer_is_can_be_seen() -> None:
+    shown = repr(rankup.grow(rankup.models.resnet18(width=4), Rank(2, 1)))
+    assert "FactoredConv2d(in=27, out=4, bias=False, kernel=(3, 3), stride=(1, 1), factors=0)" in (
+        shown
+    )
+    assert "TaskNorm(batch2d, 4, weight=True, bias=True)" in shown

@@ -177,6 +177,21 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda net: net.body.hidden[0].double(),
         "stays in torch.float32",
     ),
+    "inputs of another dtype": (
+        lambda: taught("mlp"),
+        lambda net: net(X.double(), task=0),
+        "layer 'hidden.0' computes in torch.float32, got torch.float64",
+    ),
+    "images of another dtype": (
+        lambda: taught("resnet18"),
+        lambda net: net(inputs("resnet18").half(), task=0),
+        "computes in torch.float32, got torch.float16",
+    ),
+    "inputs of another library": (
+        lambda: taught("mlp"),
+        lambda net: net(X.numpy(), task=0),
+        "inputs are a NumPy array, expected a tensor",
+    ),
     "a layer by itself": (
         lambda: taught("mlp"),
         lambda net: net.body.hidden[0](X),
@@ -348,7 +363,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a lazy layer": (
         lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)),
         {},
-        "cannot factor '0' .not initialised yet: run the module once",
+        "layers of the module are not initialised yet .0.: run it once on an input",
     ),
     "two dtypes": (mixed_dtypes, {}, "one dtype .* got torch.float32, torch.float64"),
     "torch's own encoder": (

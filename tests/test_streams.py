@@ -325,7 +325,7 @@ def with_nan() -> Tensor:
             r"training inputs of shape \[1, 4, 4\] but test inputs of shape \[3, 4, 4\]",
         ),
         ({"test_x": torch.zeros(6, 1, 4, 4, dtype=torch.uint8)}, "test inputs of type torch.uint8"),
-        ({"train_x": torch.zeros(6, 4, dtype=torch.int64)}, "training inputs are torch.int64"),
+        ({"train_x": torch.zeros(6, 4, dtype=torch.int32)}, "training inputs are torch.int32"),
         ({"train_x": torch.rand(6)}, r"training inputs are torch.float32 \[6\], expected"),
     ],
 )

@@ -1,6 +1,7 @@
 """Learning one task: what is computed, and what happens when it fails."""
 
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from rankup.learner import RankLearner, loss_of
 from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
-from rankup.train import Checkpoint, Epoch, NetPupil
+from rankup.train import Checkpoint, CheckpointError, Epoch, NetPupil
 from zoo import assert_same_bits, logits
 
 CPU = torch.device("cpu")
@@ -236,6 +237,27 @@ def test_going_on_from_a_checkpoint_ends_with_the_same_bits(
     again = rankup.fit(digits_net(), task, recipe, resume=kept[stopped_after - 1])
     x = next(Feed(task, recipe, CPU).test())[0]
     assert_same_bits(logits(whole, x), logits(again, x))
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "recipe", "why"),
+    [
+        ("other", 0, QUICK, "is of task 'clusters', this is 'other'"),
+        ("clusters", 1, QUICK, "is of seed 0, this is 1"),
+        ("clusters", 0, replace(QUICK, lr=1e-3), "was made with another recipe"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    name: str, seed: int, recipe: Recipe, why: str
+) -> None:
+    kept: list[Checkpoint] = []
+    rankup.fit(net(), clusters(), QUICK, seed=0, on_epoch=lambda _, point: kept.append(point))
+    kept = pickle.loads(pickle.dumps(kept))  # as they are kept on disk
+    network = net()
+    with pytest.raises(CheckpointError, match=f"the checkpoint {why}"):
+        rankup.fit(network, clusters(name), recipe, seed=seed, resume=kept[3])
+    assert network.tasks == []
+    rankup.fit(network, clusters(), QUICK, seed=0, resume=kept[3])
 
 
 def test_a_diverging_task_is_abandoned_and_said_so() -> None:

@@ -98,6 +98,23 @@ def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
     assert other.config.recipe["lr"] == 0.5
 
 
+def test_epochs_of_the_trials_go_with_what_they_chose(request_: Request, tmp_path: Path) -> None:
+    outcome(request_, tmp_path / "tune")
+    asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
+    (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
+    assert seed.config.recipe["epochs"] == 8
+    (other,) = Launch(replace(asked, recipe_options={"epochs": 3})).of("rank", {}, {0: tmp_path})
+    assert other.config.recipe["epochs"] == 3
+
+
+def test_trials_that_run_at_once_have_a_thread_each(request_: Request, tmp_path: Path) -> None:
+    asked = replace(request_, threads=None)
+    tuning = Tuning(Launch(asked, at_once=3), {"rank": TRIED}, tmp_path)
+    assert [seed.config.threads for seed in tuning._all("rank")] == [1, 1, 1]
+    # Their processes make their streams themselves.
+    assert all(seed.made is None for seed in tuning._all("rank"))
+
+
 def test_test_data_is_not_looked_at(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
     return (
         bool(layers)
         and not has_hooks(net.body)
+        and feed.x.dtype != torch.int64
         and feed.x[0].numel() == layers[0].in_features
         and not any(
             layer.base_weight is not None

@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Container
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rankup.errors import RankupError, TaskStateError
@@ -53,11 +55,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
+def inputs(x: Any, dtype: torch.dtype) -> None:
+    if isinstance(x, Tensor) and x.dtype is torch.uint8:
+        raise RankupError(
+            f"inputs are torch.uint8, the network computes in {dtype}: give it "
+            "rankup.data.to_float(x)"
+        )
+    if isinstance(x, np.ndarray):
+        raise RankupError("inputs are a NumPy array, expected a tensor: torch.from_numpy(x)")
+
+
 def batch(given: Any) -> Tensor:
     if not isinstance(given, Tensor):
         raise TaskStateError(
             f"calibrate must give batches of input tensors, got a {type(given).__name__}"
         )
+    if not len(given):
+        raise TaskStateError("calibrate must give batches with samples, got one without")
     return given
 
 

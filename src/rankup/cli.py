@@ -93,10 +93,13 @@ def run(
     from rankup.methods.rank import warn_if_capped
     from rankup.progress import SeedBars, bars, note
     from rankup.replicas import run_seeds
+    from rankup.report.runs import CONFIG
     from rankup.run import setting_of
 
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
+    if seeds > 1 and (root / CONFIG).exists():
+        raise RankupError(f"{root} holds a run already, of one seed: name another with --out")
     launch = Launch(request)
     folders = {own: root / f"seed-{own}" if seeds > 1 else root for own in launch.seeds}
     asked = launch.of(method, method_options, folders)
@@ -132,12 +135,13 @@ def _show(paths: list[Path], page: Path) -> None:
     """Print the table of one run or of several, and write their page."""
     from rich.console import Console
 
+    from rankup.progress import tell
     from rankup.report import comparison_table, read_run, run_table, write_report
 
     runs = [read_run(path) for path in paths]
     console = Console()
     console.print(run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
-    console.print(f"A page with plots: {write_report(runs, page)}", soft_wrap=True)
+    tell(console, f"A page with plots: {write_report(runs, page)}")
 
 
 @app.command()
@@ -173,30 +177,38 @@ def _runs(folder: Path) -> list[Path]:
 def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run's.")]) -> None:
     """Say what a network is made of: its tasks, its layers, what it stores."""
     from rich.console import Console
+    from rich.text import Text
 
     from rankup.manifest import Manifest
-    from rankup.size import stored_by_task
+    from rankup.progress import tell
+    from rankup.size import kept_from_module, stored_by_task
     from rankup.specs import FactoredSpec
 
     manifest = Manifest.read(_network(path))
     console = Console()
     rank = manifest.growth.rank
-    console.print(f"{manifest.model['model'] or manifest.model['class']}, {rank}", soft_wrap=True)
+    tell(console, f"{manifest.model['model'] or manifest.model['class']}, {rank}")
     layers = _right_aligned("layer", "outputs", "inputs", "seeded", "first", "step")
     for spec in manifest.specs:
         if isinstance(spec, FactoredSpec):
             numbers = (spec.outputs, spec.inputs, spec.rank.seeded, spec.rank.first, spec.rank.step)
-            layers.add_row(spec.name, *map(str, numbers))
+            layers.add_row(Text(spec.name), *map(str, numbers))
     console.print(layers)
     tasks = _right_aligned("task", "classes", "numbers stored", "bytes of file")
     counts = stored_by_task(manifest.specs, [task.classes for task, _ in manifest.tasks])
     for (task, file), count in zip(manifest.tasks, counts, strict=True):
-        tasks.add_row(task.name, str(task.classes), f"{count:,}", f"{file.size:,}")
+        tasks.add_row(Text(task.name), str(task.classes), f"{count:,}", f"{file.size:,}")
+    if base := manifest.base:
+        kept = kept_from_module(manifest.specs)
+        tasks.add_row("of the module", "", f"{kept:,}", f"{base.size:,}")
+        counts = [*counts, kept]
     console.print(tasks)
     form = "" if manifest.growth.store == "full" else f" as {manifest.growth.store}"
-    size = sum(file.size for _, file in manifest.tasks)
+    size = sum(file.size for _, file in manifest.tasks) + (base.size if base else 0)
+    number = len(manifest.tasks)
     console.print(
-        f"{len(counts)} tasks, {sum(counts):,} numbers stored{form} in {size:,} bytes of files"
+        f"{number} task{'s' if number != 1 else ''}, {sum(counts):,} numbers stored{form} in "
+        f"{size:,} bytes of files"
     )
 
 

@@ -70,6 +70,7 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     """Print the table of a comparison, and write its page and files."""
     from rich.console import Console
 
+    from rankup.progress import tell
     from rankup.report import methods_table, read_comparison, write_comparison
     from rankup.report.comparison_text import failures
 
@@ -77,6 +78,6 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     console = Console()
     console.print(methods_table(comparison))
     for failure in failures(comparison):
-        console.print(failure, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"A page with plots: {write_comparison(comparison, page)}", soft_wrap=True)
+        tell(console, failure)
+    tell(console, f"A page with plots: {write_comparison(comparison, page)}")
     return comparison

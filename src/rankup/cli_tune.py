@@ -52,7 +52,7 @@ def tune(
 
     from rankup.compare import failure_in_one_line, release
     from rankup.launch import Launch
-    from rankup.progress import bars, note
+    from rankup.progress import bars, note, tell
     from rankup.tuning import FIRST_SEED, Tuning
 
     root = out or request.folder("tune")
@@ -79,7 +79,7 @@ def tune(
             shown.console.print(_table(outcome))
     if failed:
         raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {', '.join(failed)}")
-    Console().print(f"Chosen settings are in {root}: use them with --recipe {root}", soft_wrap=True)
+    tell(Console(), f"Chosen settings are in {root}: use them with --recipe {root}")
 
 
 def _table(outcome: "Outcome") -> "Table":

@@ -143,7 +143,7 @@ class Feed:
         return 1 / 255 if self.recipe.pixels == "unit" else 1.0
 
     def scaled(self, x: Tensor) -> Tensor:
-        return scaled(x.to(self.dtype), self.recipe)
+        return scaled(x.to(self.dtype), self.recipe) if x.is_floating_point() else x
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.chunk(x)

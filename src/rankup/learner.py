@@ -146,7 +146,8 @@ class RankLearner(ModuleLearner):
         super().__init__(net.body, feed, len(net.tasks))
         # In lists, because a module that is an attribute has its tensors listed a second time.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
-        first = [] if has_hooks(net.body) else first  # they may change what it reads
+        if has_hooks(net.body) or feed.x.dtype == torch.int64:
+            first = []  # that may not read the inputs as they are
         self._first = [part for part in first if isinstance(part, FactoredLinear)]
         self._factored = {
             f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)

@@ -114,6 +114,7 @@ class IncrementalNet(nn.Module):
             dense.DenseParts(self.plan.dense, self.body),
         ]
         self._tasks: list[KnownTask] = []
+        self.edition = 0  # grows whenever other tensors are loaded into it
         self._index: dict[str, int] = {}
         self._learning: KnownTask | None = None
         self._audited: set[torch.Size] = set()
@@ -213,11 +214,7 @@ class IncrementalNet(nn.Module):
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
         given as a tensor of indices; `options` go to the module."""
-        if isinstance(x, Tensor) and x.dtype is torch.uint8:
-            raise RankupError(
-                f"inputs are torch.uint8, the network computes in {self.dtype}: give it "
-                "rankup.data.to_float(x)"
-            )
+        checks.inputs(x, self.dtype)
         if isinstance(task, Tensor) and task.dim():
             return self._mixed(x, task, options)
         with active(self._one_task(task)):
@@ -250,6 +247,10 @@ class IncrementalNet(nn.Module):
 
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.edition += 1
 
     def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
         made: TaskLayer
@@ -360,9 +361,9 @@ class IncrementalNet(nn.Module):
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
         indices = tasks.to(x.device if isinstance(x, Tensor) else self.device, torch.long)
         capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not len(tasks) or capturing or torch.compiler.is_compiling():
+        if not len(tasks) or capturing:
             return indices, None
-        if tasks.is_cuda and indices.is_cuda and self._tasks:
+        if tasks.is_cuda and indices.is_cuda and self._tasks and not torch.compiler.is_compiling():
             return indices.clamp(0, len(self._tasks) - 1), HostCopy.of(indices)
         self._refuse_unknown(tasks)
         return indices, None

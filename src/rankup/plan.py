@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from rankup.errors import RankupError
@@ -35,6 +36,7 @@ _NORMS: dict[type[nn.Module], Literal["batch1d", "batch2d", "layer", "group"]] =
     nn.GroupNorm: "group",
 }
 _WEIGHTED = (nn.Linear, nn.Conv2d)
+_UNINITIALISED = "not initialised yet"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -244,7 +246,8 @@ class _Planner:
             for name, part in self.modules.items()
             if any(isinstance(part, kind) for kind in _NORMS)
             and not self._excluded(name)
-            and any(True for _ in _tensors([("", part)]))
+            # One without tensors is the same for all tasks, unless it looks at the whole batch.
+            and (isinstance(part, _BatchNorm) or any(True for _ in _tensors([("", part)])))
         ]
 
     def _refuse_what_cannot_be(self, replaced: set[str]) -> None:
@@ -266,6 +269,12 @@ class _Planner:
                     own = f"{name}.{key}".lstrip(".")
                     if parameter is not None and not self._excluded(own):
                         problems[own] = "a parameter of its own"
+        if _UNINITIALISED in problems.values():
+            lazy = [name for name, reason in problems.items() if reason == _UNINITIALISED]
+            raise RankupError(
+                f"layers of the module are not initialised yet ({', '.join(lazy)}): run it once on "
+                "an input"
+            )
         if problems:
             listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
             raise RankupError(
@@ -280,7 +289,7 @@ class _Planner:
         if type(part).forward is not kind.forward or set(part._parameters) != {"weight", "bias"}:
             return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
         if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
-            return "not initialised yet: run the module once"
+            return _UNINITIALISED
         if isinstance(part, nn.Conv2d) and part.groups != 1:
             return f"a grouped convolution, groups={part.groups}"
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
@@ -47,6 +48,11 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
 def note(bars: "Bars", text: str) -> None:
     """Say something above the bars."""
     bars.console.print(f"rankup: {text}", soft_wrap=True, markup=False, highlight=False)
+
+
+def tell(console: "Console", text: str) -> None:
+    """Say something in a line, as it is: a path may look like markup."""
+    console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 class SeedBars:

@@ -163,7 +163,8 @@ def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[s
     for pattern, matched in layers.items():
         if not matched:
             raise RankupError(
-                f"the rank rule {pattern!r} applies to no layer of {', '.join(names)}"
+                f"the rank rule {pattern!r} applies to no layer of {', '.join(names)} that no rule "
+                "before it applies to"
             )
     return [(rule[pattern], matched) for pattern, matched in layers.items()]
 

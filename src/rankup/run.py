@@ -253,11 +253,14 @@ def parse_rank(rank: str, seeded: str | None) -> Rank:
     """
     try:
         first, step = rank.split(",")
+        if ("." in first) != ("." in step) and float(first) and float(step):
+            raise ValueError("a share and a number")
         amounts = (float(first), float(step)) if "." in rank else (int(first), int(step))
         entries = [e if e.endswith("x") else int(e) for e in seeded.split(",")] if seeded else [0]
     except ValueError:
         raise RankupError(
-            f"rank is written as 11,1 or 0.1,0.02 and seeded as 256, 4x or 1536,768; got "
+            f"rank is written as 11,1 or 0.1,0.02, both as numbers or both as shares, and seeded "
+            f"as 256, 4x or 1536,768; got "
             f"rank {rank!r} and seeded {seeded!r}"
         ) from None
     spec = entries[0] if len(entries) == 1 else entries

@@ -47,7 +47,7 @@ def settings_for(
         warnings.warn(
             f"{recipe} has no settings for {method}{variant}, which has its defaults", stacklevel=2
         )
-    tuned = _read(path, method)
+    tuned = _read(path, method, with_epochs=recipe != "default")
     return Settings(own | dict(tuned.recipe), tuned.options)
 
 
@@ -95,10 +95,17 @@ def base_recipe(recipe: str) -> str:
     return "default"
 
 
-def _read(path: Path, method: str) -> Settings:
-    """What was chosen; nothing where nothing was tuned."""
+def _read(path: Path, method: str, with_epochs: bool) -> Settings:
+    """What was chosen; nothing where nothing was tuned.
+
+    Args:
+        with_epochs: as many as in the trials, too. What comes with this project is also used with
+            more of them.
+    """
     try:
-        chosen = apart(json.loads(path.read_bytes())["chosen"])
+        found = json.loads(path.read_bytes())
+        epochs = {"epochs": found["epochs"]} if with_epochs and "epochs" in found else {}
+        chosen = apart(epochs | found["chosen"])
         Recipe(**chosen.recipe)
         method_options(method, chosen.options)
     except FileNotFoundError:

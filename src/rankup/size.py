@@ -98,6 +98,11 @@ def _numel(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
+def kept_from_module(specs: Sequence[Spec]) -> int:
+    """How many numbers a network stores of the module that it was grown from with `base="keep"`."""
+    return sum(math.prod(shape) for spec in specs for shape in spec.base_shapes().values())
+
+
 def stored_by_task(specs: Sequence[Spec], classes: Sequence[int]) -> list[int]:
     """How many numbers each task of a network stores, from its description alone."""
     return [

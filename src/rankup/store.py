@@ -11,6 +11,7 @@ atomically, so that a crash at any moment leaves a whole network. Nothing is eve
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,7 +38,8 @@ _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds to wait for another process to finish its save
 
 # What a committed task is on disk never changes, so it is worked out once for each network.
-_known_files: "WeakKeyDictionary[IncrementalNet, dict[str, File]]" = WeakKeyDictionary()
+# Other tensors make another edition of it.
+_known_files: "WeakKeyDictionary[IncrementalNet, tuple[int, dict[str, File]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Verification:
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(self.problems)
-        return f"{self.path} is whole: {len(self.tasks)} tasks, every file as it was written"
+        tasks = f"{len(self.tasks)} task{'s' if len(self.tasks) != 1 else ''}"
+        return f"{self.path} is whole: {tasks}, every file as it was written"
 
 
 def save(net: IncrementalNet, path: StrPath) -> None:
@@ -78,10 +81,11 @@ def save(net: IncrementalNet, path: StrPath) -> None:
 
 
 def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
-    """Load a network, checking every file's hash.
+    """Load a network to answer with, in evaluation mode, checking every file's hash.
 
-    A network that was grown from a module of your own needs one of the same architecture, whose
-    weights do not matter: nothing in the folder is executed.
+    A network that was grown from a module of your own needs one that computes the same, but for its
+    weights, which do not matter: nothing in the folder is executed. Buffers that do not belong to
+    the module's state (`persistent=False`) are the module's own.
     """
     folder = Path(path)
     manifest = Manifest.read(folder)
@@ -91,8 +95,8 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     for index, (task, _) in enumerate(manifest.tasks):
         read = _read_task(folder, manifest, index)
         net.append_task(task, [{k: t.to(net.device) for k, t in part.items()} for part in read])
-    _known_files[net] = {file.file: file for _, file in manifest.tasks}
-    return net
+    _known_files[net] = net.edition, {file.file: file for _, file in manifest.tasks}
+    return net.eval()
 
 
 def verify(path: StrPath) -> Verification:
@@ -118,7 +122,10 @@ def verify(path: StrPath) -> Verification:
 
 
 def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
-    known = _known_files.setdefault(net, {})
+    edition, known = _known_files.get(net, (net.edition, {}))
+    if edition != net.edition:
+        known = {}
+    _known_files[net] = net.edition, known
     contents = _contents(net)
     written: dict[str, bytes] = {}
     for name, content in contents.items():
@@ -217,6 +224,9 @@ def _network_without_tasks(
         differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
         where = ", ".join(sorted({name for name, _ in differing}))
         raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
+    own = type(module).__name__
+    if (given := manifest.model.get("class", own)) != own:
+        warnings.warn(f"{folder} was grown from a {given}, the module is a {own}", stacklevel=3)
     return net
 
 

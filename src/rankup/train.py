@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +55,14 @@ class CheckpointError(RankupError):
     """A checkpoint is of another task, network or recipe; nothing was changed."""
 
 
+class Learning(NamedTuple):
+    """What is being learned, and how."""
+
+    task: str
+    seed: int
+    recipe: Recipe
+
+
 class Checkpoint:
     """All it takes to go on after an epoch.
 
@@ -62,10 +70,13 @@ class Checkpoint:
         epoch: epochs done.
         state: tensors by name, or where they are to be copied from when somebody asks for them:
             copying takes time, and steps change them.
+        of: what was being learned, where it is known: another one does not go on from here.
     """
 
-    def __init__(self, epoch: int, state: Tensors | Callable[[], Tensors]) -> None:
-        self.epoch, self._state = epoch, state
+    def __init__(
+        self, epoch: int, state: Tensors | Callable[[], Tensors], of: Learning | None = None
+    ) -> None:
+        self.epoch, self._state, self.of = epoch, state, of
 
     @property
     def state(self) -> Tensors:
@@ -74,8 +85,8 @@ class Checkpoint:
             self._state = {name: t.detach().to("cpu", copy=True) for name, t in live.items()}
         return self._state
 
-    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors]]:
-        return Checkpoint, (self.epoch, self.state)
+    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Learning | None]]:
+        return Checkpoint, (self.epoch, self.state, self.of)
 
 
 OnEpoch = Callable[[Epoch, Checkpoint], None]
@@ -164,7 +175,7 @@ def _train(
     as if nothing had happened."""
     epochs, index = pupils[0].recipe.epochs, pupils[0].learned
     feeds = [learner.feed for learner in steps.learners]
-    first = _resumed(steps, resume, epochs)
+    first = _resumed(pupils, steps, resume, epochs)
     length = feeds[0].steps
     peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
     steps_in_all = epochs * length
@@ -187,15 +198,20 @@ def _train(
                 )
             elif (tell := on_epoch[number]) is not None:
                 look = _look(pupils[number], steps, feeds[number])
-                _tell(tell, Epoch(epoch + 1, epochs, total / length, look), steps, number)
+                done = Epoch(epoch + 1, epochs, total / length, look)
+                _tell(tell, done, steps, number, _learning(pupils[number], feeds[number]))
         if all(failures):
             break
     steps.keep()
     return failures
 
 
-def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int) -> None:
-    checkpoint = Checkpoint(done.number, lambda: steps.state(number))
+def _learning(pupil: Pupil, feed: Feed) -> Learning:
+    return Learning(feed.task.name, pupil.seed, pupil.recipe)
+
+
+def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int, of: Learning) -> None:
+    checkpoint = Checkpoint(done.number, lambda: steps.state(number), of)
     kept = weakref.ref(checkpoint)
     try:
         tell(done, checkpoint)
@@ -207,15 +223,28 @@ def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int) -> None:
             _ = held.state
 
 
-def _resumed(steps: Steps, resume: Sequence[Checkpoint | None], epochs: int) -> int:
+def _resumed(
+    pupils: Sequence[Pupil], steps: Steps, resume: Sequence[Checkpoint | None], epochs: int
+) -> int:
     """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
     if len({point.epoch if point else 0 for point in resume}) > 1:
         return 0
     for number, point in enumerate(resume):
         if point is not None:
+            _refuse_other(point, _learning(pupils[number], steps.learners[number].feed))
             _refuse_misfit(point, steps.state(number), epochs)
             steps.resume(number, point.state)
     return resume[0].epoch if resume[0] else 0
+
+
+def _refuse_other(checkpoint: Checkpoint, here: Learning) -> None:
+    there = checkpoint.of
+    if there is None or there == here:
+        return
+    for what, given, wanted in (("task", there.task, here.task), ("seed", there.seed, here.seed)):
+        if given != wanted:
+            raise CheckpointError(f"the checkpoint is of {what} {given!r}, this is {wanted!r}")
+    raise CheckpointError("the checkpoint was made with another recipe")
 
 
 def _refuse_misfit(checkpoint: Checkpoint, wanted: Tensors, epochs: int) -> None:

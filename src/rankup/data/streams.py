@@ -44,6 +44,8 @@ STREAMS = {
 
 # `split:PATH` is a stream of a data set of one's own.
 OWN = "split:"
+_MOST_TASKS = 10_000  # nobody learns more, but a slip of the finger may ask for them
+
 OWN_DESCRIPTION = "a data set of your own, its classes divided among --tasks tasks"
 
 
@@ -95,6 +97,8 @@ def make_stream(
         raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise DataError(f"tasks must be a whole number of at least 1, got {count!r}")
+    if count > _MOST_TASKS:
+        raise DataError(f"tasks must be at most {_MOST_TASKS:,}, got {count:,}")
 
     from rankup.data.sources import load_source
 

@@ -23,7 +23,7 @@ class Task:
 
     name: str
     classes: int
-    train_x: Tensor  # uint8 or floating point: [N, C, H, W] or [N, D]
+    train_x: Tensor  # uint8 (0 … 255 for 0 … 1), floating point, or int64 (indices, as of tokens)
     train_y: Tensor  # int64 [N]
     test_x: Tensor
     test_y: Tensor
@@ -70,10 +70,11 @@ class Task:
                 raise DataError(
                     f"{task}: {part} {what} must be a tensor, got {type(given).__name__}"
                 )
-        if x.dim() < 2 or (x.dtype != torch.uint8 and not x.is_floating_point()):
+        whole = x.dtype in (torch.uint8, torch.int64)
+        if x.dim() < 2 or not (whole or x.is_floating_point()):
             raise DataError(
-                f"{task}: {part} inputs are {x.dtype} {list(x.shape)}, expected uint8 or floating "
-                "point of shape [N, C, H, W] or [N, D]"
+                f"{task}: {part} inputs are {x.dtype} {list(x.shape)}, expected uint8, floating "
+                "point or, as indices, int64 of shape [N, C, H, W] or [N, D]"
             )
         if y.dtype != torch.int64 or y.dim() != 1:
             raise DataError(

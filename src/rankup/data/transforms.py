@@ -177,7 +177,9 @@ def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augme
 
 
 def to_float(x: Tensor) -> Tensor:
-    """Bytes 0 … 255 to float32 0 … 1; floats as they are, in float32."""
+    """Bytes 0 … 255 to float32 0 … 1; floats as they are, in float32; indices, int64, stay."""
+    if x.dtype == torch.int64:
+        return x
     # One operation, since bytes times a fraction are floats; dividing takes twice as long.
     return x.mul(1 / 255) if x.dtype == torch.uint8 else x.to(torch.float32)
 

@@ -128,15 +128,20 @@ class TaskLayer(nn.Module, ABC):
         if task is None:
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called by itself: call the network, which says for "
-                "which task"
+                "which task (activation checkpointing, which runs layers again by themselves, does "
+                "not go with it)"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
             raise RankupError(
                 f"layer {self.spec.name!r} got {len(x)} rows for a mixed batch of {len(task)} "
-                "samples, because the module folds other dimensions into the batch: run each task "
-                "by itself"
+                "tasks: give one for each sample, or, where the module folds other dimensions into "
+                "the batch, run each task by itself"
             )
         return task
+
+    def _check_dtype(self, x: Tensor) -> None:
+        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise RankupError(f"layer {self.spec.name!r} computes in {self.dtype}, got {x.dtype}")
 
     def _refuse_shape(self, x: Tensor, expected: str) -> None:
         raise RankupError(

@@ -51,6 +51,7 @@ class FactoredConv2d(FactoredLayer):
     def _check(self, x: Tensor) -> None:
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             self._refuse_shape(x, f"[batch, {self.in_channels} channels, height, width]")
+        self._check_dtype(x)
 
     def _positions(self, x: Tensor) -> int:
         height, width = self.conv.stride

@@ -73,6 +73,12 @@ class FactoredLayer(TaskLayer):
             return self._mixed(x, task)
         return self._learning(x) if task == self.count else self._plain(x, task)
 
+    def extra_repr(self) -> str:
+        spec = self.spec
+        conv = f", kernel={spec.conv.kernel_size}, stride={spec.conv.stride}" if spec.conv else ""
+        of = f"in={spec.inputs}, out={spec.outputs}, bias={spec.bias}{conv}"
+        return f"{of}, factors={len(self.U)}"
+
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         tables = self._tables()
         tasks_known, rank = tables.S.shape

@@ -72,6 +72,9 @@ class FactoredLinear(FactoredLayer):
     def _check(self, x: Tensor) -> None:
         if x.shape[-1] != self.in_features:
             self._refuse_shape(x, f"{self.in_features} features in the last dimension")
+        if x.dim() < 2:
+            self._refuse_shape(x, f"[samples, …, {self.in_features} features]")
+        self._check_dtype(x)
 
     def _positions(self, x: Tensor) -> int:
         return x.numel() // self.in_features

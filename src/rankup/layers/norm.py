@@ -51,6 +51,12 @@ class TaskNorm(TaskLayer):
             x, self._parameters.get("new_weight"), self._parameters.get("new_bias")
         )
 
+    def extra_repr(self) -> str:
+        spec = self.spec
+        return (
+            f"{spec.over}, {'×'.join(map(str, spec.shape))}, weight={spec.weight}, bias={spec.bias}"
+        )
+
     def start(self, classes: int, start: Start) -> Tensors:
         if self.spec.shared and self.count:
             return {}

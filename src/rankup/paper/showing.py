@@ -10,6 +10,7 @@ from rankup.errors import RankupError
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
+from rankup.progress import tell
 from rankup.report.theme import DARK, LIGHT
 from rankup.store import write_file
 
@@ -34,14 +35,14 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
                 ) from error
             for each in written:
                 path = results.root / PICTURES / f"{each}.png"
-                console.print(f"{part.title}: {path}", soft_wrap=True)
+                tell(console, f"{part.title}: {path}")
             if not written:
                 console.print(f"{part.title}: nothing was run that it shows")
             continue
         for table in rich_tables(part, results):
             console.print(table)
         if part.differs:
-            console.print(part.differs, soft_wrap=True, highlight=False)
+            tell(console, part.differs)
 
 
 def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path) -> None:
