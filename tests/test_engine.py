@@ -469,6 +469,23 @@ def test_the_same_seed_gives_the_same_numbers_twice(net: str) -> None:
     assert torch.equal(*answers)
 
 
+def test_a_captured_graph_serves_no_other_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Captured:
+        def __init__(self, form: str, learners: object, signature: object) -> None:
+            self.signature = signature
+
+        def start(self, learners: object) -> None: ...
+
+    monkeypatch.setattr("rankup.engine.Graph", Captured)
+    monkeypatch.setattr(Engine, "_form", lambda self, learners: "branches")
+    (learner,) = learners(RankLearner)
+    engine = Engine()
+    first = engine.start([learner])
+    assert engine.start([learner]) is first
+    learner.feed.recipe = replace(RECIPE, weight_decay=0.5)
+    assert engine.start([learner]) is not first
+
+
 @pytest.mark.parametrize("working", [["branches"], []])
 def test_what_cannot_be_captured_falls_back_a_gear_at_a_time_and_it_is_said_once(
     working: list[str], monkeypatch: pytest.MonkeyPatch

@@ -81,6 +81,14 @@ def test_a_task_does_not_depend_on_those_before_it(size: str, net: str) -> None:
     assert torch.equal(answers(method, tasks[2], 1), found[0])
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_each_network_has_a_seed_of_its_own(size: str) -> None:
+    method = make(size, [blobs(64)] * 3)
+    own = [method._own_setting(index) for index in range(3)]
+    assert len({setting.seed for setting in own}) == 3
+    assert all(setting.growth.seed == setting.seed for setting in own)
+
+
 def test_networks_of_low_rank_have_that_rank_and_nothing_in_common() -> None:
     stream = make_stream("p-digits", tasks=3)
     method = make("2", stream.tasks)

@@ -282,6 +282,16 @@ def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
     assert network.tasks == ["good"]
 
 
+def test_a_little_better_than_guessing_is_not_learned() -> None:
+    """One label in ten can be known, which on 100 samples is no more than one standard error."""
+    y = torch.arange(100) % 2
+    x = torch.zeros(100, 12)
+    x[:4] = torch.eye(12)[y[:4]]  # right without fail, all others a guess: 52 %
+    task = rankup.Task("hardly", 2, x, y, x, y)
+    with pytest.raises(rankup.TaskFailed, match="'hardly' was not learned: 5[0-9].0%"):
+        rankup.fit(net(), task, QUICK)
+
+
 def test_data_sorted_by_class_is_judged_by_all_its_classes() -> None:
     task = clusters("sorted")
     order = task.train_y.argsort()

@@ -108,6 +108,7 @@ def test_epochs_of_the_trials_go_with_what_they_chose(request_: Request, tmp_pat
 
 
 def test_trials_that_run_at_once_have_a_thread_each(request_: Request, tmp_path: Path) -> None:
+    torch.set_num_threads(2)
     asked = replace(request_, threads=None)
     tuning = Tuning(Launch(asked, at_once=3), {"rank": TRIED}, tmp_path)
     assert [seed.config.threads for seed in tuning._all("rank")] == [1, 1, 1]
@@ -148,6 +149,8 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
     answer = CliRunner().invoke(app, [*words.split(), "--device", "cpu"])
     assert isinstance(answer.exception, rankup.RankupError)
     assert str(answer.exception) == "1 of 2 methods failed: finetune"
+    # Seeds that no other command uses unless told.
+    assert json.loads((tmp_path / "rank.json").read_text())["seeds"] == [1000]
     assert "all 1 trials of finetune failed" in answer.output
     assert not (tmp_path / "finetune.json").exists()
     assert json.loads((tmp_path / "rank.json").read_text())["chosen"] == {"lr": 2e-2}

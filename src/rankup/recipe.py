@@ -13,7 +13,7 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-def _check_type(name: str, kind: Any, value: Any) -> None:
+def check_type(name: str, kind: Any, value: Any) -> None:
     """Refuse what is no value of a field's type; True and False are no numbers."""
     is_bool = isinstance(value, bool)
     if kind is int and (is_bool or not isinstance(value, Integral)):
@@ -23,7 +23,9 @@ def _check_type(name: str, kind: Any, value: Any) -> None:
     if kind is bool and not is_bool:
         raise RankupError(f"{name} must be True or False, got {value!r}")
     if get_origin(kind) is Literal and value not in get_args(kind):
-        raise RankupError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        raise RankupError(
+            f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {value!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            _check_type(item.name, item.type, getattr(self, item.name))
+            check_type(item.name, item.type, getattr(self, item.name))
         for name, least in (("epochs", 1), ("batch", 1), ("crop", 0)):
             if getattr(self, name) < least:
                 raise RankupError(f"{name} must be at least {least}, got {getattr(self, name)}")

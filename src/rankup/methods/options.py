@@ -2,9 +2,10 @@
 command line shows them before anything heavy is loaded."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from rankup.errors import RankupError
+from rankup.recipe import check_type
 
 
 def option(
@@ -28,6 +29,7 @@ class Options:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
+            check_type(item.name, item.type, value)
             least, above, most = (item.metadata[key] for key in ("least", "above", "most"))
             if least is not None and not value >= least:
                 raise RankupError(f"{item.name} must be at least {least}, got {value}")
@@ -35,9 +37,6 @@ class Options:
                 raise RankupError(f"{item.name} must be more than {above}, got {value}")
             if most is not None and not value <= most:
                 raise RankupError(f"{item.name} must be at most {most}, got {value}")
-            if get_origin(item.type) is Literal and value not in get_args(item.type):
-                known = ", ".join(map(str, get_args(item.type)))
-                raise RankupError(f"{item.name} must be one of {known}, got {value!r}")
 
 
 @dataclass(frozen=True)

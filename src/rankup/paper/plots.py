@@ -29,7 +29,6 @@ class Figure:
     title: str
     panels: Mapping[str, Lines]
     draw: Callable[[str, Lines, Results, Theme], Drawing]
-    differs: str = ""
 
     def cells(self) -> list[Cell]:
         return list(dict.fromkeys(own for lines in self.panels.values() for own in lines.values()))

@@ -50,8 +50,6 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
     text = ["# Results", "", _INTRODUCTION, "", *_machines(parts, results)]
     for name, part in parts.items():
         text += ["", f"## {part.title}", "", f"`rankup paper {name}`"]
-        if part.differs:
-            text += ["", part.differs]
         if isinstance(part, Figure):
             for each in part.write(name, results, page.parent / page.stem):
                 light, dark = (f"{page.stem}/{each}{theme.suffix}.png" for theme in (LIGHT, DARK))
@@ -61,6 +59,7 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
                     f'<img alt="{part.title}" src="{light}"></picture>',
                 ]
         else:
+            text += ["", part.differs] if part.differs else []
             text += ["", markdown(part, results, page)]
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

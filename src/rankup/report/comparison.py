@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.report.runs import CONFIG, Run, learned_in, read_config, read_run
+from rankup.report.runs import CONFIG, Run, read_config, read_lines, read_run
 from rankup.report.seeds import OverSeeds
 
 INDEX = "compare.json"
@@ -108,7 +108,7 @@ def seed_folder(path: Path, method: str, seed: int) -> Path:
 def read_entry(path: Path, index: Index, method: str) -> Entry:
     folders = [seed_folder(path, method, seed) for seed in index.seeds]
     begun = {f: read_config(f / CONFIG) for f in folders if (f / CONFIG).exists()}
-    runs = [read_run(f) for f, config in begun.items() if learned_in(f) == config.get("tasks")]
+    runs = [read_run(f) for f, config in begun.items() if len(read_lines(f)) == config.get("tasks")]
     return Entry(
         method=method,
         number=1 + list(index.methods).index(method),

@@ -103,11 +103,6 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     return _read_metrics(folder / METRICS)[0]
 
 
-def learned_in(folder: Path) -> int:
-    """How many tasks a run has learned."""
-    return len(read_lines(folder))
-
-
 def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
