@@ -7,11 +7,15 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+_SCHEME = sysconfig.get_default_scheme()
+
 
 @cache
 def is_available() -> bool:
     """Triton comes with torch where torch has GPUs to run on; it needs a compiler of C, and
     Python's own headers."""
     compilers = os.environ.get("CC", "gcc"), "clang"
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    return find_spec("triton") is not None and header.exists() and any(map(shutil.which, compilers))
+    # Debian has them where Python would have them elsewhere, too.
+    folders = (sysconfig.get_path("include", s) for s in (_SCHEME, "posix_prefix"))
+    headers = any(Path(folder, "Python.h").exists() for folder in folders)
+    return find_spec("triton") is not None and headers and any(map(shutil.which, compilers))
