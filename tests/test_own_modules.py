@@ -197,4 +197,5 @@ def test_what_a_layer_is_can_be_seen() -> None:
     assert "FactoredConv2d(in=27, out=4, bias=False, kernel=(3, 3), stride=(1, 1), factors=0)" in (
         shown
     )
+    assert "TaskHead(in=32, bias=True)" in shown
     assert "TaskNorm(batch2d, 4, weight=True, bias=True)" in shown

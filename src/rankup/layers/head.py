@@ -122,6 +122,9 @@ class TaskHead(TaskLayer):
     def in_features(self) -> int:
         return self.spec.inputs
 
+    def extra_repr(self) -> str:
+        return f"in={self.spec.inputs}, bias={self.spec.bias}"
+
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             self._refuse_shape(x, f"{self.in_features} features in the last dimension")
