@@ -69,6 +69,21 @@ def test_seeds_go_on_where_each_was_stopped(tmp_path: Path) -> None:
         assert outcome(stopped / f"{seed}") == outcome(whole / f"{seed}")
 
 
+def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    seed = asked(0, tmp_path / "run")
+    first = SeedRun(seed.config, stream_of(0), seed.out)
+    refused = []
+
+    def try_too(_: Progress) -> None:
+        with pytest.raises(rankup.RankupError, match="another process is at work in .*run: wait"):
+            run(seed.config, stream_of(0), seed.out, resume=True)
+        refused.append(True)
+
+    assert run_together([first], on_progress=try_too) == {}
+    assert refused
+    run(seed.config, stream_of(0), seed.out, resume=True)  # nobody is left in it
+
+
 def test_seeds_in_one_process_are_those_seeds_alone(tmp_path: Path) -> None:
     """As on a GPU, where they share a graph; here they take turns."""
     together = [

@@ -1,13 +1,19 @@
 """A run's folder: what was asked for, and a line for each task that was learned."""
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from rankup.errors import RankupError
 from rankup.report.runs import CONFIG, METRICS, read_config
 from rankup.store import write_file
+
+_LOCK = ".lock"
 
 
 class RunError(RankupError):
@@ -54,6 +60,21 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
             raise RunError(f"{out} holds other files: name a new folder with --out")
     except OSError as error:
         raise RunError(f"{out} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def working_in(folders: Iterable[Path]) -> Iterator[None]:
+    """Inside, no other process works in these folders of runs."""
+    with ExitStack() as held:
+        for out in folders:
+            try:
+                held.enter_context(filelock.FileLock(out / _LOCK, timeout=0))
+            except filelock.Timeout:
+                raise RunError(
+                    f"another process is at work in {out}: wait for it, or name another folder "
+                    "with --out"
+                ) from None
+        yield
 
 
 def write_config(config: RunConfig, out: Path) -> None:

@@ -26,7 +26,7 @@ from rankup.data.transforms import crop
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.folder import RunConfig, RunError, check_folder, write_config, write_lines
+from rankup.folder import RunConfig, RunError, check_folder, working_in, write_config, write_lines
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
@@ -84,12 +84,13 @@ def run_together(
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
     engine, failures = Engine(note, alike=alike), dict[Path, TaskFailed]()
     checkpoints = Checkpoints(note)
-    while going := [r for r in runs if not r.finished and r.out not in failures]:
-        # Runs that were stopped at different tasks catch up first.
-        next_task = min(len(r.lines) for r in going)
-        failures |= _learn_next(
-            [r for r in going if len(r.lines) == next_task], engine, checkpoints, on_progress
-        )
+    with working_in(r.out for r in runs if not r.finished):
+        while going := [r for r in runs if not r.finished and r.out not in failures]:
+            # Runs that were stopped at different tasks catch up first.
+            next_task = min(len(r.lines) for r in going)
+            failures |= _learn_next(
+                [r for r in going if len(r.lines) == next_task], engine, checkpoints, on_progress
+            )
     return failures
 
 
