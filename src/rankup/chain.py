@@ -21,7 +21,7 @@ from torch import Tensor
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, places, take_places
 from rankup.layers import FactoredLinear, TaskHead, Tensors, dense_is_cheaper
-from rankup.learner import MOST_BYTES, RankLearner, has_hooks
+from rankup.learner import MOST_BYTES, RankLearner, runs_as_traced
 from rankup.network import IncrementalNet
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -151,8 +151,7 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
     layers, task = chain_layers(net), len(net.tasks)
     return (
         bool(layers)
-        and not has_hooks(net.body)
-        and feed.x.dtype != torch.int64
+        and runs_as_traced(net.body, feed)
         and feed.x[0].numel() == layers[0].in_features
         and not any(
             layer.base_weight is not None

@@ -120,9 +120,11 @@ class ModuleLearner(Learner):
         }
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether more happens when the module runs than its layers say."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
+    """Whether layers are all that happens to what is fed: no hooks, and no indices, which a Linear
+    cannot take."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in body.modules())
+    return not hooked and feed.x.dtype != torch.int64
 
 
 def _convolves(part: nn.Module) -> bool:
@@ -146,7 +148,7 @@ class RankLearner(ModuleLearner):
         super().__init__(net.body, feed, len(net.tasks))
         # In lists, because a module that is an attribute has its tensors listed a second time.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
-        if has_hooks(net.body) or feed.x.dtype == torch.int64:
+        if not runs_as_traced(net.body, feed):
             first = []  # that may not read the inputs as they are
         self._first = [part for part in first if isinstance(part, FactoredLinear)]
         self._factored = {

@@ -47,7 +47,7 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
 
 def note(bars: "Bars", text: str) -> None:
     """Say something above the bars."""
-    bars.console.print(f"rankup: {text}", soft_wrap=True, markup=False, highlight=False)
+    tell(bars.console, f"rankup: {text}")
 
 
 def tell(console: "Console", text: str) -> None:
