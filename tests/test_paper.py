@@ -293,6 +293,7 @@ def little_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {name: PARTS[name] for name in ("accuracy", "figure-accuracy")}
     monkeypatch.setattr(paper, "PARTS", shown)
     monkeypatch.setattr("rankup.cli_paper.PARTS", shown)
+    monkeypatch.setattr("rankup.paper.overview.PARTS", shown)
 
 
 def asked(*words: str) -> str:

@@ -16,7 +16,6 @@ from rankup.paper import PARTS, part
 
 if TYPE_CHECKING:
     from rankup.paper.cells import Cell
-    from rankup.paper.results import Results
     from rankup.paper.running import Runner
 
 
@@ -67,7 +66,11 @@ def paper(
 
     found = Results(results)
     if name is None:
-        _overview(found)
+        from rich.console import Console
+
+        from rankup.paper.overview import overview
+
+        Console().print(overview(found))
         return
     if show and not results.is_dir():
         raise RankupError(f"there is no folder of results {results}: name it with --results")
@@ -150,23 +153,3 @@ def _reached(runner: "Runner", own: "Cell") -> str:
     measured = runner.results.of(own)
     assert measured is not None
     return f"accuracy {spread(measured.accuracy)} %"
-
-
-def _overview(results: "Results") -> None:
-    """What there is, how much of it is done, and the time that took."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from rankup.report.text import duration
-
-    table = Table("name", "what", box=box.SIMPLE_HEAD)
-    for heading in ("done", "of", "time"):
-        table.add_column(heading, justify="right")
-    for name, about in PARTS.items():
-        cells = part(name).cells()
-        measured = {own: found for own in cells if (found := results.of(own)) is not None}
-        whole = [own for own in measured if not results.missing(own)]
-        spent = sum(found.seconds * len(found.runs) for found in measured.values())
-        table.add_row(name, about.help, str(len(whole)), str(len(cells)), duration(spent))
-    Console().print(table)

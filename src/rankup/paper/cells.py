@@ -27,6 +27,11 @@ class Cell:
     tasks: int | None = None
     seeds: int = SEEDS
 
+    @property
+    def epochs(self) -> int:
+        found: int = dict(self.settings)["epochs"]
+        return found
+
     def known(self) -> dict[str, Any]:
         """All that tells its runs from others, but for the seed: also what a method is tuned to,
         which may change."""

@@ -81,4 +81,4 @@ def rows(stream: str, net: str = "mlp") -> dict[str, Cell]:
 
 
 def _epochs(own: Cell) -> str:
-    return f"{dict(own.settings)['epochs']} epochs"
+    return f"{own.epochs} epochs"

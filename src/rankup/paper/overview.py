@@ -1,0 +1,74 @@
+"""What has been run of each table and figure, what is left, and how long both take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankup.paper import PARTS, part
+from rankup.paper.cells import Cell
+from rankup.paper.results import Results
+from rankup.report.text import duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Pace = Mapping[tuple[str, str], float]  # seconds for a seed and an epoch, by stream and network
+
+
+class Share(NamedTuple):
+    """How much of some cells is done."""
+
+    done: int
+    of: int
+    spent: float  # seconds
+    left: float | None  # seconds, about; None where nothing like it has been run
+
+
+def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
+    missing = {own: len(results.missing(own)) for own in cells}
+    left: float | None = 0.0
+    for own, seeds in missing.items():
+        rate = pace.get((own.stream, own.net))
+        if seeds:
+            left = None if left is None or rate is None else left + seeds * own.epochs * rate
+    spent = sum(run.seconds for own in cells if (found := results.of(own)) for run in found.runs)
+    return Share(sum(not seeds for seeds in missing.values()), len(cells), spent, left)
+
+
+def pace_of(cells: Iterable[Cell], results: Results) -> Pace:
+    """By the median of what was run: some methods take several times as long as others."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for own in cells:
+        if found := results.of(own):
+            seconds = statistics.mean(run.seconds for run in found.runs)
+            rates.setdefault((own.stream, own.net), []).append(seconds / own.epochs)
+    return {case: statistics.median(found) for case, found in rates.items()}
+
+
+def overview(results: Results) -> Table:
+    """For the terminal: a line for each part, and one for all of them, in which what several parts
+    show counts once."""
+    from rich import box
+    from rich.table import Table
+
+    parts = {name: part(name).cells() for name in PARTS}
+    each_once = list(dict.fromkeys(own for cells in parts.values() for own in cells))
+    pace = pace_of(each_once, results)
+    table = Table("name", "what", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("done", "time", "left, about"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, cells in parts.items():
+        table.add_row(name, PARTS[name].help, *_said(share_of(cells, results, pace)))
+    table.add_section()
+    table.add_row("all", "each run counted once", *_said(share_of(each_once, results, pace)))
+    return table
+
+
+def _said(share: Share) -> tuple[str, str, str]:
+    spent, left = (
+        "?" if seconds is None else duration(seconds) if seconds else "–"
+        for seconds in (share.spent, share.left)
+    )
+    return f"{share.done} of {share.of}", spent, left
