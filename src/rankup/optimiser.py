@@ -10,7 +10,9 @@ from torch import Tensor
 
 from rankup.recipe import Recipe
 
-_PART = 4096
+# A GPU gives a tensor to a block of threads for every 65,536 numbers, so small ones are split to
+# occupy more of it; but one launch takes no more than 36 tensors.
+_LEAST, _LAUNCH = 4096, 36
 
 
 def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
@@ -98,10 +100,18 @@ class FlatAdam:
             tensor.zero_()
 
     def _split(self, tensor: Tensor) -> list[Tensor]:
-        # On a GPU the kernel gives a tensor to few blocks of threads, a list of parts to many.
         if tensor.device.type != "cuda":
             return [tensor]
-        return list(torch.split(tensor.view(-1), _PART))
+        return list(torch.split(tensor.view(-1), part_of(tensor.numel())))
+
+
+def part_of(numbers: int) -> int:
+    """How many of so many numbers are handed to a GPU together; a multiple of 32, as kernels want.
+
+    >>> part_of(100), part_of(150_000), part_of(5_400_000)
+    (4096, 4192, 150016)
+    """
+    return max(_LEAST, 32 * math.ceil(numbers / (32 * _LAUNCH)))
 
 
 class FlatSGD:
