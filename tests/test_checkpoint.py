@@ -12,13 +12,20 @@ import torch
 
 import rankup
 import rankup.checkpoint
-from rankup.checkpoint import CHECKPOINT, Checkpoints, read_checkpoint, write_checkpoint
+from rankup.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
 from rankup.data.streams import Stream, make_stream
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.run import SeedRun, run, run_together
 from rankup.steps import Eager
-from rankup.train import Checkpoint, CheckpointError, Epoch
+from rankup.train import Epoch
 from test_run import config_for, outcome
 from zoo import assert_same_bits, logits
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from little import after, cross_entropies, entry, gradient, little_stream, make
+from rankup.checkpoint import Checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.methods.base import Method
-from rankup.train import Checkpoint, Epoch
+from rankup.train import Epoch
 
 
 def watched(method: Method) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import rankup
+from rankup.checkpoint import Checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine
@@ -22,7 +23,7 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Steps
-from rankup.train import Checkpoint, Epoch, learn
+from rankup.train import Epoch, learn
 from replayed import Replayed
 from rivals import answers, same
 from zoo import GPU

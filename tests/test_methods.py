@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rankup
+from rankup.checkpoint import Checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.feed import Feed
 from rankup.methods import METHODS, method_class, method_options
@@ -19,7 +20,7 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.replicas import Seed, run_seeds
-from rankup.train import Checkpoint, Epoch, accuracy
+from rankup.train import Epoch, accuracy
 from test_run import config_for
 from zoo import GPU
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rankup
+from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import make_stream
 from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
@@ -18,7 +19,7 @@ from rankup.learner import RankLearner, loss_of
 from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
-from rankup.train import Checkpoint, CheckpointError, Epoch, NetPupil
+from rankup.train import Epoch, NetPupil
 from zoo import assert_same_bits, logits
 
 CPU = torch.device("cpu")

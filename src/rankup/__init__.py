@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankup import data, layers, models
+    from rankup.checkpoint import Checkpoint
     from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
     from rankup.network import IncrementalNet, grow
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from rankup.recipe import Recipe
     from rankup.size import Size
     from rankup.store import Verification, load, save, verify
-    from rankup.train import Checkpoint, TaskFailed, fit
+    from rankup.train import TaskFailed, fit
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Checkpoint": "rankup.train",
+    "Checkpoint": "rankup.checkpoint",
     "IncrementalNet": "rankup.network",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",

@@ -1,22 +1,92 @@
-"""The task that is being learned, in its run folder after a finished epoch: a run that was stopped
-goes on from there.
+"""The task that is being learned, after a finished epoch: whoever was stopped goes on from there.
 
-checkpoint.safetensors   what it takes, with the indices of the task and the epoch
+checkpoint.safetensors   what it takes in a run's folder, with the indices of the task and the epoch
 """
+
+from __future__ import annotations
 
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors
 import safetensors.torch
+from torch import Tensor
 
-from rankup.train import Checkpoint
+from rankup.errors import RankupError
+from rankup.layers import Tensors
+from rankup.recipe import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
 SHARE = 50  # checkpoints, and reports of progress, take at most one part in so many of the time
+
+
+class CheckpointError(RankupError):
+    """A checkpoint is of another task, network or recipe; nothing was changed."""
+
+
+class Learning(NamedTuple):
+    """What is being learned, and how."""
+
+    task: str
+    seed: int
+    recipe: Recipe
+
+
+class Checkpoint:
+    """All it takes to go on after an epoch.
+
+    Args:
+        epoch: epochs done.
+        state: tensors by name, or where they are to be copied from when somebody asks for them:
+            copying takes time, and steps change them.
+        of: what was being learned, where it is known: another one does not go on from here.
+    """
+
+    def __init__(
+        self, epoch: int, state: Tensors | Callable[[], Tensors], of: Learning | None = None
+    ) -> None:
+        self.epoch, self._state, self.of = epoch, state, of
+
+    @property
+    def state(self) -> Tensors:
+        if callable(self._state):
+            live = self._state()
+            self._state = {name: t.detach().to("cpu", copy=True) for name, t in live.items()}
+        return self._state
+
+    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Learning | None]]:
+        return Checkpoint, (self.epoch, self.state, self.of)
+
+    def refuse_other(self, here: Learning, wanted: Tensors) -> None:
+        """Raise where something else is to be learned, or where its state is of other tensors."""
+        if self.of is not None and self.of != here:
+            for what in ("task", "seed"):
+                given, own = getattr(self.of, what), getattr(here, what)
+                if given != own:
+                    raise CheckpointError(f"the checkpoint is of {what} {given!r}, this is {own!r}")
+            raise CheckpointError("the checkpoint was made with another recipe")
+        epochs = here.recipe.epochs
+        if not 0 < self.epoch <= epochs:
+            raise CheckpointError(
+                f"the checkpoint was made after epoch {self.epoch}, the recipe has {epochs}"
+            )
+        for name in {**wanted, **self.state}:
+            there, here_it_is = _kind_of(self.state.get(name)), _kind_of(wanted.get(name))
+            if there != here_it_is:
+                raise CheckpointError(
+                    f"the checkpoint was made with another network or optimiser: {name!r} is "
+                    f"{there} in it, here it is {here_it_is}"
+                )
+
+
+def _kind_of(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 class Checkpoints:

@@ -19,7 +19,14 @@ from torch import nn
 
 import rankup
 from rankup import models
-from rankup.checkpoint import CHECKPOINT, SHARE, Checkpoints, read_checkpoint
+from rankup.checkpoint import (
+    CHECKPOINT,
+    SHARE,
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    read_checkpoint,
+)
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import crop
@@ -34,7 +41,7 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.report.runs import METRICS, NET, read_lines
-from rankup.train import Checkpoint, CheckpointError, Epoch, OnEpoch, TaskFailed, accuracy, learn
+from rankup.train import Epoch, OnEpoch, TaskFailed, accuracy, learn
 
 _TELL = 0.5  # seconds between two reports of progress, at least
 

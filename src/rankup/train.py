@@ -7,17 +7,17 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from rankup import seeds
 from rankup.chain import ChainLearner, is_chain
+from rankup.checkpoint import Checkpoint, Learning
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.layers import Tensors
 from rankup.learner import ApartLearner, RankLearner
 from rankup.network import IncrementalNet
 from rankup.optimiser import rates
@@ -49,44 +49,6 @@ class Epoch:
     def accuracy(self) -> float:
         """On a sample of the training data; computed when asked for."""
         return self.look()
-
-
-class CheckpointError(RankupError):
-    """A checkpoint is of another task, network or recipe; nothing was changed."""
-
-
-class Learning(NamedTuple):
-    """What is being learned, and how."""
-
-    task: str
-    seed: int
-    recipe: Recipe
-
-
-class Checkpoint:
-    """All it takes to go on after an epoch.
-
-    Args:
-        epoch: epochs done.
-        state: tensors by name, or where they are to be copied from when somebody asks for them:
-            copying takes time, and steps change them.
-        of: what was being learned, where it is known: another one does not go on from here.
-    """
-
-    def __init__(
-        self, epoch: int, state: Tensors | Callable[[], Tensors], of: Learning | None = None
-    ) -> None:
-        self.epoch, self._state, self.of = epoch, state, of
-
-    @property
-    def state(self) -> Tensors:
-        if callable(self._state):
-            live = self._state()
-            self._state = {name: t.detach().to("cpu", copy=True) for name, t in live.items()}
-        return self._state
-
-    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Learning | None]]:
-        return Checkpoint, (self.epoch, self.state, self.of)
 
 
 OnEpoch = Callable[[Epoch, Checkpoint], None]
@@ -175,7 +137,7 @@ def _train(
     as if nothing had happened."""
     epochs, index = pupils[0].recipe.epochs, pupils[0].learned
     feeds = [learner.feed for learner in steps.learners]
-    first = _resumed(pupils, steps, resume, epochs)
+    first = _resumed(pupils, steps, resume)
     length = feeds[0].steps
     peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
     steps_in_all = epochs * length
@@ -223,49 +185,16 @@ def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int, of: Learning) -
             _ = held.state
 
 
-def _resumed(
-    pupils: Sequence[Pupil], steps: Steps, resume: Sequence[Checkpoint | None], epochs: int
-) -> int:
+def _resumed(pupils: Sequence[Pupil], steps: Steps, resume: Sequence[Checkpoint | None]) -> int:
     """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
     if len({point.epoch if point else 0 for point in resume}) > 1:
         return 0
     for number, point in enumerate(resume):
         if point is not None:
-            _refuse_other(point, _learning(pupils[number], steps.learners[number].feed))
-            _refuse_misfit(point, steps.state(number), epochs)
+            here = _learning(pupils[number], steps.learners[number].feed)
+            point.refuse_other(here, steps.state(number))
             steps.resume(number, point.state)
     return resume[0].epoch if resume[0] else 0
-
-
-def _refuse_other(checkpoint: Checkpoint, here: Learning) -> None:
-    there = checkpoint.of
-    if there is None or there == here:
-        return
-    for what, given, wanted in (("task", there.task, here.task), ("seed", there.seed, here.seed)):
-        if given != wanted:
-            raise CheckpointError(f"the checkpoint is of {what} {given!r}, this is {wanted!r}")
-    raise CheckpointError("the checkpoint was made with another recipe")
-
-
-def _refuse_misfit(checkpoint: Checkpoint, wanted: Tensors, epochs: int) -> None:
-    if not 0 < checkpoint.epoch <= epochs:
-        raise CheckpointError(
-            f"the checkpoint was made after epoch {checkpoint.epoch}, the recipe has {epochs}"
-        )
-    given = checkpoint.state
-    for name in {**wanted, **given}:
-        there, own = (_kind_of(tensors.get(name)) for tensors in (given, wanted))
-        if there != own:
-            raise CheckpointError(
-                f"the checkpoint was made with another network or optimiser: {name!r} is {there} "
-                f"in it, here it is {own}"
-            )
-
-
-def _kind_of(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "missing"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _look(pupil: Pupil, steps: Steps, feed: Feed) -> Callable[[], float]:

@@ -8,6 +8,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
+from rankup.checkpoint import Checkpoint
 from rankup.data.tasks import Task
 from rankup.engine import Engine
 from rankup.methods.options import Options
@@ -15,7 +16,7 @@ from rankup.metrics import Footprint
 from rankup.plan import Growth
 from rankup.recipe import Recipe
 from rankup.steps import Learner
-from rankup.train import Checkpoint, OnEpoch, learn
+from rankup.train import OnEpoch, learn
 
 
 @dataclass(frozen=True)
