@@ -14,7 +14,7 @@ import torch
 
 import rankup
 from rankup.data.streams import Stream, make_stream
-from rankup.folder import RunConfig
+from rankup.folder import RunConfig, RunError, check_folder, tasks_more, write_config
 from rankup.recipe import Recipe
 from rankup.report import read_run
 from rankup.report.runs import read_lines
@@ -185,3 +185,40 @@ def test_a_killed_and_resumed_run_ends_as_an_undisturbed_one(method: str, tmp_pa
         assert outcome(tmp_path / f"{seed}") == outcome(tmp_path / "-1")
         assert len(read_lines(tmp_path / f"{seed}")) == 3
         seed += 1
+
+
+def test_a_finished_run_learns_more_tasks_as_if_they_had_been_asked_for_at_once(
+    stream: Stream, tmp_path: Path
+) -> None:
+    fewer = replace(stream, tasks=stream.tasks[:2])
+    run(config_for(fewer), fewer, tmp_path / "grown")
+    run(config_for(stream), stream, tmp_path / "grown", resume=True)
+    run(config_for(stream), stream, tmp_path / "at once")
+    assert outcome(tmp_path / "grown") == outcome(tmp_path / "at once")
+    configs = [(tmp_path / name / "config.json").read_text() for name in ("grown", "at once")]
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize("case", ["method", "split", "fewer", "others", "more"])
+def test_a_run_takes_on_only_tasks_that_come_after_its_own(
+    case: str, stream: Stream, tmp_path: Path
+) -> None:
+    """Not where a method divided itself among its tasks, or classes would be divided anew."""
+    fewer = replace(stream, tasks=stream.tasks[:2])
+    began, now = config_for(fewer), config_for(stream)
+    if case == "method":
+        began, now = replace(began, method="packnet"), replace(now, method="packnet")
+    elif case == "split":
+        began, now = replace(began, stream="s-digits"), replace(now, stream="s-digits")
+    elif case == "fewer":
+        began, now = now, began
+    elif case == "others":
+        now = replace(now, task_names=["another", *now.task_names[1:]])
+    write_config(began, tmp_path)
+    if case == "more":
+        check_folder(now, tmp_path, resume=True)
+        assert tasks_more(now, tmp_path) == 1
+        return
+    with pytest.raises(RunError, match=r"was begun with tasks \d, not \d"):
+        check_folder(now, tmp_path, resume=True)
+    assert tasks_more(now, tmp_path) == 0

@@ -86,9 +86,11 @@ def run(
     """Learn a stream task after task and show what was remembered.
 
     Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
-    config.json, metrics.jsonl, the network in net/ and a page, report.html.
+    config.json, metrics.jsonl, the network in net/ and a page, report.html. With --resume and more
+    --tasks than before, a run of the rank update learns further permutations or rotations.
     """
     check_options(method, method_options)
+    from rankup.folder import tasks_more
     from rankup.launch import Launch
     from rankup.methods.rank import warn_if_capped
     from rankup.progress import SeedBars, bars, note
@@ -106,6 +108,10 @@ def run(
     if method == "rank":  # here, because every process would say it
         warn_if_capped(setting_of(asked[0].config, asked[0].stream()))
     with bars() as shown:
+        if request.resume and (more := tasks_more(asked[0].config, asked[0].out)):
+            note(
+                shown, f"{root} learns {more} tasks on top of the {launch.tasks - more} it was for"
+            )
         show = SeedBars(shown, launch.tasks, seeds).show
         failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
     whole = [each.out for each in asked if each.config.seed not in failures]

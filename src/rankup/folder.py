@@ -9,7 +9,9 @@ from typing import Any
 
 import filelock
 
+from rankup.data.streams import stream_info
 from rankup.errors import RankupError
+from rankup.methods import method_info
 from rankup.report.runs import CONFIG, METRICS, read_config
 from rankup.store import write_file
 
@@ -53,13 +55,22 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
         if path.exists() and not resume:
             raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
         if path.exists():
-            _refuse_other(out, read_config(path), json.loads(json.dumps(asdict(config))))
+            _refuse_other(out, read_config(path), _as_stored(config))
         elif out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file, not a folder: name another with --out")
         elif out.exists() and any(out.iterdir()):
             raise RunError(f"{out} holds other files: name a new folder with --out")
     except OSError as error:
         raise RunError(f"{out} cannot be read: {error.strerror}") from error
+
+
+def tasks_more(config: RunConfig, out: Path) -> int:
+    """How many more tasks are wanted than the run in that folder was begun with."""
+    path = out / CONFIG
+    if not path.exists():
+        return 0
+    stored = read_config(path)
+    return config.tasks - stored["tasks"] if _grows(stored, _as_stored(config)) else 0
 
 
 @contextmanager
@@ -78,9 +89,9 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def write_config(config: RunConfig, out: Path) -> None:
-    """Make the folder of a run that begins; leave one that goes on as it is."""
+    """Make the folder of a run that begins; leave one that goes on as it is, but for more tasks."""
     path = out / CONFIG
-    if path.exists():
+    if path.exists() and not tasks_more(config, out):
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -100,10 +111,28 @@ def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
         ) from error
 
 
+def _as_stored(config: RunConfig) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return stored
+
+
+def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether the tasks that are wanted begin with those that were wanted before. Classes are
+    divided anew among another number of tasks."""
+    before, now = stored.get("task_names", []), wanted["task_names"]
+    return (
+        method_info(wanted["method"]).open_ended
+        and stream_info(wanted["stream"]).kind != "split"
+        and len(before) < len(now)
+        and before == now[: len(before)]
+    )
+
+
 def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    may_differ = {"versions", *(("tasks", "task_names") if _grows(stored, wanted) else ())}
     for name, now in wanted.items():
         before = stored.get(name)
-        if name == "versions" or before == now:
+        if name in may_differ or before == now:
             continue
         raise RunError(
             f"{out} was begun with {_difference(name, before, now)}: go on with the same options, "

@@ -89,7 +89,7 @@ def make_stream(
     >>> [task.name for task in stream]
     ['permutation 01', 'permutation 02', 'permutation 03']
     """
-    info = _info(name)
+    info = stream_info(name)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise DataError(f"seed must be a whole number, got {seed!r}")
     count = info.tasks if tasks is None else tasks
@@ -109,7 +109,8 @@ def make_stream(
     return Stream(name, tuple(make(source, drawn_as, count, seed)))
 
 
-def _info(name: str) -> StreamInfo:
+def stream_info(name: str) -> StreamInfo:
+    """What is known of a stream by its name alone."""
     if name in STREAMS:
         return STREAMS[name]
     path = name.removeprefix(OWN)

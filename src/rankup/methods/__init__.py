@@ -33,6 +33,7 @@ class MethodInfo(NamedTuple):
     help: str  # in one line
     options: type[Options] = Options
     continual: bool = True  # sees one task after another, as all but a bound on them do
+    open_ended: bool = False  # need not know at the start how many tasks there will be
     # Fields of a recipe that are other for this method, unless the command line says them itself.
     recipe: Mapping[str, Any] = MappingProxyType({})
 
@@ -45,7 +46,10 @@ _SGD = MappingProxyType(
 # A new method adds its entry here, its options to options.py and its file beside this one.
 METHODS = {
     "rank": MethodInfo(
-        "rank:RankUpdate", "a little rank and a selector per task: never forgets", RankOptions
+        "rank:RankUpdate",
+        "a little rank and a selector per task: never forgets",
+        RankOptions,
+        open_ended=True,
     ),
     "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
     "ewc": MethodInfo("ewc:EWC", "holds important weights where they were", EwcOptions),
