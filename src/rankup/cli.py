@@ -109,9 +109,7 @@ def run(
         warn_if_capped(setting_of(asked[0].config, asked[0].stream()))
     with bars() as shown:
         if request.resume and (more := tasks_more(asked[0].config, asked[0].out)):
-            note(
-                shown, f"{root} learns {more} tasks on top of the {launch.tasks - more} it was for"
-            )
+            note(shown, f"{root} goes on to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
         failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
     whole = [each.out for each in asked if each.config.seed not in failures]
