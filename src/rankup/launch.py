@@ -11,6 +11,7 @@ import torch
 from rankup.cli_options import Device, Net, Request
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
+from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
 from rankup.folder import RunConfig
 from rankup.methods import method_options
@@ -38,7 +39,7 @@ class Launch:
         rule = parse_rank(self.rank, request.seeded)
         self.device = chosen_device(request.device)
         first = self._stream(request.seed, request.download)
-        self.tasks = len(first)
+        self.tasks, self._shape = len(first), first[0].train_x.shape[1:]
         self._recipe = _recipe(request, first, learned=bool(rule.first), device=self.device)
         self._names = {request.seed: [task.name for task in first]}
         # Processes make their streams themselves: sending one takes longer.
@@ -74,6 +75,8 @@ class Launch:
             settings = settings_for(method, asked.stream, asked.net.value, asked.recipe, variant)
         chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
         options = method_options(method, {**settings.options, **given})
+        if chosen.crop:
+            check_pad(chosen.crop, self._shape)
         return [
             Seed(
                 RunConfig(

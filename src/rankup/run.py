@@ -29,7 +29,7 @@ from rankup.checkpoint import (
 )
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
-from rankup.data.transforms import crop
+from rankup.data.transforms import check_pad
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
@@ -230,8 +230,7 @@ def setting_of(config: RunConfig, stream: Stream) -> Setting:
     """What the run's method is made from."""
     recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
     for task in stream if recipe.crop else ():
-        x = task.train_x[:1]
-        crop(x, recipe.crop, torch.zeros(1, 2, dtype=torch.long, device=x.device))  # may refuse
+        check_pad(recipe.crop, task.train_x.shape)
     module = make_module(config, stream[0]).to(stream[0].train_x.device)
     options = method_options(config.method, config.options)
     return Setting(module, growth_of(config), recipe, config.seed, stream.tasks, options)

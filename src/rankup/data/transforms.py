@@ -208,15 +208,21 @@ def augment(x: Tensor, pad: int, augmentation: Augmentation) -> Tensor:
 
 def _window(x: Tensor, pad: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The rows `[B, H]` and columns `[B, W]` of the images that the windows show."""
-    if not 0 <= pad < min(x.shape[2:]):
-        raise DataError(
-            f"images of {x.shape[3]}×{x.shape[2]} pixels can be padded by reflection by 0 to "
-            f"{min(x.shape[2:]) - 1} pixels, got {pad}"
-        )
+    check_pad(pad, x.shape)
     return (
         _reflected(offsets[:, :1] - pad, x.shape[2]),
         _reflected(offsets[:, 1:] - pad, x.shape[3]),
     )
+
+
+def check_pad(pad: int, shape: Sequence[int]) -> None:
+    """Refuse to pad images of that shape, `[…, H, W]`, by more than they reflect."""
+    height, width = shape[-2:]
+    if not 0 <= pad < min(height, width):
+        raise DataError(
+            f"images of {width}×{height} pixels can be padded by reflection by 0 to "
+            f"{min(height, width) - 1} pixels, got {pad}"
+        )
 
 
 def _reflected(start: Tensor, size: int) -> Tensor:
