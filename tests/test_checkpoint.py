@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 import rankup
 import rankup.checkpoint
@@ -21,11 +22,12 @@ from rankup.checkpoint import (
     write_checkpoint,
 )
 from rankup.data.streams import Stream, make_stream
+from rankup.engine import Engine
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.run import SeedRun, run, run_together
 from rankup.steps import Eager
-from rankup.train import Epoch
+from rankup.train import Epoch, NetPupil, learn
 from test_run import config_for, outcome
 from zoo import assert_same_bits, logits
 
@@ -204,3 +206,24 @@ def test_checkpoints_take_little_of_the_time(
             checkpoints.keep(tmp_path / f"{seed}", 0, Checkpoint(epoch, {}))
     assert written == [1, 1, 11, 11, 21, 21]  # two seconds each, of a hundred
     assert issubclass(CheckpointError, rankup.RankupError)
+
+
+@pytest.mark.parametrize("found", [(1, 2), (None, 2)])
+def test_seeds_that_were_stopped_in_different_epochs_begin_their_task_again(
+    found: tuple[int | None, int], stream: Stream
+) -> None:
+    def learned(resume: list[Checkpoint | None] | None) -> tuple[list[Tensor], list[list]]:
+        nets = [
+            rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(4, 1), seed=seed)
+            for seed in range(2)
+        ]
+        pupils = [NetPupil(net, rankup.Recipe(epochs=4), seed) for seed, net in enumerate(nets)]
+        kept: list[list] = [[None], [None]]  # by epochs done
+        watches = [lambda _, point, own=own: own.append(point) for own in kept]
+        assert learn(pupils, [stream[0]] * 2, Engine(), resume, watches) == [None, None]
+        x = rankup.data.to_float(stream[0].test_x)
+        return [net.eval()(x, 0) for net in nets], kept
+
+    whole, kept = learned(None)
+    again, _ = learned([None if n is None else kept[seed][n] for seed, n in enumerate(found)])
+    assert all(torch.equal(one, other) for one, other in zip(whole, again, strict=True))

@@ -1,5 +1,7 @@
 """However steps are taken, they are the same steps: as Python runs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -8,12 +10,15 @@ from torch import Tensor, nn
 
 import rankup
 from learning import CPU, RECIPE, after_steps, learners, task
+from rankup.chain import ChainLearner
+from rankup.engine import Engine
 from rankup.feed import Draws, Feed, places, take
 from rankup.flat import gathered, views
 from rankup.learner import ModuleLearner, RankLearner
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.steps import Eager
+from rankup.steps import Eager, Learner
+from rankup.train import NetPupil
 
 
 def test_tensors_are_given_back_after_a_step_that_fails() -> None:
@@ -80,7 +85,7 @@ class Sgd(ModuleLearner):
         _, second = super().gradient(draw)
         return loss, [(a + b) / 2 for a, b in zip(first, second, strict=True)]
 
-    def settle(self, draw: Draws) -> None:
+    def settle(self) -> None:
         with torch.no_grad():
             for parameter in self.body.parameters():
                 parameter.clamp_(-0.0625, 0.0625)
@@ -114,3 +119,58 @@ def test_what_is_done_before_an_epoch_is_done_to_what_learns() -> None:
     steps.turn(1)
     steps.keep()
     assert torch.equal(body.weight, 0.5 * before)
+
+
+def form_of(learners: Sequence[Learner]) -> str | None:
+    """The form in which a GPU would take their steps."""
+    for learner in learners:
+        learner.feed.device = torch.device("cuda")
+    return Engine(pytest.fail)._form(learners)
+
+
+def test_seeds_share_a_step_only_where_they_differ_in_tensors_alone() -> None:
+    assert form_of(learners(ChainLearner, 2)) == "stacked"
+    assert form_of(learners(RankLearner, 2)) == "vmap"
+    for crop, form in ((0, "stacked"), (1, "branches")):
+        turned: list[Learner] = []
+        for seed in range(2):
+            (own,) = rankup.data.make_stream("r-digits", tasks=1, seed=seed)
+            net = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(3, 1), seed=seed)
+            turned.append(NetPupil(net, Recipe(crop=crop), seed).begin(own))
+        # With crops a step turns its batch by the task's own angle.
+        assert form_of(turned) == form
+
+
+def test_runs_of_different_precision_are_trained_one_by_one_and_it_is_said() -> None:
+    pupils = [
+        learners(RankLearner, recipe=replace(RECIPE, precision=precision))[0]
+        for precision in ("float32", "tf32")
+    ]
+    for learner in pupils:
+        learner.feed.device = torch.device("cuda")
+    said: list[str] = []
+    assert Engine(said.append)._form(pupils) is None
+    assert said == ["runs are trained one by one, as they multiply in different precision"]
+
+
+def test_a_graph_serves_no_task_with_another_transform() -> None:
+    net = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(0, 0, seeded=8))
+    keys = []
+    for turned in rankup.data.make_stream("r-digits", tasks=2):
+        net.begin_task(turned.name, 10)
+        keys.append(RankLearner(net.train(), Feed(turned, Recipe(crop=1), CPU)).key())
+        net.commit_task()
+    assert keys[0] != keys[1]
+
+
+def test_a_graph_serves_no_task_whose_modules_learn_no_statistics_any_more() -> None:
+    body = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16, affine=False), nn.Linear(16, 3))
+    net = rankup.grow(body, Rank(0, 0, seeded=8), head="2", exclude="1")
+    found = []
+    for index in range(2):
+        net.begin_task(f"{index}", 3)
+        learner = RankLearner(net.train(), Feed(task(index), RECIPE, CPU))
+        found.append((net.body.get_submodule("1").training, learner.key()))
+        net.commit_task()
+    assert [training for training, _ in found] == [True, False]
+    assert found[0][1] != found[1][1]

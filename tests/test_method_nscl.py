@@ -182,6 +182,20 @@ def test_main_directions_hold_nearly_all_energy_and_the_rest_is_counted(
     torch.testing.assert_close(crossed, crossed.diag().diag(), rtol=0, atol=1e-3)  # orthogonal
 
 
+def test_a_convolutions_inputs_are_taken_in_parts_of_as_many_as_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, layer = torch.randn(6, 3, 8, 8, generator=draw), nn.Conv2d(3, 2, 3)
+    main, rest, sizes = torch.zeros(28, 28), torch.zeros(()), list[int]()
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda m: (sizes.append(len(m)), eigh(m))[1])
+    add_directions(main, rest, layer, x)
+    assert max(sizes) <= 2 * len(main)  # not the 216 inputs that the samples make
+    rows = inputs(layer, x)
+    torch.testing.assert_close(main.t() @ main, rows.t() @ rows, rtol=1e-4, atol=1e-2)
+
+
 @pytest.mark.parametrize("energy", [0.0, 0.01, 0.1, 0.5])
 def test_what_is_orthogonal_to_main_directions_is_the_null_space(energy: float) -> None:
     draw = torch.Generator().manual_seed(0)

@@ -143,7 +143,7 @@ def test_weight_decay_would_move_them(
     owned = {name: method.owners(name) == 1 for name in method.weights}
     before = {name: weight[owned[name]].clone() for name, weight in method.weights.items()}
     if not kept:
-        monkeypatch.setattr(GuardedLearner, "settle", lambda learner, draw: None)
+        monkeypatch.setattr(GuardedLearner, "settle", lambda learner: None)
     teach(method, stream[1])
     for name, weight in method.weights.items():
         assert torch.equal(weight[owned[name]], before[name]) == kept

@@ -315,7 +315,7 @@ def test_steps_never_wait_for_the_device(name: str, recipe: dict[str, Any]) -> N
         draw = entry(learner)
         with learner.bound(learner.read()), Unwaiting():
             _, grads = learner.gradient(draw)
-            learner.settle(draw)
+            learner.settle()
         assert all(bool(g.isfinite().all()) for g in grads)
     with pytest.raises(AssertionError), Unwaiting():
         float(torch.ones(()))

@@ -108,6 +108,18 @@ def test_one_network_in_two_folders_of_different_age(tmp_path: Path) -> None:
     assert hashes(tmp_path / "old") == hashes(tmp_path / "new")
 
 
+def test_a_network_that_was_changed_by_hand_is_saved_as_it_is(tmp_path: Path) -> None:
+    net = rankup.grow(rankup.models.mlp(8, hidden=[8]), rankup.Rank(2, 1))
+    net.begin_task("a", 2)
+    net.commit_task()
+    rankup.save(net, tmp_path / "before")
+    state = net.body.state_dict()
+    net.body.load_state_dict({name: 2 * tensor for name, tensor in state.items()})
+    rankup.save(net, tmp_path / "after")
+    x = torch.rand(3, 8)
+    assert torch.equal(rankup.load(tmp_path / "after").eval()(x, "a"), net.eval()(x, "a"))
+
+
 def first_task(folder: Path) -> Path:
     return folder / "tasks" / "0001-task_0.safetensors"
 

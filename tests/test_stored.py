@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from torch import Tensor
+from torch import Tensor, nn
 
 import rankup
 from rankup import stored
@@ -18,7 +18,7 @@ from rankup.methods.rank import RankUpdate
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.specs import DenseSpec, HeadSpec
+from rankup.specs import DenseSpec, HeadSpec, NormSpec
 from rankup.stored import STORES, Store
 from zoo import assert_same_bits, blobs, inputs, logits, module, taught, teach
 
@@ -76,6 +76,9 @@ def test_which_form_a_tensor_has() -> None:
     assert stored.pack(HEAD, "weight", value, "int8")["weight"].dtype == torch.int8
     assert stored.pack(HEAD, "bias", value[0], "int8")["bias"].dtype == torch.float16
     assert stored.pack(dense, "stem.weight", value, "int8")["stem.weight"] is value
+    net = rankup.grow(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm([3]), nn.Linear(3, 2)), head="2")
+    (norm,) = (part.spec for part in net.parts if isinstance(part.spec, NormSpec))
+    assert stored.pack(norm, "weight", value, "int8")["weight"].dtype == torch.float16
     # What half precision cannot hold stays as it is.
     large = torch.tensor([1e6, 1.0])
     assert stored.pack(HEAD, "bias", large, "float16")["bias"] is large

@@ -74,8 +74,9 @@ def tune(
             except Exception as error:  # the others may do better
                 failed.append(method)
                 note(shown, failure_in_one_line(error, root / method))
-                release(method, tuning.launch.device)
                 continue
+            finally:
+                release(method, tuning.launch.device)
             shown.console.print(_table(outcome))
     if failed:
         raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {', '.join(failed)}")

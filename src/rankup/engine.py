@@ -59,7 +59,12 @@ class Engine:
         if len({learner.feed.recipe.precision for learner in learners}) > 1:
             self.note("runs are trained one by one, as they multiply in different precision")
             return None
-        alike = self.alike and len({_shapes(learner.read()) for learner in learners}) == 1
+        # One of them takes the steps of all only where they differ in tensors alone.
+        alike = (
+            self.alike
+            and len({_shapes(learner.read()) for learner in learners}) == 1
+            and not any(learner.feed.transforms_batches for learner in learners)
+        )
         return learners[0].replicas if len(learners) > 1 and alike else "branches"
 
 

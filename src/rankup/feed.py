@@ -65,6 +65,12 @@ class Feed:
         return torch.cat([transform(to_float(part)) for part in parts])
 
     @property
+    def transforms_batches(self) -> bool:
+        """Whether every batch goes through the task's own transform, which then is a part of the
+        step."""
+        return self.made is None and self.task.transform is not None
+
+    @property
     def x(self) -> Tensor:
         """What batches are gathered from."""
         return self.task.train_x if self.made is None else self.made

@@ -128,8 +128,8 @@ class Graph(Steps):
         ]()
         self.optimiser.step(self.grad, lr)
         if self.form == "branches":
-            for learner, drawn in zip(self.captured, self.drawn, strict=True):
-                learner.settle(self._entry(drawn))
+            for learner in self.captured:
+                learner.settle()
         self.total += losses
         self.now += 1
 

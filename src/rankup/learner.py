@@ -87,7 +87,8 @@ class ModuleLearner(Learner):
     def key(self) -> Hashable:
         # Data that is made anew at every step is transformed by the task's own transform.
         transform = id(self.feed.task.transform) if self.feed.made is None else None
-        return type(self), self.kind, transform
+        # What steps change tells whether a module learns its statistics or goes by them.
+        return type(self), self.kind, transform, self.changed
 
     def forward(self, draw: Draws) -> Tensor:
         with active(self.index), self._autocast():
@@ -282,6 +283,6 @@ class ApartLearner(RankLearner):
         self.replicas = "branches"
 
     @torch.no_grad()
-    def settle(self, draw: Draws) -> None:
+    def settle(self) -> None:
         for layer in self._factored.values():
             layer.new_selector[layer.spec.rank.seeded : len(layer.U)] = 0

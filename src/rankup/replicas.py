@@ -61,11 +61,24 @@ def run_all(
     that did, by their folders."""
     on_gpu = seeds[0].config.device == "cuda"
     if len(seeds) == 1 or on_gpu:
-        runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
+        streams = _on_their_device(seeds)
+        runs = [
+            SeedRun(seed.config, stream, seed.out, seed.resume)
+            for seed, stream in zip(seeds, streams, strict=True)
+        ]
         tell = _loading_plots(on_progress) if on_gpu else on_progress
         failures = run_together(runs, on_progress=tell, note=note)
         return {out: str(why) for out, why in failures.items()}
     return _in_processes(seeds, on_progress)
+
+
+def _on_their_device(seeds: Sequence[Seed]) -> list[Stream]:
+    """Their streams. Trials of one seed have one stream, which is moved to a GPU once."""
+    there: dict[int, Stream] = {}
+    for seed in seeds:
+        if seed.made is not None and id(seed.made) not in there:
+            there[id(seed.made)] = seed.made.to(seed.config.device)
+    return [seed.stream() if seed.made is None else there[id(seed.made)] for seed in seeds]
 
 
 def _loading_plots(on_progress: OnProgress | None) -> OnProgress:

@@ -78,7 +78,7 @@ class Learner(nn.Module, ABC):
         loss = self(draw)
         return loss, torch.autograd.grad(loss, self._leaves)
 
-    def settle(self, draw: Draws) -> None:
+    def settle(self) -> None:
         """What is to be done after the parameters were changed: nothing."""
 
     def turn(self, epoch: int) -> None:
@@ -190,7 +190,7 @@ class Eager(Steps):
                 draw = dict(zip(names, own, strict=True))
                 loss, grads = learner.gradient(draw)
                 optimiser.step(gathered(grads, 0), lr)
-                learner.settle(draw)
+                learner.settle()
                 total += loss.detach()
         return total
 

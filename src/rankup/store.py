@@ -127,9 +127,11 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         known = {}
     _known_files[net] = net.edition, known
     contents = _contents(net)
+    there = set(_file_names(old)) if old else set()
     written: dict[str, bytes] = {}
     for name, content in contents.items():
-        if name not in known:
+        # What is written is described as it is written: somebody may have changed a tensor.
+        if name not in known or name not in there:
             written[name] = content()
             known[name] = File.of(name, written[name])
     new = Manifest(
@@ -146,10 +148,9 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     if old is not None:
         _refuse_other_network(folder, old, new)
     (folder / "tasks").mkdir(exist_ok=True)
-    there = set(_file_names(old)) if old else set()
-    for name, content in contents.items():
+    for name in contents:
         if name not in there:
-            write_file(folder / name, written.get(name) or content())
+            write_file(folder / name, written[name])
     if new != old:
         write_file(folder / MANIFEST, new.to_bytes())
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankup.layers import Tensors
-from rankup.specs import DenseSpec, Spec
+from rankup.specs import DenseSpec, NormSpec, Spec
 
 Store = Literal["full", "float16", "int8"]
 STORES: tuple[Store, ...] = get_args(Store)
@@ -78,7 +78,8 @@ def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
     Of the rest matrices and selectors take a byte; biases and norms are few and need more."""
     if store == "full" or isinstance(spec, DenseSpec) or 0 in shape:
         return "full"
-    return "int8" if store == "int8" and (len(shape) > 1 or key == "selector") else "float16"
+    byte = key == "selector" or (len(shape) > 1 and not isinstance(spec, NormSpec))
+    return "int8" if store == "int8" and byte else "float16"
 
 
 def _scale(value: Tensor) -> Tensor:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from rankup.feed import Draws, Feed
+from rankup.feed import Feed
 from rankup.layers import Tensors
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
@@ -32,9 +30,9 @@ class GuardedMethod(DenseMethod):
 
 
 class GuardedLearner(ModuleLearner):
-    """A module of whose parameters some numbers must not move. A gradient of zero does not hold
+    """A module of whose parameters some numbers must not move. A gradient of zero would not hold
     them: Adam goes on by its averages, and weight decay asks for no gradient. So they are put back
-    after every step.
+    after every step, whatever that made of them.
 
     Args:
         frozen: which numbers are to stay, for parameters by their names in the module; masks are
@@ -55,14 +53,7 @@ class GuardedLearner(ModuleLearner):
     def frozen(self, name: str) -> Tensor:
         return self.get_buffer(buffer_name("frozen", name))
 
-    def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
-        loss, grads = super().gradient(draw)
-        named = dict(zip(self.learned(), grads, strict=True))
-        for name in self._guarded:
-            named[name] = named[name].masked_fill(self.frozen(name), 0)
-        return loss, list(named.values())
-
-    def settle(self, draw: Draws) -> None:
+    def settle(self) -> None:
         self.put_back()
 
     @torch.no_grad()

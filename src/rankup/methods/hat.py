@@ -180,8 +180,8 @@ class HatLearner(GuardedLearner):
         loss, (by_embedding, *others) = super().gradient(draw)
         return loss, [by_embedding * self._compensation(draw["slope"]), *others]
 
-    def settle(self, draw: Draws) -> None:
-        super().settle(draw)
+    def settle(self) -> None:
+        super().settle()
         self.embedding.detach().clamp_(-_FARTHEST, _FARTHEST)
 
     def _compensation(self, slope: Tensor) -> Tensor:

@@ -46,16 +46,15 @@ def herded(features: Tensor, count: int) -> Tensor:
     features = features.double()
     mean = features.mean(0)
     squares = features.square().sum(1)
-    free = torch.zeros(len(features), dtype=torch.float64, device=features.device)
     total, chosen = torch.zeros_like(mean), []
     for number in range(1, min(count, len(features)) + 1):
         # ‖mean − (total + f)/n‖² is least where ‖f‖² − 2⟨n·mean − total, f⟩ is.
-        costs = squares - 2 * (features @ (number * mean - total)) + free
-        best = costs.argmin()
+        costs = squares - 2 * (features @ (number * mean - total))
+        best = costs.argmin(0, keepdim=True)  # [1]: indexing by a number would wait for a GPU
         chosen.append(best)
-        total = total + features[best]
-        free[best] = math.inf
-    return torch.stack(chosen)
+        total = total + features.index_select(0, best).squeeze(0)
+        squares = squares.index_fill(0, best, math.inf)
+    return torch.cat(chosen)
 
 
 class Lists:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.feed import Draws, Feed
+from rankup.feed import Feed
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
@@ -171,7 +172,7 @@ class ConfinedLearner(ModuleLearner):
         super().__init__(body, feed, index)
         self.look_at("confined", confined)
 
-    def settle(self, draw: Draws) -> None:
+    def settle(self) -> None:
         with torch.no_grad(), exact():
             for layer in self.confined:
                 assert isinstance(layer, Confined)
@@ -197,10 +198,15 @@ def inputs(layer: Layer, x: Tensor) -> Tensor:
 def add_covariance(total: Tensor, layer: Layer, x: Tensor) -> None:
     """Add Σ vvᵀ over the layer's inputs v, not centred; in float64, because what matters are the
     directions that hold little beside others."""
-    taps = layer.weight[0, 0].numel()
-    for part in torch.split(x, max(1, _BYTES // (8 * taps * x[0].numel()))):
+    for part in _parts(layer, x):
         rows = inputs(layer, part).double()
         total.addmm_(rows.t(), rows)
+
+
+def _parts(layer: Layer, x: Tensor) -> Sequence[Tensor]:
+    """Of so few samples that the layer's inputs fit in memory: a convolution has many of each."""
+    taps = layer.weight[0, 0].numel()
+    return torch.split(x, max(1, _BYTES // (8 * taps * x[0].numel())))
 
 
 def null_space(covariance: Tensor, energy: float) -> Tensor:
@@ -221,11 +227,12 @@ def null_space(covariance: Tensor, energy: float) -> Tensor:
 def add_directions(main: Tensor, rest: Tensor, layer: Layer, x: Tensor) -> None:
     """Add Σ vvᵀ over the layer's inputs v to a sum that is kept as `mainᵀ main`, rows of which are
     orthogonal; `rest` gets the energy of what is too much for it."""
-    for part in torch.split(x, len(main)):
-        rows = torch.cat([main, inputs(layer, part)]).double()
-        energies, vectors = torch.linalg.eigh(rows @ rows.t())  # by rising energy
-        main.copy_(vectors[:, -len(main) :].t() @ rows)
-        rest += energies[: -len(main)].clamp(min=0).sum()
+    for part in _parts(layer, x):
+        for some in torch.split(inputs(layer, part), len(main)):
+            rows = torch.cat([main, some]).double()
+            energies, vectors = torch.linalg.eigh(rows @ rows.t())  # by rising energy
+            main.copy_(vectors[:, -len(main) :].t() @ rows)
+            rest += energies[: -len(main)].clamp(min=0).sum()
 
 
 def main_directions(main: Tensor, rest: Tensor, energy: float) -> Tensor:

@@ -71,7 +71,7 @@ class OrthogLearner(ERRingLearner):
                 by_name[name] = tangent(self.get_parameter(name).data, by_name[name])
         return loss, list(by_name.values())
 
-    def settle(self, draw: Draws) -> None:
+    def settle(self) -> None:
         by_size: dict[int, list[Tensor]] = {}
         for name in self.orthonormal:
             matrix = _matrix(self.get_parameter(name).data)

@@ -11,7 +11,7 @@ RESNET_EPOCHS = 20
 LONGER: dict[str, dict[str, Any]] = {
     "p-mnist": {"epochs": 20, "lr": 2e-2, "weight_decay": 0.0125, "first_factors": 8.0},
     "r-mnist": {"epochs": 20, "lr": 2e-2, "weight_decay": 0.03, "first_factors": 8.0},
-    "s-cifar100": {"epochs": 60},
+    "s-cifar100": {"epochs": 60, "lr": 5e-3},
     "s-miniimagenet": {"epochs": 60, "lr": 5e-3, "weight_decay": 0.1, "crop": 12},
 }
 RESNET_LONGER = {"epochs": 40}
