@@ -76,7 +76,8 @@ def test_which_form_a_tensor_has() -> None:
     assert stored.pack(HEAD, "weight", value, "int8")["weight"].dtype == torch.int8
     assert stored.pack(HEAD, "bias", value[0], "int8")["bias"].dtype == torch.float16
     assert stored.pack(dense, "stem.weight", value, "int8")["stem.weight"] is value
-    net = rankup.grow(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm([3]), nn.Linear(3, 2)), head="2")
+    body = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm([3]), nn.Linear(3, 2))
+    net = rankup.grow(body, Rank(1, 1), head="2")
     (norm,) = (part.spec for part in net.parts if isinstance(part.spec, NormSpec))
     assert stored.pack(norm, "weight", value, "int8")["weight"].dtype == torch.float16
     # What half precision cannot hold stays as it is.
