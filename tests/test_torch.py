@@ -95,3 +95,27 @@ def test_a_compiled_network_answers_and_learns_the_same() -> None:
     expected = torch.autograd.grad(net(x, task="open").square().sum(), list(net.parameters()))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("default", ["dtype", "device"])
+def test_torchs_defaults_change_nothing(default: str) -> None:
+    def taught() -> Tensor:
+        with torch.device("cpu"):
+            body = rankup.models.mlp(64, hidden=[16]).float()
+        net = rankup.grow(body, rankup.Rank(2, 1, seeded=32))
+        for task in rankup.data.make_stream("r-digits", tasks=2):
+            rankup.fit(net, task, rankup.Recipe(epochs=2))
+        answer: Tensor = net.eval()(rankup.data.to_float(task.test_x), 1)
+        return answer
+
+    usual = taught()
+    before = torch.get_default_dtype()
+    try:
+        if default == "dtype":
+            torch.set_default_dtype(torch.float64)
+            assert torch.equal(taught(), usual)
+        else:  # whatever is made there has no numbers
+            with torch.device("meta"):
+                assert torch.equal(taught(), usual)
+    finally:
+        torch.set_default_dtype(before)

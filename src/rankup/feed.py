@@ -122,7 +122,8 @@ class Feed:
         every time. They are drawn, because classes may come one after another or take turns."""
         x, y = self.x, self.task.train_y
         if len(self) > most:
-            order = torch.randperm(len(self), generator=seeds.generator(0, "looked at"))
+            own = seeds.generator(0, "looked at")
+            order = torch.randperm(len(self), generator=own, device=own.device)
             rows = order[:most].sort().values.to(self.device)
             x, y = x.index_select(0, rows), y.index_select(0, rows)
         chunks = self._split(x, y)
@@ -136,7 +137,7 @@ class Feed:
 
     def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
         """Batches of shuffled training inputs, not augmented."""
-        rows = torch.randperm(len(self), generator=draw)[:most].to(self.device)
+        rows = torch.randperm(len(self), generator=draw, device=draw.device)[:most].to(self.device)
         for part in in_equal_parts(rows, self.chunk(self.task.train_x)):
             yield self._inputs(self.task.train_x.index_select(0, part))
 

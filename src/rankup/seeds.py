@@ -76,5 +76,5 @@ def signs(seed: int, layer: str, part: str, rows: int, length: int, dtype: torch
     count = rows * length
     packed = np.frombuffer(sign_bits(seed, layer, part, count), dtype=np.uint8)
     plus = torch.from_numpy(np.unpackbits(packed, count=count)).bool().view(rows, length)
-    scale = torch.tensor(sign_scale(length)).to(dtype)
+    scale = torch.tensor(sign_scale(length), device="cpu").to(dtype)
     return torch.where(plus, scale, -scale)

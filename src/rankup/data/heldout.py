@@ -30,7 +30,8 @@ def hold_out(stream: Stream, share: float, seed: int) -> Stream:
         key = id(task.train_x), id(task.train_y)
         if key not in done:
             drawn = seeds.generator(seed, "held out", index)
-            order = torch.randperm(len(task.train_y), generator=drawn).to(task.train_y.device)
+            order = torch.randperm(len(task.train_y), generator=drawn, device="cpu")
+            order = order.to(task.train_y.device)
             count = max(1, round(share * len(order)))
             done[key] = tuple(t[rows] for rows in (order[count:], order[:count]) for t in whole)
         train_x, train_y, test_x, test_y = done[key]

@@ -135,7 +135,7 @@ def _permuted(source: "Source", stream: str, count: int, seed: int) -> "list[Tas
         if number == 1:  # as a permutation too, so that all tasks cost the same
             return Permutation(torch.arange(pixels))
         own = generator(seed, "stream", stream, "permutation", number)
-        return Permutation(torch.randperm(pixels, generator=own))
+        return Permutation(torch.randperm(pixels, generator=own, device="cpu"))
 
     whole = _whole(source)
     return [
@@ -155,7 +155,7 @@ def _rotated(source: "Source", stream: str, count: int, seed: int) -> "list[Task
     tasks = []
     for number in range(1, count + 1):
         own = generator(seed, "stream", stream, "angle", number)
-        angle = 180 * float(torch.rand((), generator=own, dtype=torch.float64))
+        angle = 180 * float(torch.rand((), generator=own, dtype=torch.float64, device="cpu"))
         name = f"rotation {number:02}: {angle:.1f}°"
         tasks.append(replace(whole, name=name, transform=Rotation(angle)))
     return tasks
@@ -175,7 +175,7 @@ def _split(source: "Source", stream: str, count: int, seed: int) -> "list[Task]"
             f"at least 2 classes each: possible are {', '.join(map(str, possible)) or 'none'}"
         )
     own = generator(seed, "stream", stream, "classes")
-    order = torch.randperm(total, generator=own).reshape(count, -1)
+    order = torch.randperm(total, generator=own, device="cpu").reshape(count, -1)
     return [
         _of_classes(source, f"split {number:02}", classes)
         for number, classes in enumerate(order.tolist(), 1)

@@ -155,7 +155,7 @@ class TaskLayer(nn.Module, ABC):
         # On the CPU and at least in float32, whatever the network's device and dtype: the same
         # start everywhere, and there is no QR in half precision.
         dtype = torch.promote_types(self.dtype, torch.float32)
-        drawn = torch.empty(rows, length, dtype=dtype)
+        drawn = torch.empty(rows, length, dtype=dtype, device="cpu")
         nn.init.orthogonal_(drawn, generator=self._draw(purpose))
         return drawn.to(**self._factory)
 
