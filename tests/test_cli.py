@@ -273,3 +273,39 @@ def test_a_run_goes_on_with_as_many_threads_as_it_had(tmp_path: Path) -> None:
     assert rankup(*command, cwd=tmp_path, OMP_NUM_THREADS="2").returncode == 0
     again = rankup(*command, "--resume", cwd=tmp_path, OMP_NUM_THREADS="1")
     assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("edited", "message"),
+    [
+        ({}, "it has no 'threads'"),
+        ({"threads": None}, "its 'threads' is None, expected a whole number of at least 1"),
+        ({"threads": "two"}, "its 'threads' is 'two', expected a whole number of at least 1"),
+        ({"threads": 0}, "its 'threads' is 0, expected a whole number of at least 1"),
+    ],
+)
+def test_a_run_whose_threads_are_not_known_does_not_go_on(
+    edited: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "run" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"stream": "p-digits", "method": "rank", **edited}))
+    again = rankup("run", *QUICK, "--out", "run", "--resume", cwd=tmp_path)
+    assert again.returncode == 1
+    assert "Traceback" not in again.stderr
+    told = " ".join(again.stderr.split())  # lines are broken at the terminal's width
+    assert f"run/config.json does not hold the settings of a run: {message}" in told
+
+
+def test_only_who_asks_for_more_tasks_gets_them(tmp_path: Path) -> None:
+    command = ("run", "--epochs", 2, "--out", "x")
+    assert rankup(*command, "--tasks", 2, cwd=tmp_path).returncode == 0
+    again = rankup(*command, "--resume", cwd=tmp_path)
+    assert again.returncode == 0
+    assert "more than before" not in again.stderr
+    assert len((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()) == 2
+    more = rankup(*command, "--resume", "--tasks", 3, cwd=tmp_path)
+    assert "x goes on to 3 tasks, 1 more than before" in more.stderr
+    assert len((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()) == 3
+    fewer = rankup(*command, "--resume", "--tasks", 2, cwd=tmp_path)
+    assert "x is a run with tasks 3, not 2" in fewer.stderr

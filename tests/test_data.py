@@ -221,6 +221,12 @@ def break_(what: str, root: Path) -> None:
         case "label negative":
             for file in data.iterdir():
                 write_parquet(file, good, [0, 1, -1 if file == first else 2])
+        case "labels are ids":
+            for file in data.iterdir():
+                write_parquet(file, good, [0, 1, 10**12 if file == test else 2])
+        case "label without an image":  # 9 images: of the classes 0 to 9 one must be empty
+            for file in data.iterdir():
+                write_parquet(file, good, [0, 9 if file == first else 1, 2])
         case "no label":
             write_parquet(first, good, [0, None, 2], names=names)
         case "image column":
@@ -281,6 +287,13 @@ def break_(what: str, root: Path) -> None:
         ("sixteen bits", "", "row 0: the image is of the kind I;16, expected grey"),
         ("label too high", "", "test-.*, row 1: label 3 is outside the 3 classes, 0 to 2"),
         ("label negative", "", "train-00000-.*, row 2: label -1 is outside the 3 classes"),
+        (
+            "labels are ids",
+            "",
+            "test-00000-.*, row 2: label 1000000000000 is outside the classes that 9 images can "
+            "have, 0 to 8, and the files name no classes$",
+        ),
+        ("label without an image", "", "train-00000-.*, row 1: label 9 is outside .*, 0 to 8"),
         ("no label", "", "train-00000-.*, row 1: there is no label"),
         ("image column", "", "train-.* has no column 'image' or 'img', only picture, label"),
         ("label column", "", "test-.* has no column 'label' or 'fine_label', only image, class"),
@@ -314,3 +327,10 @@ def test_bad_data_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
     decoded = cache_folder() / "decoded"
     assert not [entry for entry in decoded.glob("*") if not entry.name.endswith(".lock")]
+
+
+def test_as_many_classes_as_images_need_no_names(tmp_path: Path) -> None:
+    images = [encoded(image) for image in pictures(2, 5, 4)]
+    for split, labels in (("train", [3, 0]), ("test", [1, 2])):
+        write_parquet(tmp_path / f"{split}-00000-of-00001.parquet", images, labels)
+    assert load_source(str(tmp_path)).class_names == ("0", "1", "2", "3")

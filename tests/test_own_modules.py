@@ -199,3 +199,61 @@ def test_what_a_layer_is_can_be_seen() -> None:
     )
     assert "TaskHead(in=32, bias=True)" in shown
     assert "TaskNorm(batch2d, 4, weight=True, bias=True)" in shown
+
+
+class Averaging(nn.Module):
+    """Centres its inputs by a running mean, as many write it."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+        self.register_buffer("mean", torch.zeros(12))
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or self.always:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.head(self.hidden(x - self.mean).relu())
+
+
+def test_buffers_that_a_module_averages_are_constant_after_the_first_task(tmp_path: Path) -> None:
+    task = halves()
+    net = rankup.grow(Averaging(), Rank(4, 1), head="head")
+    rankup.fit(net, task, RECIPE)
+    mean, answer = net.body.mean.clone(), net.eval()(task.test_x, 0)
+    assert float(mean.norm()) > 0.1
+    moved = replace(task, name="moved", train_x=task.train_x + 1, test_x=task.test_x + 1)
+    rankup.fit(net, moved, RECIPE)
+    assert torch.equal(net.body.mean, mean)
+    assert torch.equal(net.eval()(task.test_x, 0), answer)
+    rankup.save(net, tmp_path)
+    back = rankup.load(tmp_path, module=Averaging()).eval()
+    assert torch.equal(back(moved.test_x, 1), net(moved.test_x, 1))
+
+
+def test_a_module_that_changes_its_buffers_all_the_same_is_refused() -> None:
+    task = halves()
+    net = rankup.grow(Averaging(always=True), Rank(4, 1), head="head")
+    rankup.fit(net, task, RECIPE)
+    mean = net.body.mean.clone()
+    with pytest.raises(rankup.TaskStateError, match="changed its buffer 'mean' while it learned"):
+        rankup.fit(net, replace(task, name="again"), RECIPE)
+    assert net.tasks == ["halves"]
+    assert torch.equal(net.body.mean, mean)
+
+
+def test_a_layer_that_never_runs_is_in_nobodys_way() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.spare = nn.Linear(12, 16), nn.Linear(12, 5)
+            self.head = nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.hidden(x).relu())
+
+    task = halves()
+    net = rankup.grow(Spare(), Rank(4, 1), head="head")
+    for name in ("one", "two"):
+        rankup.fit(net, replace(task, name=name), RECIPE)
+    assert right(net, task, 1) > 0.8

@@ -224,6 +224,8 @@ def test_a_network_refuses_and_keeps_all_it_has(case: str) -> None:
         (None, r"has batch norms \(norm, …\) .* commit_task\(calibrate=batches\)"),
         (inputs("resnet18"), "an iterable of input tensors"),
         ([], "calibrate gave no batch"),
+        (5, "an iterable of input tensors"),
+        ([inputs("resnet18")[:0]], "must give batches with samples, got one without"),
         ([(inputs("resnet18"), 0)], "must give batches of input tensors, got a tuple"),
         ([torch.full((4, 3, 16, 16), torch.inf)], "cannot be committed: .* not finite"),
         ([inputs("resnet18"), torch.zeros(4, 2, 16, 16)], "layer 'stem' expects"),
@@ -248,6 +250,16 @@ def test_batch_norms_refuse_to_commit_without_usable_data(calibrate: object, mes
     assert torch.equal(fresh(x, task="b"), net(x, task="b"))
 
 
+def test_a_single_sample_has_no_statistics() -> None:
+    body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    net = rankup.grow(body, Rank(2, 1), head="2")
+    net.begin_task("a", 2)
+    x = torch.randn(9, 5)
+    with pytest.raises(rankup.RankupError, match="batch norm '1' .* batches of two samples"):
+        net.commit_task(calibrate=[x[:8], x[8:]])
+    net.commit_task(calibrate=[x[:4], x[4:]])
+
+
 class Folded(nn.Module):
     """Puts the positions of a sequence into the batch, or in front of it."""
 
@@ -256,8 +268,9 @@ class Folded(nn.Module):
         self.fold = fold
         self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.hidden(self.fold(x))
+    def forward(self, x: Tensor | dict[str, Tensor], scale: float = 1.0) -> Tensor:
+        x = x["x"] if isinstance(x, dict) else x
+        y = self.hidden(self.fold(x * scale))
         return self.head(y.view(len(x), -1, 6).mean(1))
 
 
@@ -280,8 +293,27 @@ def test_a_mixed_batch_needs_samples_in_the_first_dimension(
         net.commit_task()
     x = torch.randn(batch, 4, 5)
     net(x, task="a")
-    with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dimensions"):
-        net(x, task=torch.arange(batch) % 2)
+    for given, options in ((x, {}), (x, {"scale": 2.0}), ({"x": x}, {})):
+        with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dim"):
+            net(given, task=torch.arange(batch) % 2, **options)
+
+
+def test_a_mixed_batch_takes_options_that_are_as_long_as_it_is_by_chance() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.head(self.hidden(x @ mask).relu())
+
+    net = rankup.grow(Masked(), Rank(2, 1), head="head")
+    for task in ("a", "b"):
+        net.begin_task(task, 2)
+        net.commit_task()
+    x, mask, tasks = torch.randn(4, 4), torch.randn(4, 4), torch.arange(4) % 2
+    apart = torch.stack([net(x, task=int(t), mask=mask)[n] for n, t in enumerate(tasks)])
+    torch.testing.assert_close(net(x, task=tasks, mask=mask), apart)
 
 
 class Untraceable(nn.Module):
@@ -300,6 +332,11 @@ class ReadsWeights(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.hidden(x) + self.hidden.weight.sum())
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
 
 
 def mlp() -> nn.Module:
@@ -342,6 +379,11 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         "last=1 needs the order in which layers run",
     ),
     "a head that is none": (mlp, {"head": "tail"}, "head='tail' is no Linear .* hidden.0, hidden"),
+    "a head of another kind": (
+        lambda: nn.Sequential(nn.Linear(5, 6), Doubled(6, 2)),
+        {"head": "1"},
+        "the head '1' must be a plain Linear .* name another layer with head=",
+    ),
     "an excluded head": (mlp, {"exclude": "head"}, "the head 'head' cannot be excluded"),
     "a pattern for nothing": (mlp, {"exclude": "hiden*"}, "exclude='hiden.' matches nothing"),
     "an include for nothing": (mlp, {"include": ["conv*"]}, "include='conv.' matches nothing"),

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import struct
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from rankup.plan import Growth
 from rankup.rank import LayerRank, Rank
 from rankup.report import Run, comparison_table, read_run, run_table, write_report
 from rankup.report.plots import selectors_plot
-from rankup.report.text import labels, summary
+from rankup.report.text import labels, mean_results, summary
 from rankup.report.theme import LIGHT
 from rankup.specs import FactoredSpec, HeadSpec
 
@@ -212,6 +213,37 @@ def test_the_summary_is_a_sentence(runs: list[Run]) -> None:
     assert summary([*runs, named(), named(stream="r-digits")]) == "4 runs on 2 streams"
 
 
+def test_the_summary_of_many_runs_finds_the_best_among_the_finished() -> None:
+    ended = [named(seed=0, tasks=1), named(seed=1, tasks=1, width=9)]
+    begun = [named(seed=seed, tasks=2) for seed in (2, 3, 4, 5)]
+    for run in begun:
+        run.matrix = AccuracyMatrix([[0.9]])
+    said = "Of 6 runs, 2 of them finished, the best on average is rank (seed 0): 50.00 % on average"
+    assert summary([*begun, *ended]).startswith(said)
+    assert summary(begun) == "None of 4 runs has learned all its tasks yet"
+    told = "rank (seed 2) learned 1 of 2 tasks of p-digits: 90.00 % on average, forgetting 0.00; "
+    assert summary(begun[:2]).startswith(told)  # and not the mean of both
+
+
+def test_a_mean_is_called_what_its_runs_are_called_less_the_seed() -> None:
+    def means(*runs: Run) -> list[str]:
+        return [mean["name"].removesuffix(", mean of 2 seeds") for mean in mean_results(runs)]
+
+    def seeds(**config: Any) -> list[Run]:
+        return [named(seed=seed, threads=seed, **config) for seed in (0, 1)]
+
+    assert means(*seeds()) == ["rank"]
+    assert means(*seeds(), named(method="ewc")) == ["rank"]
+    assert means(*seeds(), named(stream="r-digits")) == ["rank on p-digits"]
+    streams = means(*seeds(), *seeds(stream="r-digits"))
+    assert streams == ["rank on p-digits", "rank on r-digits"]
+    widths = means(*seeds(width=8), *seeds(width=9), named(method="{}"))
+    assert widths == ["rank (width 8)", "rank (width 9)"]
+    assert means(named(seed=0, width=8), named(seed=1, width=8), named(seed=2, width=9)) == [
+        "rank (width 8)"  # though the seeds would do to tell these runs apart
+    ]
+
+
 # Tables
 
 
@@ -239,6 +271,45 @@ def test_the_table_that_compares_runs(runs: list[Run]) -> None:
     text = printed(comparison_table(runs))
     assert cells(text, "rank") == ["rank", "95.47", "0.00", "39,000", "0", "25.0", "s"]
     assert cells(text, "finetune")[1:3] == ["53.26", "48.60"]
+
+
+def test_the_table_of_a_run_says_that_it_is_not_finished(tmp_path: Path, runs: list[Run]) -> None:
+    begun = read_run(write_run(tmp_path / "run", constant(2), tasks=6))
+    assert "rank on p-digits, 2 of 6 tasks\n" in re.sub(" +\n", "\n", printed(run_table(begun)))
+    assert " of " not in printed(run_table(runs[0]))
+
+
+def test_the_table_that_compares_runs_says_which_are_not_finished(
+    tmp_path: Path, runs: list[Run]
+) -> None:
+    begun = read_run(write_run(tmp_path / "run", constant(2), tasks=6, method="ewc"))
+    text = printed(comparison_table([*runs, begun]))
+    assert cells(text, "ewc")[:6] == ["ewc,", "2", "of", "6", "tasks", "96.95"]
+    assert text.count(" of ") == 1
+
+
+def test_means_are_of_finished_seeds_alone(tmp_path: Path) -> None:
+    def seed(seed: int, rows: list[list[float]]) -> Run:
+        return read_run(write_run(tmp_path / f"seed-{seed}", rows, seed=seed, tasks=2))
+
+    ended = [seed(0, [[0.5], [0.5, 0.5]]), seed(1, [[0.7], [0.7, 0.7]])]
+    begun = [seed(2, [[0.9]]), seed(3, [[0.9]])]
+    assert "mean" not in printed(comparison_table(begun))
+    assert "mean" not in printed(comparison_table([ended[0], *begun]))
+    text = " ".join(printed(comparison_table([*begun, *ended])).split())
+    assert "rank, mean of 2 60.00 ± 14.14 0.00 ± 0.00 15,000 0 5.0 s finished seeds" in text
+    text = " ".join(printed(comparison_table(ended)).split())
+    assert "rank, mean of 2 60.00 ± 14.14 0.00 ± 0.00 15,000 0 5.0 s seeds" in text
+
+
+def test_means_on_several_streams_say_which(tmp_path: Path) -> None:
+    runs = [
+        read_run(write_run(tmp_path / f"{stream}-{seed}", [[0.5]], stream=stream, seed=seed))
+        for stream in ("p-digits", "r-digits")
+        for seed in (0, 1)
+    ]
+    text = printed(comparison_table(runs))
+    assert text.count("rank on p-digits") == text.count("rank on r-digits") == 3
 
 
 def test_tables_keep_long_and_odd_names(tmp_path: Path) -> None:
@@ -301,6 +372,25 @@ def test_runs_of_different_length_stand_side_by_side(tmp_path: Path) -> None:
     assert "1 a 97.00 0.00 97.00 0.00" in words
     assert "2 b / x 96.90 0.00 96.90 0.00" in words
     assert "3 c 96.80 0.00 – –" in words
+
+
+def test_the_page_says_once_which_runs_are_not_finished(tmp_path: Path) -> None:
+    ended = read_run(write_run(tmp_path / "ended", constant(3), tasks=3))
+    begun = read_run(write_run(tmp_path / "begun", constant(2), tasks=3, seed=1))
+    few = Page(write_report([ended, begun], tmp_path / "few.html")).words
+    assert few.split("Average accuracy as")[0].count("2 of 3 tasks") == 1  # in the summary
+    many = [ended, begun, *(replace(ended, config={**ended.config, "seed": n}) for n in (2, 3))]
+    words = " ".join(Page(write_report(many, tmp_path / "many.html")).words.split())
+    assert words.count("2 of 3 tasks") == 1
+    assert "rank (seed 1) , 2 of 3 tasks 96.95" in words
+    assert "rank, mean of 3 finished seeds 96.90 ± 0.00" in words
+
+
+def test_the_seed_that_came_furthest_is_drawn_for_all(tmp_path: Path) -> None:
+    begun = read_run(write_run(tmp_path / "begun", constant(2), tasks=3))
+    ended = read_run(write_run(tmp_path / "ended", constant(3), tasks=3, seed=1))
+    write_report([begun, ended], tmp_path / "page/report.html")
+    assert {path.name for path in (tmp_path / "page").glob("matrix-?.png")} == {"matrix-2.png"}
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,6 @@ def test_a_run_takes_on_only_tasks_that_come_after_its_own(
         check_folder(now, tmp_path, resume=True)
         assert tasks_more(now, tmp_path) == 1
         return
-    with pytest.raises(RunError, match=r"was begun with tasks \d, not \d"):
+    with pytest.raises(RunError, match=r"is a run with tasks \d, not \d"):
         check_folder(now, tmp_path, resume=True)
     assert tasks_more(now, tmp_path) == 0

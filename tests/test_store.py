@@ -294,6 +294,17 @@ def test_loading_what_is_no_network(place: str, tmp_path: Path) -> None:
     assert not rankup.verify(tmp_path / place)
 
 
+def test_saving_says_that_what_was_saved_before_is_damaged(saved: Path) -> None:
+    net = rankup.load(saved)
+    teach(net, "one more", inputs("mlp"))
+    path = first_task(saved)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(rankup.StoreError, match="is damaged, of .* bytes, .* to a new folder"):
+        rankup.save(net, saved)
+    rankup.save(net, saved.with_name("new"))
+    assert rankup.load(saved.with_name("new")).tasks == net.tasks
+
+
 def test_saving_refuses_what_would_be_lost(saved: Path, tmp_path: Path) -> None:
     before = hashes(saved)
     net = rankup.load(saved)

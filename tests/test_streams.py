@@ -422,3 +422,11 @@ def test_what_is_held_out_is_training_data_and_is_not_trained_on() -> None:
     assert not torch.equal(part[0].test_x, hold_out(whole, 0.25, seed=6)[0].test_x)
     with pytest.raises(rankup.RankupError, match="between 0 and 1, got 1.5"):
         hold_out(whole, 1.5, seed=0)
+
+
+def test_streams_and_tasks_are_told_in_a_line_without_their_tensors() -> None:
+    stream = make_stream("p-digits")
+    assert repr(stream) == "Stream('p-digits', 10 tasks)"
+    assert repr(Stream("mine", stream.tasks[:1])) == "Stream('mine', 1 task)"
+    samples = "1,442 training and 355 test samples of [1, 8, 8]"
+    assert repr(stream[0]) == f"Task('permutation 01', 10 classes, {samples})"

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -90,7 +91,7 @@ def run(
     --tasks than before, a run of the rank update learns further permutations or rotations.
     """
     check_options(method, method_options)
-    from rankup.folder import tasks_more
+    from rankup.folder import tasks_more, tasks_of
     from rankup.launch import Launch
     from rankup.methods.rank import warn_if_capped
     from rankup.progress import SeedBars, bars, note
@@ -102,6 +103,9 @@ def run(
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():
         raise RankupError(f"{root} holds a run already, of one seed: name another with --out")
+    if request.resume and request.tasks is None:  # only who says so wants more of them than before
+        first = root / f"seed-{request.seed}" if seeds > 1 else root
+        request = replace(request, tasks=tasks_of(first))
     launch = Launch(request)
     folders = {own: root / f"seed-{own}" if seeds > 1 else root for own in launch.seeds}
     asked = launch.of(method, method_options, folders)

@@ -4,9 +4,10 @@ module that was given, then constant."""
 from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankup import seeds
+from rankup.errors import TaskStateError
 from rankup.layers import Start, Tensors
 from rankup.specs import DenseSpec
 
@@ -50,6 +51,8 @@ class DenseParts:
             for name, _ in spec.tensors
         }
         self._before: Tensors = {}
+        self._own = [name for name, _ in spec.tensors if name not in spec.trained]
+        self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})
 
     def start(self, classes: int, start: Start) -> Tensors:
@@ -60,8 +63,9 @@ class DenseParts:
 
     def open(self, values: Tensors) -> None:
         # Also where there is nothing to train: a module may change its own buffers while it learns.
-        if not self.count and not self.spec.kept:
-            self._before = {name: tensor.clone() for name, tensor in self._values().items()}
+        current = self._values()
+        wanted = self._own if self.count or self.spec.kept else current
+        self._before = {name: current[name].clone() for name in wanted}
         for name, value in values.items():
             parameter = nn.Parameter(value)
             for owner, key in self._places[name]:
@@ -70,8 +74,25 @@ class DenseParts:
                 _refresh(owner)
 
     def learned(self) -> Tensors:
-        values = self._values() if self._before else {}
-        return {name: tensor.detach().clone() for name, tensor in values.items()}
+        values = self._values()
+        changed = [name for name in self._own if not _equal(values[name], self._before[name])]
+        self._updating.update(changed)
+        if not self.count and not self.spec.kept:
+            return {name: tensor.detach().clone() for name, tensor in values.items()}
+        if changed:
+            self.hold()
+            raise TaskStateError(
+                f"the module changed its buffer {changed[0]!r} while it learned, on which earlier "
+                "answers depend; it is held from now on: abandon_task, and learn the task again"
+            )
+        return {}
+
+    def hold(self) -> None:
+        """Have modules change their buffers no more once these are constant, by the flag that they
+        look at; those inside of them go on as they are."""
+        for name in self._updating:
+            for owner, _ in self._places[name]:
+                owner.training = False
 
     def close(self) -> None:
         self._constant(self._before)
@@ -104,6 +125,13 @@ class DenseParts:
                 # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
                 owner.register_buffer(key, value.to(old.device, old.dtype, copy=True))
                 _refresh(owner)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """To the bit, and nan where there is nan."""
+    return bool(torch.equal(one, other)) or bool(
+        torch.isnan(one).any() and torch.equal(one.nan_to_num(), other.nan_to_num())
+    )
 
 
 def _place(body: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -70,7 +70,15 @@ def tasks_more(config: RunConfig, out: Path) -> int:
     if not path.exists():
         return 0
     stored = read_config(path)
-    return config.tasks - stored["tasks"] if _grows(stored, _as_stored(config)) else 0
+    grows = _grows(stored, _as_stored(config))
+    return len(config.task_names) - len(stored["task_names"]) if grows else 0
+
+
+def tasks_of(out: Path) -> int | None:
+    """How many tasks the run in that folder is to learn; None where there is none."""
+    path = out / CONFIG
+    stored = read_config(path).get("tasks") if path.exists() else None
+    return stored if isinstance(stored, int) else None
 
 
 @contextmanager
@@ -134,9 +142,10 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
         before = stored.get(name)
         if name in may_differ or before == now:
             continue
+        what = "is a run" if name == "tasks" else "was begun"
         raise RunError(
-            f"{out} was begun with {_difference(name, before, now)}: go on with the same options, "
-            "or begin a new run with --out"
+            f"{out} {what} with {_difference(name, before, now)}: go on with the same options, or "
+            "begin a new run with --out"
         )
 
 

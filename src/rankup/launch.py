@@ -137,7 +137,21 @@ def _threads(asked: Request, out: Path, alone: bool) -> int:
     """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
     too small for more than two, and several runs have a process with one thread each."""
     if asked.resume and (out / CONFIG).exists():
-        return int(read_config(out / CONFIG)["threads"])
+        return _threads_before(out / CONFIG)
     most = torch.get_num_threads()
     own = most if asked.net is not Net.mlp else min(2, most)
     return asked.threads or (own if alone else 1)
+
+
+def _threads_before(path: Path) -> int:
+    """Never a guess: a run whose settings are not all known does not go on."""
+    config = read_config(path)
+    if "threads" not in config:
+        raise RankupError(f"{path} does not hold the settings of a run: it has no 'threads'")
+    threads = config["threads"]
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise RankupError(
+            f"{path} does not hold the settings of a run: its 'threads' is {threads!r}, expected a "
+            "whole number of at least 1"
+        )
+    return threads

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import checks, dense, seeds, size, stored
+from rankup import checks, dense, size, stored
+from rankup.audit import Audit
 from rankup.errors import RankupError, TaskStateError
 from rankup.hostcopy import HostCopy
 from rankup.layers import (
@@ -117,7 +118,7 @@ class IncrementalNet(nn.Module):
         self.edition = 0  # grows whenever other tensors are loaded into it
         self._index: dict[str, int] = {}
         self._learning: KnownTask | None = None
-        self._audited: set[torch.Size] = set()
+        self._audit = Audit()
         self.train(module.training)
 
     @property
@@ -267,11 +268,15 @@ class IncrementalNet(nn.Module):
         return made
 
     def _hold_statistics(self) -> None:
-        """Norms that were left as they are must not go on averaging once they are constant."""
+        """Norms that were left as they are must not go on averaging once they are constant, nor
+        other modules of which it is known that they change their buffers."""
         if self._tasks or self.growth.base == "keep":
             for part in self.body.modules():
                 if isinstance(part, nn.modules.batchnorm._NormBase):
                     part.eval()
+            for each in self.parts:
+                if isinstance(each, dense.DenseParts):
+                    each.hold()
 
     def _layers(self) -> Iterator[TaskLayer]:
         return (part for part in self.parts if isinstance(part, TaskLayer))
@@ -292,7 +297,7 @@ class IncrementalNet(nn.Module):
         """Inside, batch norms hold the pooled statistics of the task's data."""
         layers = (layer for layer in self._layers() if isinstance(layer, TaskNorm))
         norms = [norm for norm in layers if norm.wants_statistics]
-        if norms and (batches is None or isinstance(batches, Tensor)):
+        if norms and (isinstance(batches, Tensor) or not isinstance(batches, Iterable)):
             raise TaskStateError(
                 f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
                 "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"
@@ -340,8 +345,7 @@ class IncrementalNet(nn.Module):
     def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
         known = len(self._tasks)
         indices, copied = self._checked_mixed(tasks, x)
-        if not options:
-            self._audit(x, indices)
+        self._audit.check(x, indices, options, lambda one, own: self.body(one, **own))
         with active(indices):
             y = self.body(x, **options)
         if copied is None or copied.all_below(known):
@@ -371,18 +375,6 @@ class IncrementalNet(nn.Module):
     def _refuse_unknown(self, tasks: Tensor) -> None:
         for index in torch.aminmax(tasks):
             self._committed(int(index))
-
-    def _audit(self, x: Any, tasks: Tensor) -> None:
-        """Once for every shape of input: does every layer have the samples in its first dimension?
-
-        A layer compares the number of its rows with the number of samples. A module that puts
-        another dimension first, of the same size by chance, would pass; a batch of one shows it.
-        """
-        if not isinstance(x, Tensor) or len(x) < 2 or x.shape[1:] in self._audited:
-            return
-        with seeds.drawing(self.device, 0), torch.no_grad(), active(tasks[:1]):
-            self.body(x[:1])
-        self._audited.add(x.shape[1:])
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:

@@ -275,6 +275,11 @@ class _Planner:
                 f"layers of the module are not initialised yet ({', '.join(lazy)}): run it once on "
                 "an input"
             )
+        if self.head in problems:
+            raise RankupError(
+                f"the head {self.head!r} must be a plain Linear with a weight of its own "
+                f"({problems[self.head]}): replace it, or name another layer with head="
+            )
         if problems:
             listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
             raise RankupError(

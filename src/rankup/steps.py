@@ -76,7 +76,8 @@ class Learner(nn.Module, ABC):
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         """The loss of one step and its gradient by each parameter."""
         loss = self(draw)
-        return loss, torch.autograd.grad(loss, self._leaves)
+        # Zeros for what the module has and did not run.
+        return loss, torch.autograd.grad(loss, self._leaves, materialize_grads=True)
 
     def settle(self) -> None:
         """What is to be done after the parameters were changed: nothing."""

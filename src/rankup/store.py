@@ -127,7 +127,7 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         known = {}
     _known_files[net] = net.edition, known
     contents = _contents(net)
-    there = set(_file_names(old)) if old else set()
+    there = {file.file for file in _files(old)} if old else set()
     written: dict[str, bytes] = {}
     for name, content in contents.items():
         # What is written is described as it is written: somebody may have changed a tensor.
@@ -184,10 +184,10 @@ def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], task: int | None = 
     return safetensors.torch.save(tensors, {"task": json.dumps(about)})
 
 
-def _file_names(manifest: Manifest) -> Iterator[str]:
+def _files(manifest: Manifest) -> Iterator[File]:
     if manifest.base is not None:
-        yield BASE
-    yield from (file.file for _, file in manifest.tasks)
+        yield manifest.base
+    yield from (file for _, file in manifest.tasks)
 
 
 def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
@@ -198,9 +198,13 @@ def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
             f"{folder} holds tasks that this network has not learned: save this one to a folder of "
             "its own"
         )
-    for name in _file_names(old):
-        if not (folder / name).exists():
-            raise StoreError(f"{folder / name} is missing: save the network to a new folder")
+    for file in _files(old):
+        # Not read again, which would take as long as writing all of them: `verify` does that.
+        path = folder / file.file
+        there = path.stat().st_size if path.is_file() else None
+        if there != file.size:
+            what = "missing" if there is None else f"damaged, of {there:,} bytes, not {file.size:,}"
+            raise StoreError(f"{path} is {what}: save the network to a new folder")
 
 
 def _network_without_tasks(

@@ -1,27 +1,66 @@
-"""Work in several processes, which tell how far they are and do not outlive who asked for it."""
+"""Work in several processes, which tell how far they are and do not outlive who asked for it.
+
+Who asked has one thread and no lock for all this: an interrupt may come at any line, also while a
+lock is held, and then ending the workers must not wait for that lock.
+"""
 
 import contextlib
 import multiprocessing
 import os
-import queue
+import pickle
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple, TypeVar, cast
 
 from rankup.errors import RankupError, plain_warnings
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-_told: Any = None  # in a worker: the queue to the one that asked
+
+class _Told(NamedTuple):
+    message: Any
+
+
+class _Done(NamedTuple):
+    outcome: Any
+
+
+class _Failed(NamedTuple):
+    error: BaseException
+    where: str  # its traceback, which does not travel with it
+
+
+class _InWorker(Exception):
+    """The traceback of an error in a worker, shown above that of who asked."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+class _WorkerLost(Exception):
+    pass
+
+
+class _Worker(NamedTuple):
+    process: SpawnProcess
+    line: Connection  # jobs go there, and what it says comes back
+
+
+# In a worker: the line to the one that asked, for one message at a time.
+_line: Connection
+_speaking = threading.Lock()
 
 
 def tell(message: Any) -> None:
     """From a worker to the one that asked."""
-    _told.put(message)
+    _say(_Told(message))
 
 
 def in_processes(
@@ -39,38 +78,151 @@ def in_processes(
         hear: is given what workers `tell`.
         lost: what to say when a worker was killed.
     """
-    context, others = multiprocessing.get_context("spawn"), {*multiprocessing.active_children()}
-    told: Any = context.Queue()
-    pool = ProcessPoolExecutor(min(count, len(items)), context, _begin, (told,))
+    workers: list[_Worker] = []
     try:
-        pending = {pool.submit(work, item): item for item in items}
-        while pending:
-            with contextlib.suppress(queue.Empty):
-                hear(told.get(timeout=0.1))
-            for done in [future for future in pending if future.done()]:
-                yield pending.pop(done), done.result()
-        pool.shutdown()
+        for _ in range(min(count, len(items))):
+            _start(workers)
+        left = deque(items)
+        busy: dict[Connection, Item] = {}
+        for worker in workers:
+            busy[worker.line] = left.popleft()
+            _ask(worker.line, work, busy[worker.line])
+        while busy:
+            for line in cast("list[Connection]", wait([*busy])):
+                said = _listen(line)
+                if isinstance(said, _Told):
+                    hear(said.message)
+                    continue
+                if isinstance(said, _Failed):
+                    raise said.error from _InWorker(said.where)
+                done = busy.pop(line)
+                if left:
+                    busy[line] = left.popleft()
+                    _ask(line, work, busy[line])
+                yield done, said.outcome
+        _let_go(workers)
     except BaseException as error:
         # Workers that are in the middle of something must not outlive this process. A folder is
         # whole at every moment.
-        for process in {*multiprocessing.active_children()} - others:
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        if isinstance(error, BrokenProcessPool):
+        _kill(workers)
+        if isinstance(error, _WorkerLost):
             raise RankupError(lost) from None
         raise
 
 
-def _begin(told: Any) -> None:
-    import torch
+def _start(workers: list[_Worker]) -> None:
+    context = multiprocessing.get_context("spawn")
+    # An interrupt in between would leave a process that nobody knows of.
+    with _undisturbed():
+        line, its_line = context.Pipe()
+        process = context.Process(target=_serve, args=(its_line,))
+        process.start()
+        its_line.close()  # so that the line ends with the worker
+        workers.append(_Worker(process, line))
 
-    global _told
-    _told = told
+
+def _ask(line: Connection, work: Callable[[Item], Any], item: Item) -> None:
+    job = ForkingPickler.dumps((work, item))
+    try:
+        line.send_bytes(job)
+    except OSError:
+        raise _WorkerLost from None
+
+
+def _listen(line: Connection) -> _Told | _Done | _Failed:
+    try:
+        said = line.recv_bytes()
+    except (EOFError, OSError):
+        raise _WorkerLost from None
+    heard: _Told | _Done | _Failed = pickle.loads(said)
+    return heard
+
+
+def _let_go(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.line.close()
+    for worker in workers:
+        worker.process.join()
+
+
+def _kill(workers: list[_Worker]) -> None:
+    try:
+        with _undisturbed():
+            for worker in workers:
+                worker.process.kill()  # also one that is stopped, which would not heed less
+            _let_go(workers)
+    except KeyboardInterrupt:
+        _kill(workers)  # Ctrl-C again, maybe before anything of this was done
+        raise
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C, and what is taken as that, waits for the end of this."""
+    came: list[int] = []
+    handlers: dict[int, Callable[[int, Any], Any]] = {}
+    if threading.current_thread() is threading.main_thread():  # others are never interrupted
+        for one in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(one)):
+                handlers[one] = handler
+    try:
+        for number in handlers:
+            signal.signal(number, lambda which, _: came.append(which))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            handlers[number](number, None)
+
+
+def _serve(line: Connection) -> None:
+    """In a worker: do job after job."""
+    _begin(line)
+    while True:
+        try:
+            job = line.recv_bytes()
+        except (EOFError, OSError):  # there are no more
+            return
+        said = _outcome(job)
+        try:
+            _say(said)
+        except Exception as error:  # what it came to cannot be sent
+            _say(_failed(error))
+
+
+def _begin(line: Connection) -> None:
+    global _line
+    _line = line
     # Ctrl-C reaches every process of a terminal; it is the parent's to end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     plain_warnings()
+
+    import torch  # after that, for it takes its time
+
     torch.set_num_threads(1)
+
+
+def _outcome(job: bytes) -> _Done | _Failed:
+    try:
+        work, item = pickle.loads(job)
+        return _Done(work(item))
+    except BaseException as error:
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> _Failed:
+    return _Failed(error, "".join(traceback.format_exception(error)))
+
+
+def _say(said: _Told | _Done | _Failed) -> None:
+    message = ForkingPickler.dumps(said)
+    try:
+        with _speaking:
+            _line.send_bytes(message)
+    except OSError:  # nobody is left to hear it
+        os._exit(1)
 
 
 def _end_with_parent() -> None:

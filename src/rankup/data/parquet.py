@@ -200,5 +200,20 @@ def _class_names(shards: Sequence[_Shard]) -> tuple[str, ...]:
             )
     if named and named[0].names is not None:
         return named[0].names
+    _check_countable(shards)
     highest = max(int(shard.labels.max(initial=0)) for shard in shards)
     return tuple(map(str, range(highest + 1)))
+
+
+def _check_countable(shards: Sequence[_Shard]) -> None:
+    """Labels that are ids must not become as many classes: the memory would not hold their names,
+    and where there are more classes than images, some class has none."""
+    images = sum(len(shard.labels) for shard in shards)
+    for shard in shards:
+        outside = np.flatnonzero(shard.labels >= images)
+        if outside.size:
+            row = int(outside[0])
+            raise DataError(
+                f"{shard.file}, row {row}: label {shard.labels[row]} is outside the classes that "
+                f"{images} images can have, 0 to {images - 1}, and the files name no classes"
+            )

@@ -51,10 +51,18 @@ OWN_DESCRIPTION = "a data set of your own, its classes divided among --tasks tas
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """An ordered sequence of tasks."""
+    """An ordered sequence of tasks.
+
+    >>> make_stream("p-digits")
+    Stream('p-digits', 10 tasks)
+    """
 
     name: str
     tasks: "tuple[Task, ...]"
+
+    def __repr__(self) -> str:
+        # Without the tasks, which would take a line each.
+        return f"Stream({self.name!r}, {len(self)} task{'' if len(self) == 1 else 's'})"
 
     def __len__(self) -> int:
         return len(self.tasks)

@@ -14,8 +14,8 @@ class Task:
     """What is learned at once. Tensors of several tasks may share memory.
 
     >>> x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> Task("mine", 3, x, y, x, y).classes
-    3
+    >>> Task("mine", 3, x, y, x, y)
+    Task('mine', 3 classes, 6 training and 6 test samples of [4])
     >>> Task("mine", 2, x, y, x, y)
     Traceback (most recent call last):
     rankup.data.errors.DataError: task 'mine': training label 2 is outside its 2 classes, 0 to 1
@@ -45,6 +45,13 @@ class Task:
                 raise DataError(
                     f"task {self.name!r} has training {what} {train} but test {what} {test}"
                 )
+
+    def __repr__(self) -> str:
+        # Without the tensors, which would fill the screen.
+        return (
+            f"Task({self.name!r}, {self.classes} classes, {len(self.train_y):,} training and "
+            f"{len(self.test_y):,} test samples of {list(self.train_x.shape[1:])})"
+        )
 
     def to(self, device: torch.device | str) -> "Task":
         return self.moved(device, {})

@@ -130,6 +130,11 @@ class TaskNorm(TaskLayer):
         var: Tensor | None = None,
     ) -> Tensor:
         if self.spec.is_batch:
+            if mean is None and x.numel() == x.shape[1]:
+                raise TaskStateError(
+                    f"the batch norm {self.spec.name!r} takes statistics of every batch and got a "
+                    "single value of each channel: give batches of two samples or more"
+                )
             return F.batch_norm(x, mean, var, weight, bias, mean is None, 0.0, self.spec.eps)
         if self.spec.over == "layer":
             return F.layer_norm(x, self.spec.shape, weight, bias, self.spec.eps)

@@ -11,7 +11,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.report import text, theme
 from rankup.report.plots import MOST_STACKED, write_plots
-from rankup.report.runs import Run, seed_groups
+from rankup.report.runs import Run
 
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
@@ -63,7 +63,7 @@ def _page(runs: Sequence[Run], plots: dict[str, list[str]]) -> str:
         summary=text.summary(runs),
         runs=[_results(runs, index) for index in range(len(runs))],
         coloured=len(runs),
-        means=[text.group_results(group) for group in seed_groups(runs)],
+        means=text.mean_results(runs),
         tasks=_tasks(runs),
         settings=_settings(runs),
         plots=plots,
@@ -75,6 +75,8 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
     return {
         "number": index + 1,
         "name": text.labels(runs)[index],
+        # The summary says it of few runs.
+        "progress": text.so_far("", run) if len(runs) > text.MOST_TOLD else "",
         "accuracy": text.percent(run.matrix.average_accuracy()),
         "forgetting": text.percent(run.matrix.forgetting()),
         "backward": text.percent(run.matrix.backward_transfer()),

@@ -61,6 +61,21 @@ class Run:
         return [str(line["task"]) for line in self.lines]
 
     @property
+    def asked(self) -> int:
+        """How many tasks the run is to learn; where its settings do not say, those it has."""
+        asked = self.config.get("tasks")
+        return asked if isinstance(asked, int) else len(self.lines)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.lines) >= self.asked
+
+    @property
+    def unseeded(self) -> dict[str, Any]:
+        """The settings that runs of several seeds have in common."""
+        return {key: value for key, value in self.config.items() if key not in _OF_A_SEED}
+
+    @property
     def parameters(self) -> float:
         return float(self.lines[-1]["parameters"])
 
@@ -74,16 +89,27 @@ class Run:
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ in nothing but their seeds, where there are several."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        apart = {key: value for key, value in run.config.items() if key not in _OF_A_SEED}
-        groups.setdefault(json.dumps(apart, sort_keys=True), []).append(run)
+    """Runs that differ in nothing but their seeds, where there are several. The one that has come
+    furthest is first, because it may stand for all."""
     return [
-        group
-        for group in groups.values()
+        sorted(group, key=lambda run: -len(run.lines))
+        for group in by_setting(runs).values()
         if len({run.config.get("seed") for run in group}) == len(group) > 1
     ]
+
+
+def finished_groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Those of which there are means: a run on its way has fewer tasks to get right, so its
+    average is not one of the same thing."""
+    return seed_groups([run for run in runs if run.finished])
+
+
+def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each setting, whatever their seeds."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.unseeded, sort_keys=True), []).append(run)
+    return groups
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:

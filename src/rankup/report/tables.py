@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rankup.report.comparison import Comparison
 from rankup.report.comparison_text import HEADINGS, cells, notes
-from rankup.report.runs import Run, seed_groups
-from rankup.report.text import count, duration, group_results, labels, percent
+from rankup.report.runs import Run
+from rankup.report.text import count, duration, labels, mean_results, percent, so_far
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def run_table(run: Run) -> Table:
     """A run's accuracy on each task, when it was learned and now, and what was forgotten."""
     about = "forgetting is averaged over all tasks but the last"
-    table = _table(f"{run.method} on {run.stream}", caption=about)
+    table = _table(so_far(f"{run.method} on {run.stream}", run), caption=about)
     table.show_footer = True
     table.add_column("#", justify="right")
     table.add_column("task", "average", overflow="fold", ratio=1)
@@ -33,7 +33,7 @@ def run_table(run: Run) -> Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """A row for each run."""
+    """A row for each run, and for the mean of each setting that several seeds have finished."""
     streams = ", ".join(dict.fromkeys(run.stream for run in runs))
     table = _table(streams, caption="parameters and replay buffer in float32 numbers")
     table.add_column("method", overflow="fold", ratio=1)
@@ -41,12 +41,10 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         table.add_column(heading, justify="right")
     for name, run in zip(labels(runs), runs, strict=True):
         accuracy, forgetting = run.matrix.average_accuracy(), run.matrix.forgetting()
+        results = percent(accuracy), percent(forgetting)
         storage = count(run.parameters), count(run.buffer)
-        _add_row(
-            table, name, percent(accuracy), percent(forgetting), *storage, duration(run.seconds)
-        )
-    for group in seed_groups(runs):
-        mean = group_results(group)
+        _add_row(table, so_far(name, run), *results, *storage, duration(run.seconds))
+    for mean in mean_results(runs):
         keys = ("name", "accuracy", "forgetting", "parameters", "buffer", "time")
         table.add_section()
         _add_row(table, *(mean[key] for key in keys))

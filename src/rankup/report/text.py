@@ -2,11 +2,13 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rankup.report.runs import Run, seed_groups
+from rankup.report.runs import Run, by_setting, finished_groups
 
 NOTHING = "–"  # stands where a setting or a result is not there
+MOST_TOLD = 3  # runs of which the summary tells one by one
 
 
 def percent(fraction: float) -> str:
@@ -38,10 +40,25 @@ def spread(fractions: Sequence[float]) -> str:
     return f"{percent(statistics.mean(fractions))} ± {percent(statistics.stdev(fractions))}"
 
 
-def group_results(group: Sequence[Run]) -> dict[str, str]:
-    """What runs that differ in their seeds alone have in common, as a row of a table."""
+def mean_results(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """A row of a table for each setting that several seeds have finished."""
+    groups = list(by_setting(runs).values())
+    # Named without their seeds: these may tell runs apart, but not what was averaged.
+    names = labels([replace(group[0], config=group[0].unseeded) for group in groups])
+    return [
+        {"name": f"{name}, {_mean_of(finished, group)}", **_means(finished)}
+        for name, group in zip(names, groups, strict=True)
+        for finished in finished_groups(group)  # all in one, if any
+    ]
+
+
+def _mean_of(finished: Sequence[Run], group: Sequence[Run]) -> str:
+    kind = "seeds" if len(finished) == len(group) else "finished seeds"
+    return f"mean of {len(finished)} {kind}"
+
+
+def _means(group: Sequence[Run]) -> dict[str, str]:
     return {
-        "name": f"{group[0].method}, mean of {len(group)} seeds",
         "accuracy": spread([run.matrix.average_accuracy() for run in group]),
         "forgetting": spread([run.matrix.forgetting() for run in group]),
         "backward": spread([run.matrix.backward_transfer() for run in group]),
@@ -75,22 +92,32 @@ def duration(seconds: float) -> str:
 def summary(runs: Sequence[Run]) -> str:
     """One sentence on how the runs went."""
     names = labels(runs)
-    if len(seed_groups(runs)) == 1 and len(seed_groups(runs)[0]) == len(runs):
-        result = group_results(runs)
+    if [len(group) for group in finished_groups(runs)] == [len(runs)]:
+        result = _means(runs)
         return (
             f"{runs[0].method} learned {_tasks(runs[0])} of {runs[0].stream} with {len(runs)} "
             f"seeds: average accuracy {result['accuracy']} %, forgetting {result['forgetting']}"
         )
-    if len(runs) > 3 and not one_stream(runs):
+    if len(runs) > MOST_TOLD and not one_stream(runs):
         return f"{len(runs)} runs on {len({run.stream for run in runs})} streams"
-    if len(runs) > 3:
-        best = max(range(len(runs)), key=lambda index: runs[index].matrix.average_accuracy())
-        return f"Of {len(runs)} runs the best on average is {names[best]}: {_result(runs[best])}"
+    if len(runs) > MOST_TOLD:
+        return _best(runs)
     of_stream = f" of {runs[0].stream}" if one_stream(runs) else ""
     return "; ".join(
         f"{name} learned {_tasks(run)}{of_stream}: {_result(run)}"
         for name, run in zip(names, runs, strict=True)
     )
+
+
+def _best(runs: Sequence[Run]) -> str:
+    """One sentence on the best run of many, of those that have learned as much as they should."""
+    finished = [index for index, run in enumerate(runs) if run.finished]
+    if not finished:
+        return f"None of {len(runs)} runs has learned all its tasks yet"
+    best = max(finished, key=lambda index: runs[index].matrix.average_accuracy())
+    of_which = "" if len(finished) == len(runs) else f", {len(finished)} of them finished,"
+    name, result = labels(runs)[best], _result(runs[best])
+    return f"Of {len(runs)} runs{of_which} the best on average is {name}: {result}"
 
 
 def one_stream(runs: Sequence[Run]) -> bool:
@@ -147,10 +174,15 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def so_far(name: str, run: Run) -> str:
+    """What a run is called where its results stand: with how far it has come, if not to the end."""
+    return name if run.finished else f"{name}, {_tasks(run)}"
+
+
 def _tasks(run: Run) -> str:
-    asked, done = run.config.get("tasks"), len(run.tasks)
-    if isinstance(asked, int) and asked > done:
-        return f"{done} of {asked} tasks"
+    done = len(run.tasks)
+    if not run.finished:
+        return f"{done} of {run.asked} tasks"
     return "1 task" if done == 1 else f"{done} tasks"
 
 
