@@ -1,5 +1,6 @@
 """Modules that do more than run their layers: fitted as they are."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,3 +258,80 @@ def test_a_layer_that_never_runs_is_in_nobodys_way() -> None:
     for name in ("one", "two"):
         rankup.fit(net, replace(task, name=name), RECIPE)
     assert right(net, task, 1) > 0.8
+
+
+class Classy(nn.Module):
+    """Has a parameter of its own, and draws all its weights by itself."""
+
+    def __init__(self, *, by_hand: bool = False) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(12))
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+        self.reset_parameters = self.drawn_by if by_hand else self.drawn
+
+    def drawn(self) -> None:
+        nn.init.normal_(self.token)
+        nn.init.xavier_uniform_(self.hidden.weight)
+        self.head.reset_parameters()
+
+    def drawn_by(self, deviation: float) -> None:
+        nn.init.normal_(self.token, std=deviation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x + self.token).relu())
+
+
+def test_a_module_may_draw_its_layers_beside_its_own_parameters() -> None:
+    one, other = (rankup.grow(Classy(), Rank(4, 1), exclude="token", head="head") for _ in range(2))
+    assert float(one.body.token.norm()) > 1
+    assert torch.equal(one.body.token, other.body.token)  # of the network's seed
+    # One that cannot be drawn without arguments stays as it was given.
+    given = rankup.grow(Classy(by_hand=True), Rank(4, 1), exclude="token", head="head")
+    assert float(given.body.token.norm()) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "given"),
+    [
+        (lambda logits: {"logits": logits}, "got dict"),
+        (lambda logits: (logits, logits), "got tuple"),
+        (lambda logits: logits[:, None].expand(-1, 3, -1), r"got \[2, 3, 2\]"),
+    ],
+)
+def test_fit_wants_logits_before_anything_is_learned(
+    answer: Callable[[Tensor], object], given: str
+) -> None:
+    class Answers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> object:
+            return answer(self.head(self.hidden(x).relu()))
+
+    net = rankup.grow(Answers(), Rank(4, 1), head="head")
+    steps: list[object] = []
+    with pytest.raises(rankup.RankupError, match=rf"answers with a tensor of logits, .* {given}"):
+        rankup.fit(net, halves(), RECIPE, on_epoch=lambda *done: steps.append(done))
+    assert not steps
+    assert net.learning is None
+
+
+def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x).relu()
+            if not self.training or torch.rand(()) < 0.5:
+                x = self.b(x).relu()
+            return self.head(x)
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net = rankup.grow(Dropped(), Rank(4, 1), head="head")
+        assert net.plan.chain is None
+    task = halves()
+    assert right(rankup.fit(net, task, RECIPE), task) > 0.8

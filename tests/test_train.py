@@ -366,7 +366,7 @@ def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> Non
     seen[False] = seen[True] = 0
     rankup.fit(network, clusters(classes=2), QUICK, on_epoch=lambda epoch, _: epoch.accuracy())
     assert seen[True] == 15 * 7  # steps
-    assert seen[False] == 15 + 1  # a probe after each epoch, and the last verdict
+    assert seen[False] == 1 + 15 + 1  # a first look, one after each epoch, and the last verdict
     assert not network.training
 
 

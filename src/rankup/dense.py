@@ -1,6 +1,8 @@
 """What a network neither factors nor keeps per task: trained with the first task or kept from the
 module that was given, then constant."""
 
+import copy
+from contextlib import suppress
 from itertools import chain
 
 import torch
@@ -12,11 +14,23 @@ from rankup.layers import Start, Tensors
 from rankup.specs import DenseSpec
 
 
-def reset(body: nn.Module, spec: DenseSpec, seed: int, device: torch.device) -> None:
-    """New values from the network's seed, in the modules that know how to draw them."""
-    for name in dict.fromkeys(name.rpartition(".")[0] for name in spec.trained):
+def reset(
+    body: nn.Module, given: nn.Module, spec: DenseSpec, seed: int, device: torch.device
+) -> None:
+    """New values from the network's seed, in the modules that know how to draw them.
+
+    Args:
+        given: the module as it was given: its own code may draw its layers, too, which the body has
+            no more.
+    """
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in spec.trained)
+    fresh = copy.deepcopy(given) if owners else given
+    for name in owners:
         with seeds.drawing(device, seeds.number(seed, "dense", name)):
-            redraw(body.get_submodule(name))
+            redraw(fresh.get_submodule(name))
+    with torch.no_grad():
+        for name in spec.trained:
+            body.get_parameter(name).copy_(fresh.get_parameter(name))
 
 
 def redraw(module: nn.Module) -> None:
@@ -24,7 +38,8 @@ def redraw(module: nn.Module) -> None:
     name for that than all its other layers."""
     for name in ("reset_parameters", "_reset_parameters"):
         if callable(draw := getattr(module, name, None)):
-            draw()
+            with suppress(TypeError):  # one that wants arguments is for its owner to call
+                draw()
             return
 
 

@@ -108,7 +108,7 @@ class IncrementalNet(nn.Module):
         exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
         self.body: nn.Module = copy.deepcopy(module, exchanged)
         if growth.base == "new":
-            dense.reset(self.body, self.plan.dense, growth.seed, self.plan.device)
+            dense.reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
         # What lives through a task: every layer that knows of tasks, and the rest as one.
         self.parts: list[TaskLayer | dense.DenseParts] = [
             *layers,

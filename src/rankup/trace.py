@@ -1,18 +1,26 @@
 """What torch.fx tells about a module: in which order its layers run and who reads whom."""
 
 import copy
+import random
 from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from rankup import seeds
+
 
 class Trace:
-    """The calls of a module's layers in the order in which they run."""
+    """The calls of a module's layers in the order in which they run.
 
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+    Args:
+        constant: whether it runs so every time; else nothing is known but that order.
+    """
+
+    def __init__(self, module: nn.Module, graph: fx.Graph, constant: bool = True) -> None:
         self._modules = dict(module.named_modules())
+        self._constant = constant
         self._graph = graph
         self._calls = [node for node in graph.nodes if node.op == "call_module"]
         self.order = [str(node.target) for node in self._calls]
@@ -50,7 +58,7 @@ class Trace:
         """The Linear that alone reads the module's input, with each sample flattened or as it
         is."""
         node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
-        while not others and len(node.users) == 1:
+        while self._constant and not others and len(node.users) == 1:
             node = next(iter(node.users))
             if self._linear(node):
                 name = str(node.target)
@@ -65,10 +73,11 @@ class Trace:
         names: list[str] = []
         node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
         after_linear = False
-        while not others and len(node.users) == 1:
-            node = next(iter(node.users))
-            if node.op == "output":
-                return names if after_linear and len(set(names)) == len(names) else None
+        while self._constant and not others and len(node.users) == 1:
+            before, node = node, next(iter(node.users))
+            if node.op == "output":  # of the last Linear alone, not of a dict with it
+                whole = after_linear and node.args == (before,)
+                return names if whole and len(set(names)) == len(names) else None
             if self._linear(node) and not after_linear:
                 names.append(str(node.target))
                 after_linear = True
@@ -81,7 +90,7 @@ class Trace:
     def seen_through_relu(self, name: str) -> str | None:
         """The layer whose outputs are, through a ReLU, all that another layer reads and that nobody
         else does; both run once."""
-        if self.order.count(name) != 1:
+        if not self._constant or self.order.count(name) != 1:
             return None
         relu = self._calls[self.order.index(name)].all_input_nodes[0]
         if not self._relu(relu):
@@ -122,6 +131,13 @@ def trace(module: nn.Module) -> Trace | None:
         # A copy, because a forward may write to its module; the tensors stay shared. As it trains,
         # which may be another way than it answers.
         shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
-        return Trace(module, fx.Tracer().trace(copy.deepcopy(module, shared).train()))
+        with seeds.drawing(torch.device("cpu"), 0):
+            # What draws while it is traced goes another way the next time.
+            before = torch.get_rng_state(), random.getstate()
+            graph = fx.Tracer().trace(copy.deepcopy(module, shared).train())
+            drew = not torch.equal(torch.get_rng_state(), before[0]) or (
+                random.getstate() != before[1]
+            )
+        return Trace(module, graph, constant=not drew)
     except Exception:  # Tracing runs the module's own code: anything may be raised.
         return None

@@ -266,10 +266,24 @@ class NetPupil:
         try:
             net.train()
             self._feed = Feed(task, recipe, net.device, net.dtype)
+            self._refuse_other_answers(task.classes)
             return self._kind()(net, self._feed, _PAD if net.device.type == "cuda" else 1)
         except BaseException:
             self.abandon()
             raise
+
+    def _refuse_other_answers(self, classes: int) -> None:
+        """Before anything is learned: the module must answer with logits and nothing else."""
+        x, _ = next(self._feed.train(2))
+        with torch.no_grad(), seeds.drawing(self.net.device, 0):
+            answer = self.predict(x, self.learned)
+        given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        if given != [len(x), classes]:
+            raise RankupError(
+                f"fit needs a module that answers with a tensor of logits, {[len(x), classes]} for "
+                f"{len(x)} samples of {classes} classes, got {given}; begin_task and commit_task "
+                "take any"
+            )
 
     def _kind(self) -> type[RankLearner]:
         if not self.reuse:
