@@ -160,7 +160,7 @@ KILLER = """
             rankup.run.run(config, stream, out, resume=(out / "config.json").exists())
             os._exit(0)
         if seed >= 0:
-            time.sleep(moments.uniform(0, longest / 3))
+            time.sleep(moments.uniform(0, longest))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if status == 0:
