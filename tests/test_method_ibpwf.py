@@ -16,7 +16,6 @@ import rankup
 from rankup.data.tasks import Task
 from rankup.feed import Draws, Feed
 from rankup.layers import active
-from rankup.layers.given import Built, built
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.bits import unpack
@@ -29,6 +28,7 @@ from rankup.methods.ibpwf import (
     expected_odds,
     logistic_divergence,
     relaxed,
+    selected,
 )
 from rankup.plan import Growth
 from rankup.rank import Rank
@@ -164,18 +164,36 @@ def test_the_loss_is_the_datas_and_a_samples_share_of_the_divergence() -> None:
     learner = method.begin(method.setting.tasks[1])
     alone = PriorAlone(method.body, learner.feed, 1, method.options)
     _, _, draw = inputs(learner)
-    weights, price = {}, torch.tensor(0.0)
+    selections, price = {}, torch.tensor(0.0)
     for number, layer in enumerate(layers(method)):
         for_selections, for_sticks = draw["noise"][:, number]
-        selection = relaxed(layer.odds(), 2 / 3, for_selections)
-        weights[layer.spec.name] = Built(layer.selecting(selection))
+        selections[layer.spec.name] = relaxed(layer.odds(), 2 / 3, for_selections)
         posterior = layer.sticks + layer.new_sticks
         price = price + divergence(layer.odds(), posterior, layer.sticks, for_sticks)
-    with built(weights), active(1):
+    with selected(selections), active(1):
         logits = method.body(learner.inputs(draw))
     loss = F.cross_entropy(logits, learner.y[draw["rows"]])
     torch.testing.assert_close(learner(draw), loss + price / 96)
     torch.testing.assert_close(alone(draw), price / 96)
+
+
+@pytest.mark.parametrize("rows", [(3,), (400,), (2, 2)])
+def test_factors_and_the_weight_of_a_selection_map_alike(rows: tuple[int, ...]) -> None:
+    method = make()
+    method.learn(method.setting.tasks[0], None, None)
+    method.begin(method.setting.tasks[1])
+    layer = layers(method)[0]
+    assert 0 < int(layer.taken.sum()) < layer.factors
+    selection = torch.rand(layer.factors, requires_grad=True)
+    x = torch.randn(*rows, layer.spec.inputs)
+    with selected({layer.spec.name: selection}), active(1):
+        got = layer(x)
+    wanted = F.linear(x, layer.selecting(selection), layer.new_bias)
+    learned = [selection, layer.new_U, layer.new_V, layer.new_scales, layer.new_bias]
+    torch.testing.assert_close(
+        [got, *torch.autograd.grad(got.square().mean(), learned)],
+        [wanted, *torch.autograd.grad(wanted.square().mean(), learned)],
+    )
 
 
 @pytest.mark.parametrize("start", [-3.0, 2.0])

@@ -3,6 +3,9 @@ factors, from which each task selects under the prior of an Indian buffet proces
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,7 +14,6 @@ from torch import Tensor, nn
 
 from rankup.feed import Draws, Feed
 from rankup.layers import Start, Tensors
-from rankup.layers.given import Built, built
 from rankup.methods.bits import pack, unpack
 from rankup.methods.options import IbpWfOptions
 from rankup.methods.weights import TaskWeight, TaskWeightMethod, WeightLearner
@@ -21,6 +23,18 @@ from rankup.specs import FactoredSpec
 _EDGE = 1e-6  # how near to 0 and 1 a probability may come
 _STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn
 _FASTER = 30.0  # times that log-odds learn as fast as weights: they have further to go
+
+SELECTED: ContextVar[dict[str, Tensor] | None] = ContextVar("rankup_selected", default=None)
+
+
+@contextmanager
+def selected(selections: dict[str, Tensor]) -> Iterator[None]:
+    """Inside, layers by these names learn with these selections `[K]`, each from 0 to 1."""
+    token = SELECTED.set(selections)
+    try:
+        yield
+    finally:
+        SELECTED.reset(token)
 
 
 class WeightFactors(TaskWeightMethod):
@@ -115,11 +129,30 @@ class DictionaryWeight(TaskWeight):
             return None
         return self.biases[task] if task < self.count else self.new_bias
 
+    def forward(self, x: Tensor) -> Tensor:
+        selection = (SELECTED.get() or {}).get(self.spec.name)
+        return super().forward(x) if selection is None else self._learn(x, selection)
+
+    def _learn(self, x: Tensor, selection: Tensor) -> Tensor:
+        """By way of the factors where there are so few samples that a weight would cost more."""
+        outputs, inputs, rows = self.spec.outputs, self.spec.inputs, math.prod(x.shape[:-1])
+        by_factors = rows * self.factors * (inputs + outputs)
+        by_weight = (self.factors + rows) * inputs * outputs
+        if self.spec.conv or by_factors > by_weight:
+            return self._map(x, self.selecting(selection), self.bias(self.count))
+        U, V = self._factors()
+        coefficients = F.linear(x, V) * (self.new_scales * selection)
+        return F.linear(coefficients, U.t(), self.bias(self.count))
+
     def selecting(self, selection: Tensor) -> Tensor:
         """The weight of the task being learned, with a selection `[K]` from 0 to 1."""
-        taken = self.taken[:, None]
-        U, V = torch.where(taken, self.U, self.new_U), torch.where(taken, self.V, self.new_V)
+        U, V = self._factors()
         return _product(U, self.new_scales * selection, V)
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """Those of the task being learned: where they are free, its own."""
+        taken = self.taken[:, None]
+        return torch.where(taken, self.U, self.new_U), torch.where(taken, self.V, self.new_V)
 
     def odds(self) -> Tensor:
         """The log-odds of the selection that is being learned."""
@@ -209,11 +242,8 @@ class BuffetLearner(WeightLearner):
         for_selections, for_sticks = draw["noise"]
         price = divergence(odds, posterior, prior, for_sticks)
         selections = relaxed(odds, self.options.temperature, for_selections)
-        weights = {
-            layer.spec.name: Built(layer.selecting(selection))
-            for layer, selection in zip(self.layers, selections, strict=True)
-        }
-        with built(weights):
+        names = [layer.spec.name for layer in self.layers]
+        with selected(dict(zip(names, selections, strict=True))):
             return self.surprise(draw) + price / len(self.feed)
 
     def surprise(self, draw: Draws) -> Tensor:

@@ -11,7 +11,6 @@ from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layers import TaskLayer
 from rankup.layers.conv import border
-from rankup.layers.given import BUILT
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
@@ -36,9 +35,7 @@ class TaskWeight(TaskLayer):
     def forward(self, x: Tensor) -> Tensor:
         task = self._task(x)
         assert isinstance(task, int)
-        built = (BUILT.get() or {}).get(self.spec.name)
-        weight = self.weight(task) if built is None else built.weight
-        return self._map(x, weight, self.bias(task))
+        return self._map(x, self.weight(task), self.bias(task))
 
     def plain(self, task: int) -> nn.Module:
         raise NotImplementedError  # networks are merged, methods are not

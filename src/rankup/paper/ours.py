@@ -8,7 +8,7 @@ from rankup.paper.cells import Cell, cell
 EPOCHS = {"p-mnist": 5, "r-mnist": 5, "s-cifar100": 30, "s-miniimagenet": 30}
 RESNET_EPOCHS = 20
 # As many as still help us, with what was best on held-out data. First factors that are longer than
-# others serve tasks that have nothing in common and add one factor each; else they are not worth it.
+# others serve where tasks have nothing in common and add one factor each, and only there.
 SEVERAL: dict[str, Any] = {"epochs": 20, "lr": 1e-2, "weight_decay": 0.05, "first_factors": 0.0}
 LONGEST = SEVERAL | {"epochs": 60, "weight_decay": 0.1}  # of worth with four factors a task alone
 LONGER: dict[str, dict[str, Any]] = {

@@ -72,10 +72,11 @@ def reuse() -> Table:
 
 def full_rank() -> Table:
     """Accuracy of the tasks that come once a layer has reached its full rank."""
-    rows = [
-        Row(f"width {width}", cell("p-mnist", rank="11,4", **SEVERAL, **wide), [None] * 5)
-        for width, wide in {32: {"width": 32}, 64: {"width": 64}, 256: {}}.items()
-    ]
+    cells = {
+        f"width {width or 256}": cell("p-mnist", rank="11,4", width=width, **SEVERAL)
+        for width in (32, 64, None)  # none given: the rank table asks for the same runs
+    }
+    rows = [Row(name, own, [None] * 5) for name, own in cells.items()]
     between = (Tasks(2, 6), Tasks(7, 14), Tasks(15, 20))
     section = Section("P-MNIST, (11,4), 20 epochs", ("accuracy", *between, "parameters"), rows)
     note = (
