@@ -64,6 +64,8 @@ def paper(
     """
     from rankup.paper.results import Results
 
+    if results.exists() and not results.is_dir():
+        raise RankupError(f"--results must be a folder, and {results} is a file")
     found = Results(results)
     if name is None:
         from rich.console import Console

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Draws = dict[str, Tensor]
 
+CALIBRATION = 10_000  # training samples behind a task's statistics
 _CHUNK = 2048  # samples in a batch that is only looked at
 _CHUNK_BYTES = 2**26  # of a batch that is only looked at on a GPU, which wants larger ones
 

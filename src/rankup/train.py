@@ -17,8 +17,9 @@ from rankup.chain import ChainLearner, is_chain
 from rankup.checkpoint import Checkpoint, Learning
 from rankup.engine import Engine
 from rankup.errors import RankupError
-from rankup.feed import Feed
+from rankup.feed import CALIBRATION, Feed
 from rankup.learner import ApartLearner, RankLearner
+from rankup.modes import evaluating
 from rankup.network import IncrementalNet
 from rankup.optimiser import rates
 from rankup.recipe import Recipe
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _PROBE = 1000  # training samples behind the accuracy that progress shows
 _WITNESS = 2_000  # training samples behind the verdict that a task was learned
-_CALIBRATION = 10_000  # training samples behind a task's statistics
 _PAD = 64  # rows to a multiple of which a GPU's tables are filled up
 
 
@@ -291,14 +291,13 @@ class NetPupil:
         return ChainLearner if is_chain(self.net, self._feed) else RankLearner
 
     def predict(self, x: Tensor, task: int) -> Tensor:
-        mode = self.net.training
-        logits: Tensor = self.net.eval()(x, task)
-        self.net.train(mode)
+        with evaluating(self.net):
+            logits: Tensor = self.net(x, task)
         return logits
 
     def end(self) -> None:
         draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
-        self.net.commit_task(calibrate=self._feed.sample(_CALIBRATION, draw))
+        self.net.commit_task(calibrate=self._feed.sample(CALIBRATION, draw))
 
     def abandon(self) -> None:
         if self.net.learning is not None:

@@ -47,8 +47,8 @@ class FactoredLinear(FactoredLayer):
 
     def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
         """Whether the fast form of learning fits: not for a kept weight or a rank so high that W
-        is cheaper, and not under autocast or the transforms of torch.func, which do not know it."""
-        if torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active():
+        is cheaper, and not where torch does not know it."""
+        if _transformed(x):
             return False
         return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))
 
@@ -123,6 +123,6 @@ def _sequence(x: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor) -> bool:
-    """Whether autocast or a transform of torch.func is on, which do not know operations in place
-    on what they have not seen."""
+    """Whether autocast or a transform of torch.func is on: these know neither nodes of our own nor
+    operations in place on what they have not seen."""
     return torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active()

@@ -15,19 +15,19 @@ from rankup import seeds
 from rankup.data.tasks import Task
 from rankup.dense import redraw
 from rankup.errors import StoreError
-from rankup.feed import Feed
+from rankup.feed import CALIBRATION, Feed
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Method, Setting
 from rankup.methods.heads import LearningHeads
 from rankup.metrics import Footprint, numbers
+from rankup.modes import evaluating
 from rankup.plan import Plan, make_plan
 from rankup.specs import HeadSpec, LayerSpec, NormSpec
 from rankup.steps import Learner
 from rankup.store import write_file
 
 _FILE = "weights.safetensors"
-_CALIBRATION = 10_000  # samples behind a task's statistics
 
 
 class DenseMethod(Method):
@@ -93,10 +93,8 @@ class DenseMethod(Method):
             raise
 
     def predict(self, x: Tensor, task: int) -> Tensor:
-        mode = self.body.training
-        with active(task):
-            logits: Tensor = self.body.eval()(x)
-        self.body.train(mode)
+        with evaluating(self.body), active(task):
+            logits: Tensor = self.body(x)
         return logits
 
     def end(self) -> None:
@@ -108,7 +106,7 @@ class DenseMethod(Method):
         self.consolidate(feed)
         draw = seeds.generator(self.seed, "calibrate", self.learned)
         norms = [p for p in self.parts if isinstance(p, TaskNorm) and p.wants_statistics]
-        batches = feed.sample(_CALIBRATION, draw)
+        batches = feed.sample(CALIBRATION, draw)
         with pooled_statistics(self.body, norms, batches, lambda x: self.predict(x, self.learned)):
             added = [part.learned() for part in self.parts]
         self._append(added)

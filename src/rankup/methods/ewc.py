@@ -16,6 +16,7 @@ from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
 from rankup.methods.options import EwcOptions
+from rankup.modes import evaluating
 from rankup.steps import Learner
 
 _BYTES = 2**26  # that the gradients of samples may take which are computed at once
@@ -83,16 +84,14 @@ class EWC(DenseMethod):
         squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
         at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
-        seen, mode = 0, self.body.training
+        seen = 0
         for x in feed.sample(self.options.samples, rows):
             answers = self.predict(x, index).softmax(1)
             drawn = torch.multinomial(answers, 1, generator=labels).squeeze(1)
-            self.body.eval()
-            for part in zip(*(torch.split(t, at_once) for t in (x, drawn)), strict=True):
-                with active(index):
+            with evaluating(self.body), active(index):
+                for part in zip(*(torch.split(t, at_once) for t in (x, drawn)), strict=True):
                     for name, own in gradients(weights, *part).items():
                         squares[name] += own.square().sum(0)
-            self.body.train(mode)
             seen += len(x)
         return flat(squares.values()) / seen
 

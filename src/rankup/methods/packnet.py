@@ -16,6 +16,7 @@ from rankup.methods.base import Setting
 from rankup.methods.bits import pack, unpack
 from rankup.methods.guard import GuardedLearner, GuardedMethod, buffer_name
 from rankup.methods.options import PackNetOptions
+from rankup.modes import evaluating
 from rankup.steps import Learner
 
 
@@ -58,10 +59,8 @@ class PackNet(GuardedMethod):
     def predict(self, x: Tensor, task: int) -> Tensor:
         if task == self.learned:  # All weights are in use.
             return super().predict(x, task)
-        mode = self.body.training
-        with active(task):
-            logits: Tensor = functional_call(self.body.eval(), self._of(task), (x,))
-        self.body.train(mode)
+        with evaluating(self.body), active(task):
+            logits: Tensor = functional_call(self.body, self._of(task), (x,))
         return logits
 
     def consolidate(self, feed: Feed) -> None:
