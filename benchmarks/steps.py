@@ -10,10 +10,10 @@ from common import wait
 import rankup
 from rankup.data.tasks import Task
 from rankup.engine import Engine
+from rankup.fitting import NetPupil
 from rankup.graph import Graph
 from rankup.recipe import Recipe
 from rankup.steps import Steps
-from rankup.train import NetPupil
 
 _EAGER = 100  # steps in an epoch that is taken step by step
 

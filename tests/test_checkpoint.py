@@ -23,11 +23,12 @@ from rankup.checkpoint import (
 )
 from rankup.data.streams import Stream, make_stream
 from rankup.engine import Engine
+from rankup.fitting import NetPupil
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.run import SeedRun, run, run_together
 from rankup.steps import Eager
-from rankup.train import Epoch, NetPupil, learn
+from rankup.train import Epoch, learn
 from test_run import config_for, outcome
 from zoo import assert_same_bits, logits
 

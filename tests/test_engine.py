@@ -13,12 +13,12 @@ from learning import CPU, RECIPE, after_steps, learners, task
 from rankup.chain import ChainLearner
 from rankup.engine import Engine
 from rankup.feed import Draws, Feed, places, take
+from rankup.fitting import NetPupil
 from rankup.flat import gathered, views
 from rankup.learner import ModuleLearner, RankLearner
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Learner
-from rankup.train import NetPupil
 
 
 def test_tensors_are_given_back_after_a_step_that_fails() -> None:

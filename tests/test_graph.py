@@ -106,7 +106,8 @@ def test_one_graph_serves_tasks_of_different_rank_and_what_it_learns_is_kept() -
     net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1)).to(device)
     engine = Engine()
     graphs = set()
-    from rankup.train import NetPupil, learn
+    from rankup.fitting import NetPupil
+    from rankup.train import learn
 
     pupil = NetPupil(net, Recipe(epochs=15, batch=32), 0)
     for seed in range(4):

@@ -20,7 +20,7 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.replicas import Seed, run_seeds
-from rankup.train import Epoch, accuracy
+from rankup.train import Epoch, share_right
 from test_run import config_for
 from zoo import GPU
 
@@ -119,7 +119,7 @@ def learn_all(method: Method, stream: Stream) -> AccuracyMatrix:
         row = []
         for j in range(index + 1):
             feed = Feed(stream[j], method.setting.recipe, CPU)
-            row.append(accuracy(lambda x, j=j: method.predict(x, j), feed.test()))
+            row.append(share_right(lambda x, j=j: method.predict(x, j), feed.test()))
         matrix.add(row)
     return matrix
 

@@ -1,9 +1,11 @@
 """Modules that do more than run their layers: fitted as they are."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -202,47 +204,6 @@ def test_what_a_layer_is_can_be_seen() -> None:
     assert "TaskNorm(batch2d, 4, weight=True, bias=True)" in shown
 
 
-class Averaging(nn.Module):
-    """Centres its inputs by a running mean, as many write it."""
-
-    def __init__(self, always: bool = False) -> None:
-        super().__init__()
-        self.always = always
-        self.register_buffer("mean", torch.zeros(12))
-        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training or self.always:
-            self.mean.lerp_(x.detach().mean(0), 0.1)
-        return self.head(self.hidden(x - self.mean).relu())
-
-
-def test_buffers_that_a_module_averages_are_constant_after_the_first_task(tmp_path: Path) -> None:
-    task = halves()
-    net = rankup.grow(Averaging(), Rank(4, 1), head="head")
-    rankup.fit(net, task, RECIPE)
-    mean, answer = net.body.mean.clone(), net.eval()(task.test_x, 0)
-    assert float(mean.norm()) > 0.1
-    moved = replace(task, name="moved", train_x=task.train_x + 1, test_x=task.test_x + 1)
-    rankup.fit(net, moved, RECIPE)
-    assert torch.equal(net.body.mean, mean)
-    assert torch.equal(net.eval()(task.test_x, 0), answer)
-    rankup.save(net, tmp_path)
-    back = rankup.load(tmp_path, module=Averaging()).eval()
-    assert torch.equal(back(moved.test_x, 1), net(moved.test_x, 1))
-
-
-def test_a_module_that_changes_its_buffers_all_the_same_is_refused() -> None:
-    task = halves()
-    net = rankup.grow(Averaging(always=True), Rank(4, 1), head="head")
-    rankup.fit(net, task, RECIPE)
-    mean = net.body.mean.clone()
-    with pytest.raises(rankup.TaskStateError, match="changed its buffer 'mean' while it learned"):
-        rankup.fit(net, replace(task, name="again"), RECIPE)
-    assert net.tasks == ["halves"]
-    assert torch.equal(net.body.mean, mean)
-
-
 def test_a_layer_that_never_runs_is_in_nobodys_way() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
@@ -317,7 +278,53 @@ def test_fit_wants_logits_before_anything_is_learned(
     assert net.learning is None
 
 
-def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out() -> None:
+def test_fit_wants_logits_in_training_too() -> None:
+    class Aided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> object:
+            logits = self.head(self.hidden(x).relu())
+            return (logits, logits) if self.training else logits
+
+    net = rankup.grow(Aided(), Rank(4, 1), head="head")
+    with pytest.raises(rankup.RankupError, match="answers with a tensor of logits, .* got tuple"):
+        rankup.fit(net, halves(), RECIPE)
+
+
+def test_backward_hooks_run_in_every_step() -> None:
+    seen: list[int] = []
+    net = rankup.grow(mlp(), Rank(2, 1))
+    net.body[2].register_full_backward_hook(lambda *_: seen.append(1))
+    rankup.fit(net, halves(), Recipe(epochs=30, batch=100))
+    assert len(seen) == 30 * 2  # steps
+
+
+class Counted:
+    """A coin that falls on one side and then on the other."""
+
+    def __init__(self) -> None:
+        self.thrown = 0
+
+    def __call__(self) -> bool:
+        self.thrown += 1
+        return self.thrown % 2 == 0
+
+
+@pytest.mark.parametrize(
+    "coin",
+    [
+        lambda: bool(torch.rand(()) < 0.5),
+        lambda: random.random() < 0.5,
+        lambda: np.random.rand() < 0.5,  # noqa: NPY002
+        Counted(),
+    ],
+    ids=["torch", "python", "numpy", "counted"],
+)
+def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out(
+    coin: Callable[[], bool],
+) -> None:
     class Dropped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -325,12 +332,14 @@ def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out() -> None
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.a(x).relu()
-            if not self.training or torch.rand(()) < 0.5:
+            if not self.training or coin():
                 x = self.b(x).relu()
             return self.head(x)
 
     for seed in range(4):
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
         net = rankup.grow(Dropped(), Rank(4, 1), head="head")
         assert net.plan.chain is None
     task = halves()

@@ -18,7 +18,7 @@ def add(results: Results, own: Cell, *seconds: float) -> None:
 
 
 def result(seed: int, seconds: float) -> Result:
-    config = {"versions": {"torch": "2"}}
+    config = {"versions": {"torch": "2"}, "device": "cpu"}
     return Result(seed, config, [[0.5]], 10, 0, seconds, "2026-11-16", "a machine", "rankup paper")
 
 
@@ -31,9 +31,14 @@ def test_what_is_left_takes_as_long_as_what_was_run_on_the_same_stream(tmp_path:
     add(results, quick, 10.0, 20.0)
     add(results, slow, 45.0)
     cells = [quick, slow, longer]
-    pace = pace_of([*cells, other], results)
-    assert pace == {("p-mnist", "mlp"): 6.0}  # between 3 and 9 seconds for an epoch
-    assert share_of(cells, results, pace) == Share(1, 3, 75.0, 1 * 5 * 6.0 + 3 * 20 * 6.0)
+    one_task = cell("p-mnist", epochs=5, tasks=1, seeds=1)
+    pace = pace_of([*cells, other], results, "cpu")
+    # Between 3 and 9 seconds for an epoch of twenty tasks.
+    assert pace == {("p-mnist", "mlp"): pytest.approx(6.0 / 20)}
+    left = 1 * 5 * 6.0 + 3 * 20 * 6.0
+    assert share_of(cells, results, pace) == Share(1, 3, 75.0, pytest.approx(left))
+    assert share_of([one_task], results, pace) == Share(0, 1, 0.0, pytest.approx(5 * 6.0 / 20))
+    assert pace_of(cells, results, "cuda") == {}
     assert share_of([other], results, pace) == Share(0, 1, 0.0, None)
 
 

@@ -14,12 +14,13 @@ from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import make_stream
 from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
+from rankup.fitting import NetPupil
 from rankup.layers import FactoredLayer, active
 from rankup.learner import RankLearner, loss_of
 from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
 from rankup.rank import Rank
 from rankup.recipe import PAPER, Recipe, recipe_for
-from rankup.train import Epoch, NetPupil
+from rankup.train import Epoch
 from zoo import assert_same_bits, logits
 
 CPU = torch.device("cpu")
@@ -365,7 +366,7 @@ def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> Non
     network = rankup.grow(body, Rank(2, 1), head="3").eval()
     seen[False] = seen[True] = 0
     rankup.fit(network, clusters(classes=2), QUICK, on_epoch=lambda epoch, _: epoch.accuracy())
-    assert seen[True] == 15 * 7  # steps
+    assert seen[True] == 1 + 15 * 7  # a first look, and the steps
     assert seen[False] == 1 + 15 + 1  # a first look, one after each epoch, and the last verdict
     assert not network.training
 
@@ -393,7 +394,7 @@ def test_orders_differ_by_seed_task_and_epoch() -> None:
             return drawn
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rankup.train.Feed", Watched)
+        patch.setattr("rankup.fitting.Feed", Watched)
         for seed in (0, 1):
             network = net()
             for name in ("a", "b"):

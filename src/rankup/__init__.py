@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from rankup.checkpoint import Checkpoint
     from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
+    from rankup.fitting import accuracy, fit
     from rankup.network import IncrementalNet, grow
     from rankup.rank import Rank
     from rankup.recipe import Recipe
     from rankup.size import Size
     from rankup.store import Verification, load, save, verify
-    from rankup.train import TaskFailed, fit
+    from rankup.train import TaskFailed
 
 __version__ = "0.1.0"
 
@@ -33,7 +34,8 @@ _HOME = {
     "TaskFailed": "rankup.train",
     "TaskStateError": "rankup.errors",
     "Verification": "rankup.store",
-    "fit": "rankup.train",
+    "accuracy": "rankup.fitting",
+    "fit": "rankup.fitting",
     "grow": "rankup.network",
     "load": "rankup.store",
     "save": "rankup.store",
@@ -52,6 +54,7 @@ __all__ = [
     "TaskFailed",
     "TaskStateError",
     "Verification",
+    "accuracy",
     "data",
     "fit",
     "grow",

@@ -34,7 +34,7 @@ class Audit:
             return
         leaves, form = tree_flatten((x, options))
         parts = [_sample_of(leaf, len(tasks)) for leaf in leaves]
-        kinds = [part.shape if isinstance(part, Tensor) else type(part) for part in parts]
+        kinds = [part.shape if isinstance(part, Tensor) else repr(part) for part in parts]
         if (seen := (str(form), *kinds)) in self._seen:
             return
         first, own = tree_unflatten(parts, form)

@@ -65,14 +65,20 @@ def inputs(x: Any, dtype: torch.dtype) -> None:
         raise RankupError("inputs are a NumPy array, expected a tensor: torch.from_numpy(x)")
 
 
-def batch(given: Any) -> Tensor:
-    if not isinstance(given, Tensor):
-        raise TaskStateError(
-            f"calibrate must give batches of input tensors, got a {type(given).__name__}"
-        )
-    if not len(given):
+def batch(given: Any) -> tuple[Any, dict[str, Any]]:
+    """What the module is to be run on, and its own options."""
+    x, options = given, {}
+    if isinstance(given, tuple | list):
+        if len(given) != 2 or not isinstance(given[1], dict):
+            raise TaskStateError(
+                "calibrate must give batches of inputs, or pairs of these and a dict of the "
+                f"module's own options, got a {type(given).__name__}; where a loader gives labels, "
+                "too, take (x for x, _ in loader)"
+            )
+        x, options = given
+    if isinstance(x, Tensor) and not len(x):
         raise TaskStateError("calibrate must give batches with samples, got one without")
-    return given
+    return x, options
 
 
 def listed(names: list[str]) -> str:

@@ -1,5 +1,6 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
+import io
 import signal
 import sys
 from dataclasses import replace
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     help="Networks that learn one task after another and never forget one.",
 )
@@ -51,6 +52,9 @@ def _always(
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
     plain_warnings()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "±" shows "?"
+            stream.reconfigure(errors="replace")
     # As Ctrl-C: a scheduler and `timeout` stop a job so, and it should go on from there, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -104,15 +108,14 @@ def run(
     if seeds > 1 and (root / CONFIG).exists():
         raise RankupError(f"{root} holds a run already, of one seed: name another with --out")
     if request.resume and request.tasks is None:  # only who says so wants more of them than before
-        first = root / f"seed-{request.seed}" if seeds > 1 else root
-        request = replace(request, tasks=tasks_of(first))
+        request = replace(request, tasks=tasks_of(_folders(root, request).values()))
     launch = Launch(request)
-    folders = {own: root / f"seed-{own}" if seeds > 1 else root for own in launch.seeds}
+    folders = _folders(root, request)
     asked = launch.of(method, method_options, folders)
     if method == "rank":  # here, because every process would say it
         warn_if_capped(setting_of(asked[0].config, asked[0].stream()))
     with bars() as shown:
-        if request.resume and (more := tasks_more(asked[0].config, asked[0].out)):
+        if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
             note(shown, f"{root} goes on to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
         failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
@@ -121,6 +124,12 @@ def run(
         _show(whole, root / "report.html")
     if failures:
         raise RankupError(_failed(failures, folders))
+
+
+def _folders(root: Path, request: Request) -> dict[int, Path]:
+    """Each seed's."""
+    seeds = range(request.seed, request.seed + request.seeds)
+    return {seed: root / f"seed-{seed}" if request.seeds > 1 else root for seed in seeds}
 
 
 def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:

@@ -70,10 +70,13 @@ def paper(
     if name is None:
         from rich.console import Console
 
+        from rankup.launch import chosen_device
         from rankup.paper.overview import overview
 
-        Console().print(overview(found))
+        Console().print(overview(found, chosen_device(device)))
         return
+    if show and only:
+        raise RankupError("--only chooses what is run, and with --show nothing is")
     if show and not results.is_dir():
         raise RankupError(f"there is no folder of results {results}: name it with --results")
     parts = {each: part(each) for each in (PARTS if name == ALL else [name])}

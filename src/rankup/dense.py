@@ -2,15 +2,17 @@
 module that was given, then constant."""
 
 import copy
-from contextlib import suppress
+import inspect
+from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import TaskStateError
-from rankup.layers import Start, Tensors
+from rankup.layers import Start, TaskLayer, Tensors
 from rankup.specs import DenseSpec
 
 
@@ -33,14 +35,32 @@ def reset(
             body.get_parameter(name).copy_(fresh.get_parameter(name))
 
 
+def redrawn(given: nn.Module) -> nn.Module:
+    """A copy with weights drawn anew, also by modules that draw those of their layers."""
+    fresh = copy.deepcopy(given)
+    for module in fresh.modules():
+        redraw(module)
+    return fresh
+
+
 def redraw(module: nn.Module) -> None:
     """Draw a module's own weights anew, where it knows how to. Attention of torch's has another
     name for that than all its other layers."""
     for name in ("reset_parameters", "_reset_parameters"):
         if callable(draw := getattr(module, name, None)):
-            with suppress(TypeError):  # one that wants arguments is for its owner to call
+            if not _wants_arguments(draw):  # else it is for its owner to call
                 draw()
             return
+
+
+def _wants_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # written in C, which does not say
+        pass
+    return False
 
 
 class DenseParts:
@@ -65,7 +85,15 @@ class DenseParts:
             name: [_place(body, other) for other, tensor in everywhere if tensor is here[name]]
             for name, _ in spec.tensors
         }
+        # What is in no file is no part of what a task learns.
+        self._passing = [
+            (module, key)
+            for module in body.modules()
+            if not isinstance(module, TaskLayer)
+            for key in module._non_persistent_buffers_set
+        ]
         self._before: Tensors = {}
+        self._passing_before: list[Tensor | None] = []
         self._own = [name for name, _ in spec.tensors if name not in spec.trained]
         self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})
@@ -81,6 +109,8 @@ class DenseParts:
         current = self._values()
         wanted = self._own if self.count or self.spec.kept else current
         self._before = {name: current[name].clone() for name in wanted}
+        buffers = (owner._buffers[key] for owner, key in self._passing)
+        self._passing_before = [None if t is None else t.clone() for t in buffers]
         for name, value in values.items():
             parameter = nn.Parameter(value)
             for owner, key in self._places[name]:
@@ -89,18 +119,27 @@ class DenseParts:
                 _refresh(owner)
 
     def learned(self) -> Tensors:
-        values = self._values()
-        changed = [name for name in self._own if not _equal(values[name], self._before[name])]
-        self._updating.update(changed)
         if not self.count and not self.spec.kept:
-            return {name: tensor.detach().clone() for name, tensor in values.items()}
-        if changed:
-            self.hold()
+            self._updating.update(self._changed())
+            return {name: tensor.detach().clone() for name, tensor in self._values().items()}
+        if changed := self.undo():
             raise TaskStateError(
                 f"the module changed its buffer {changed[0]!r} while it learned, on which earlier "
                 "answers depend; it is held from now on: abandon_task, and learn the task again"
             )
         return {}
+
+    def undo(self) -> list[str]:
+        """Have buffers as they were when the task began. Gives the names of those that were not."""
+        changed = self._changed()
+        self._updating.update(changed)
+        self._constant({name: self._before[name] for name in changed})
+        self._undo_passing()
+        return changed
+
+    def as_given(self) -> set[str]:
+        """What no task has changed, so that it may hold any values, as a mask of −inf does."""
+        return {*self._own} - {*self._changed()}
 
     def hold(self) -> None:
         """Have modules change their buffers no more once these are constant, by the flag that they
@@ -111,7 +150,8 @@ class DenseParts:
 
     def close(self) -> None:
         self._constant(self._before)
-        self._before = {}
+        self._undo_passing()
+        self._before, self._passing_before = {}, []
 
     def extended(self, added: Tensors) -> Tensors:
         return added
@@ -129,6 +169,18 @@ class DenseParts:
     def load_base(self, base: Tensors) -> None:
         self._constant(base)
 
+    def _changed(self) -> list[str]:
+        values = self._values()
+        return [name for name in self._own if not _equal(values[name], self._before[name])]
+
+    def _undo_passing(self) -> None:
+        """A loaded network has these as they were given, so that answers must not rest on others.
+        One that has grown is no average but something kept at hand, and stays."""
+        for (owner, key), before in zip(self._passing, self._passing_before, strict=False):
+            now = owner._buffers.get(key)
+            if before is not None and now is not None and now.shape == before.shape:
+                owner._buffers[key] = before.to(now.device, copy=True)
+
     def _values(self) -> Tensors:
         return {name: getattr(*places[0]) for name, places in self._places.items()}
 
@@ -144,9 +196,10 @@ class DenseParts:
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """To the bit, and nan where there is nan."""
-    return bool(torch.equal(one, other)) or bool(
-        torch.isnan(one).any() and torch.equal(one.nan_to_num(), other.nan_to_num())
-    )
+    if torch.equal(one, other):
+        return True
+    nan = one.isnan()
+    return torch.equal(nan, other.isnan()) and torch.equal(one[~nan], other[~nan])
 
 
 def _place(body: nn.Module, name: str) -> tuple[nn.Module, str]:

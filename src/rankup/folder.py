@@ -74,11 +74,17 @@ def tasks_more(config: RunConfig, out: Path) -> int:
     return len(config.task_names) - len(stored["task_names"]) if grows else 0
 
 
-def tasks_of(out: Path) -> int | None:
-    """How many tasks the run in that folder is to learn; None where there is none."""
-    path = out / CONFIG
-    stored = read_config(path).get("tasks") if path.exists() else None
-    return stored if isinstance(stored, int) else None
+def tasks_of(folders: Iterable[Path]) -> int | None:
+    """How many tasks the runs in these folders are to learn; None where there are none."""
+    paths = (out / CONFIG for out in folders)
+    stored = {read_config(path).get("tasks") for path in paths if path.exists()}
+    wanted = sorted(tasks for tasks in stored if isinstance(tasks, int))
+    if len(wanted) > 1:
+        raise RunError(
+            f"these runs were begun with {wanted[0]} to {wanted[-1]} tasks: say with --tasks how "
+            "many all of them are to learn"
+        )
+    return wanted[0] if wanted else None
 
 
 @contextmanager
@@ -101,9 +107,11 @@ def write_config(config: RunConfig, out: Path) -> None:
     path = out / CONFIG
     if path.exists() and not tasks_more(config, out):
         return
+    text = json.dumps(asdict(config), indent=1, ensure_ascii=False)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(asdict(config), indent=1, ensure_ascii=False).encode() + b"\n")
+        with working_in([out]):
+            write_file(path, text.encode() + b"\n")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
 
@@ -127,9 +135,10 @@ def _as_stored(config: RunConfig) -> dict[str, Any]:
 def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Whether the tasks that are wanted begin with those that were wanted before. Classes are
     divided anew among another number of tasks."""
-    before, now = stored.get("task_names", []), wanted["task_names"]
+    before, now = stored.get("task_names"), wanted["task_names"]
     return (
-        method_info(wanted["method"]).open_ended
+        isinstance(before, list)
+        and method_info(wanted["method"]).open_ended
         and stream_info(wanted["stream"]).kind != "split"
         and len(before) < len(now)
         and before == now[: len(before)]

@@ -96,7 +96,8 @@ class Graph(Steps):
             places |= views(flat[number], learned[number])
         self.now = torch.zeros(1, dtype=torch.long, device=self.device)  # the step of the epoch
         # A row for each step.
-        self.rates = torch.zeros(self.learners[0].feed.steps, len(learned), device=self.device)
+        steps = self.learners[0].feed.steps
+        self.rates = torch.zeros(steps, len(learned), device=self.device, dtype=torch.float32)
         self.total = flat.new_zeros(len(learned))
 
     def _capture(self) -> None:
@@ -128,8 +129,9 @@ class Graph(Steps):
         ]()
         self.optimiser.step(self.grad, lr)
         if self.form == "branches":
-            for learner in self.captured:
+            for learner, places in zip(self.captured, self.places, strict=True):
                 learner.settle()
+                learner.carry(places)
         self.total += losses
         self.now += 1
 

@@ -124,7 +124,13 @@ class ModuleLearner(Learner):
 def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
     """Whether layers are all that happens to what is fed: no hooks, and no indices, which a Linear
     cannot take."""
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in body.modules())
+    hooked = any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        for part in body.modules()
+    )
     return not hooked and feed.x.dtype != torch.int64
 
 

@@ -16,6 +16,7 @@ from rankup import checks, dense, size, stored
 from rankup.audit import Audit
 from rankup.errors import RankupError, TaskStateError
 from rankup.hostcopy import HostCopy
+from rankup.interrupts import undisturbed
 from rankup.layers import (
     FactoredConv2d,
     FactoredLinear,
@@ -174,20 +175,30 @@ class IncrementalNet(nn.Module):
         task = KnownTask(checks.task_name(name, self._index), checks.class_count(classes))
         start = checks.start(selectors, norms, factors)
         started = [part.start(task.classes, start) for part in self.parts]
-        for part, values in zip(self.parts, started, strict=True):
-            part.open(values)
-        self._learning = task
+        try:
+            for part, values in zip(self.parts, started, strict=True):
+                part.open(values)
+            self._learning = task
+        except BaseException:
+            for part in self.parts:
+                part.close()
+            raise
 
     def commit_task(self, calibrate: Iterable[Tensor] | None = None) -> None:
         """Make all that the task learned constant. It can never change after this.
 
         Args:
             calibrate: batches of plain inputs of the task, shuffled and not augmented, over which
-                batch norms pool their statistics. Only networks with batch norm need them.
+                batch norms pool their statistics. Only networks with batch norm need them. An input
+                is what the network is called with; with options of the module's own, a pair of it
+                and a dict of these.
         """
         task = self._open_task("commit_task")
-        with self._pooled_statistics(calibrate):
-            learned = [part.learned() for part in self.parts]
+        try:
+            with self._pooled_statistics(calibrate):
+                learned = [part.learned() for part in self.parts]
+        finally:
+            self._hold_statistics()  # of what was found to change only now, too
         self._refuse_not_finite(learned)
         form = self.growth.store
         pairs = zip(self.parts, learned, strict=True)
@@ -200,16 +211,25 @@ class IncrementalNet(nn.Module):
             part.close()
         self._learning = None
 
+    def undo_trial(self) -> None:
+        """After the module was run just to see what happens: have its buffers as they were. Those
+        that must not change are held from now on."""
+        for part in self.parts:
+            if isinstance(part, dense.DenseParts):
+                part.undo()
+        self._hold_statistics()
+
     def append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
         """Commit a task that is known already, as when loading: a dict of tensors per part."""
         # First everything that needs memory and may fail, then everything that cannot.
         extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
-        for part, tables in zip(self.parts, extended, strict=True):
-            part.close()
-            part.install(tables)
-        self._index[task.name] = len(self._tasks)
-        self._tasks.append(task)
-        self._learning = None
+        with undisturbed():
+            for part, tables in zip(self.parts, extended, strict=True):
+                part.close()
+                part.install(tables)
+            self._index[task.name] = len(self._tasks)
+            self._tasks.append(task)
+            self._learning = None
         self._hold_statistics()
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
@@ -303,15 +323,19 @@ class IncrementalNet(nn.Module):
                 "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"
             )
         open_task = len(self._tasks)
-        with pooled_statistics(
-            self, norms, batches or (), lambda batch: self(checks.batch(batch), task=open_task)
-        ):
+
+        def run(batch: Any) -> None:
+            x, options = checks.batch(batch)
+            self(x, task=open_task, **options)
+
+        with pooled_statistics(self, norms, batches or (), run):
             yield
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
         for part, tensors in zip(self.parts, learned, strict=True):
+            given = part.as_given() if isinstance(part, dense.DenseParts) else ()
             for key, tensor in tensors.items():
-                if not bool(torch.isfinite(tensor).all()):
+                if key not in given and not bool(torch.isfinite(tensor).all()):
                     name = tensor_name(part.spec, key)
                     raise TaskStateError(
                         f"task {self.learning!r} cannot be committed: {name} holds values that are "

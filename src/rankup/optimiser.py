@@ -65,7 +65,7 @@ class FlatAdam:
         self.weight_decay = weight_decay
         self.mean = torch.zeros_like(flat)
         self.square = torch.zeros_like(flat)
-        self.count = torch.zeros((), device=flat.device)  # steps taken
+        self.count = torch.zeros((), device=flat.device, dtype=torch.float32)  # steps taken
         self._parts = [self._split(t) for t in (self.flat, self.mean, self.square)]
         self._counts = [self.count] * len(self._parts[0])
 

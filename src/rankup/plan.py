@@ -282,9 +282,13 @@ class _Planner:
             )
         if problems:
             listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
+            what_becomes = (
+                "leave them as they are"
+                if self.growth.base == "keep"
+                else "train them with the first task and leave them constant after it"
+            )
             raise RankupError(
-                f"cannot factor {listed}; pass exclude={list(problems)} to train them with the "
-                "first task and leave them constant after it"
+                f"cannot factor {listed}; pass exclude={list(problems)} to {what_becomes}"
             )
 
     def _obstacle(self, name: str, part: nn.Module) -> str | None:

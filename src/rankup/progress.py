@@ -1,9 +1,10 @@
 """How far runs are, shown on the terminal while they go on."""
 
 import sys
+import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,12 +16,27 @@ if TYPE_CHECKING:
     from rankup.run import Progress
 
 
+_OFTEN = 30.0  # seconds between two lines where there is no terminal for bars
+
+
 @contextmanager
 def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
     """Bars on the terminal that vanish when all is done. Ctrl-C ends in a sentence that says what
     goes on from there."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    class Aloud(Progress):
+        """Says in a line now and then how far it is, where nobody sees bars."""
+
+        told = time.monotonic()
+
+        def update(self, task_id: TaskID, *args: Any, **fields: Any) -> None:
+            super().update(task_id, *args, **fields)
+            if self.disable and time.monotonic() - self.told > _OFTEN:
+                self.told = time.monotonic()
+                line = self._tasks[task_id]
+                note(self, f"{line.description}, {line.fields['state']}".strip(", "))
 
     columns = [
         TextColumn("{task.description}"),
@@ -30,7 +46,7 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
     ]
     # Methods and tasks differ in how long they take: what is left is told from a long past.
     console = Console(stderr=True)
-    shown = Progress(
+    shown = Aloud(
         *columns,
         console=console,
         transient=True,

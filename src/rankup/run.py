@@ -41,7 +41,7 @@ from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.report.runs import METRICS, NET, read_lines
-from rankup.train import Epoch, OnEpoch, TaskFailed, accuracy, learn
+from rankup.train import Epoch, OnEpoch, TaskFailed, learn, share_right
 
 _TELL = 0.5  # seconds between two reports of progress, at least
 
@@ -92,6 +92,8 @@ def run_together(
     engine, failures = Engine(note, alike=alike), dict[Path, TaskFailed]()
     checkpoints = Checkpoints(note)
     with working_in(r.out for r in runs if not r.finished):
+        for each in runs:
+            each.refuse_if_outdated()
         while going := [r for r in runs if not r.finished and r.out not in failures]:
             # Runs that were stopped at different tasks catch up first.
             next_task = min(len(r.lines) for r in going)
@@ -181,6 +183,13 @@ class SeedRun:
                 f"{learned}: {again}"
             )
 
+    def refuse_if_outdated(self) -> None:
+        if len(read_lines(self.out)) != len(self.lines):
+            raise RunError(
+                f"another process was at work in {self.out} until just now: the same command with "
+                "--resume goes on from there"
+            )
+
     @property
     def finished(self) -> bool:
         return len(self.lines) == len(self.stream)
@@ -213,7 +222,7 @@ class SeedRun:
     def test(self) -> list[float]:
         """The accuracy on every task that was learned."""
         return [
-            accuracy(lambda x, task=task: self.method.predict(x, task), self.tests[task].test())  # type: ignore[misc]
+            share_right(lambda x, task=task: self.method.predict(x, task), self.tests[task].test())  # type: ignore[misc]
             for task in range(len(self.lines) + 1)
         ]
 

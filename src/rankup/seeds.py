@@ -36,6 +36,11 @@ def of_epoch(seed: int, task: int, epoch: int, device: torch.device) -> torch.Ge
     return generator(seed, "epoch", task, epoch, device=device)
 
 
+def normal(*shape: int, generator: torch.Generator) -> Tensor:
+    """The same numbers whatever torch's default dtype is."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
+
+
 @contextmanager
 def drawing(device: torch.device, seed: int) -> Iterator[None]:
     """Inside, torch's own generators of the CPU and the device begin at the seed; outside, nobody

@@ -41,7 +41,7 @@ class Learner(nn.Module, ABC):
     # Streams beside the one that a captured step runs on, for what does not wait for its data.
     beside: Sequence[torch.cuda.Stream] = ()
     threads: int | None = None  # of a CPU that a step is worth, where all would be too many
-    changed: tuple[str, ...] = ()  # what a step changes in place beside the parameters
+    changed: tuple[str, ...] = ()  # what a step may change beside the parameters
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
@@ -76,8 +76,11 @@ class Learner(nn.Module, ABC):
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         """The loss of one step and its gradient by each parameter."""
         loss = self(draw)
-        # Zeros for what the module has and did not run.
-        return loss, torch.autograd.grad(loss, self._leaves, materialize_grads=True)
+        return loss, self.by_leaves(loss)
+
+    def by_leaves(self, loss: Tensor) -> Sequence[Tensor]:
+        """Gradients by each parameter; zeros for what the module has and did not run."""
+        return torch.autograd.grad(loss, self._leaves, materialize_grads=True)
 
     def settle(self) -> None:
         """What is to be done after the parameters were changed: nothing."""
@@ -118,6 +121,15 @@ class Learner(nn.Module, ABC):
         finally:
             for name, tensor in before.items():
                 self._exchange(name, tensor)
+
+    @torch.no_grad()
+    def carry(self, tensors: Tensors) -> None:
+        """After a step: into the tensors that steps know, what the module assigned in their
+        place."""
+        for name in self.changed:
+            now = self._exchange(name, tensors[name])
+            if now is not tensors[name] and now.shape == tensors[name].shape:
+                tensors[name].copy_(now)
 
     def _exchange(self, name: str, tensor: Tensor) -> Tensor:
         owner, _, key = name.rpartition(".")
@@ -180,7 +192,7 @@ class Eager(Steps):
 
     def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
         learner, optimiser = self.learners[number], self.optimisers[number]
-        total = torch.zeros((), device=learner.feed.device)
+        total = torch.zeros((), device=learner.feed.device, dtype=torch.float32)
         with (
             learner.bound(self.places[number]),
             precise(learner.feed.recipe),
@@ -192,6 +204,7 @@ class Eager(Steps):
                 loss, grads = learner.gradient(draw)
                 optimiser.step(gathered(grads, 0), lr)
                 learner.settle()
+                learner.carry(self.places[number])
                 total += loss.detach()
         return total
 

@@ -1,9 +1,10 @@
 """What torch.fx tells about a module: in which order its layers run and who reads whom."""
 
 import copy
+import pickle
 import random
-from itertools import chain
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
@@ -128,16 +129,21 @@ class Trace:
 def trace(module: nn.Module) -> Trace | None:
     """None where torch.fx cannot trace the module."""
     try:
-        # A copy, because a forward may write to its module; the tensors stay shared. As it trains,
-        # which may be another way than it answers.
-        shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+        # A copy, because a forward may write to its module and its buffers; parameters stay shared.
+        # As it trains, which may be another way than it answers.
+        shared = {id(parameter): parameter for parameter in module.parameters()}
+        own = copy.deepcopy(module, shared).train()
         with seeds.drawing(torch.device("cpu"), 0):
-            # What draws while it is traced goes another way the next time.
-            before = torch.get_rng_state(), random.getstate()
-            graph = fx.Tracer().trace(copy.deepcopy(module, shared).train())
-            drew = not torch.equal(torch.get_rng_state(), before[0]) or (
-                random.getstate() != before[1]
-            )
-        return Trace(module, graph, constant=not drew)
+            before = _drawn_from()
+            graph, again = (fx.Tracer().trace(own) for _ in range(2))
+            # What draws may go another way the next time, whatever it did twice.
+            constant = str(graph) == str(again) and _drawn_from() == before
+        return Trace(module, graph, constant)
     except Exception:  # Tracing runs the module's own code: anything may be raised.
         return None
+
+
+def _drawn_from() -> tuple[object, ...]:
+    """The states of all that modules draw from."""
+    legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), legacy

@@ -13,14 +13,10 @@ import torch
 from torch import Tensor
 
 from rankup import seeds
-from rankup.chain import ChainLearner, is_chain
 from rankup.checkpoint import Checkpoint, Learning
 from rankup.engine import Engine
 from rankup.errors import RankupError
-from rankup.feed import CALIBRATION, Feed
-from rankup.learner import ApartLearner, RankLearner
-from rankup.modes import evaluating
-from rankup.network import IncrementalNet
+from rankup.feed import Feed
 from rankup.optimiser import rates
 from rankup.recipe import Recipe
 from rankup.steps import Learner, Steps
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 
 _PROBE = 1000  # training samples behind the accuracy that progress shows
 _WITNESS = 2_000  # training samples behind the verdict that a task was learned
-_PAD = 64  # rows to a multiple of which a GPU's tables are filled up
 
 
 class TaskFailed(RankupError):
@@ -209,13 +204,15 @@ def _reached(pupil: Pupil, feed: Feed, most: int) -> float:
     """The accuracy of what is being learned on so many of its training samples."""
     each = max(1, most // len(feed.parts))
     found = [
-        accuracy(lambda x, task=task: pupil.predict(x, task), part.train(each))  # type: ignore[misc]
+        share_right(lambda x, task=task: pupil.predict(x, task), part.train(each))  # type: ignore[misc]
         for task, part in enumerate(feed.parts, pupil.learned)
     ]
     return sum(found) / len(found)
 
 
-def accuracy(predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor, Tensor]]) -> float:
+def share_right(
+    predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor, Tensor]]
+) -> float:
     """The share of samples whose largest logit is their label's."""
     right: Tensor | int = 0
     seen = 0
@@ -238,115 +235,3 @@ def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
             "more epochs may help"
         )
     return None
-
-
-class NetPupil:
-    """A grown network that learns by a recipe.
-
-    Args:
-        reuse: whether a task may select from factors of earlier tasks.
-    """
-
-    def __init__(self, net: IncrementalNet, recipe: Recipe, seed: int, reuse: bool = True) -> None:
-        self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
-
-    @property
-    def learned(self) -> int:
-        return len(self.net.tasks)
-
-    def begin(self, task: Task) -> Learner:
-        net, recipe = self.net, self.recipe
-        net.begin_task(
-            task.name,
-            task.classes,
-            selectors=recipe.selector_start() if self.reuse else 0.0,
-            norms=recipe.norms,
-            factors=(recipe.first_factors if self.learned == 0 else 0) or recipe.factors,
-        )
-        try:
-            net.train()
-            self._feed = Feed(task, recipe, net.device, net.dtype)
-            self._refuse_other_answers(task.classes)
-            return self._kind()(net, self._feed, _PAD if net.device.type == "cuda" else 1)
-        except BaseException:
-            self.abandon()
-            raise
-
-    def _refuse_other_answers(self, classes: int) -> None:
-        """Before anything is learned: the module must answer with logits and nothing else."""
-        x, _ = next(self._feed.train(2))
-        with torch.no_grad(), seeds.drawing(self.net.device, 0):
-            answer = self.predict(x, self.learned)
-        given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        if given != [len(x), classes]:
-            raise RankupError(
-                f"fit needs a module that answers with a tensor of logits, {[len(x), classes]} for "
-                f"{len(x)} samples of {classes} classes, got {given}; begin_task and commit_task "
-                "take any"
-            )
-
-    def _kind(self) -> type[RankLearner]:
-        if not self.reuse:
-            return ApartLearner
-        return ChainLearner if is_chain(self.net, self._feed) else RankLearner
-
-    def predict(self, x: Tensor, task: int) -> Tensor:
-        with evaluating(self.net):
-            logits: Tensor = self.net(x, task)
-        return logits
-
-    def end(self) -> None:
-        draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
-        self.net.commit_task(calibrate=self._feed.sample(CALIBRATION, draw))
-
-    def abandon(self) -> None:
-        if self.net.learning is not None:
-            self.net.abandon_task()
-
-
-def fit(
-    net: IncrementalNet,
-    task: Task,
-    recipe: Recipe | None = None,
-    *,
-    seed: int | None = None,
-    resume: Checkpoint | None = None,
-    on_epoch: OnEpoch | None = None,
-) -> IncrementalNet:
-    """Begin a task, learn it, calibrate and commit; give back the network.
-
-    >>> import rankup
-    >>> net = rankup.grow(rankup.models.mlp(64, hidden=[32]), rankup.Rank(first=4, step=1))
-    >>> for task in rankup.data.make_stream("s-digits"):
-    ...     net = rankup.fit(net, task, rankup.Recipe(epochs=5))
-    >>> net.tasks
-    ['split 01', 'split 02', 'split 03', 'split 04', 'split 05']
-
-    Where the loss does not stay finite, or the task ends no better than guessing, the task is
-    abandoned and `TaskFailed` says why; all earlier tasks are kept. The same happens to the task
-    when something else goes wrong, as with Ctrl-C.
-
-    Args:
-        on_epoch: is told after each epoch how far it is, and given a `Checkpoint`, which may be
-            kept.
-        resume: a checkpoint of this task, to go on from as if nothing had happened.
-    """
-    _check_asked(task, recipe)
-    pupil = NetPupil(net, recipe or Recipe(), net.growth.seed if seed is None else seed)
-    mode = net.training
-    try:
-        (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
-    finally:
-        net.train(mode)
-    if failure is not None:
-        raise failure
-    return net
-
-
-def _check_asked(task: object, recipe: object) -> None:
-    from rankup.data.tasks import Task
-
-    if not isinstance(task, Task):
-        raise RankupError(f"fit learns a rankup.data.Task, got {type(task).__name__}")
-    if not isinstance(recipe, Recipe | None):
-        raise RankupError(f"fit learns by a rankup.Recipe, got {type(recipe).__name__}")

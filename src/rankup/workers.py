@@ -4,7 +4,6 @@ Who asked has one thread and no lock for all this: an interrupt may come at any 
 lock is held, and then ending the workers must not wait for that lock.
 """
 
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -12,13 +11,14 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, TypeVar, cast
 
 from rankup.errors import RankupError, plain_warnings
+from rankup.interrupts import undisturbed
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -113,7 +113,7 @@ def in_processes(
 def _start(workers: list[_Worker]) -> None:
     context = multiprocessing.get_context("spawn")
     # An interrupt in between would leave a process that nobody knows of.
-    with _undisturbed():
+    with undisturbed():
         line, its_line = context.Pipe()
         process = context.Process(target=_serve, args=(its_line,))
         process.start()
@@ -147,33 +147,13 @@ def _let_go(workers: list[_Worker]) -> None:
 
 def _kill(workers: list[_Worker]) -> None:
     try:
-        with _undisturbed():
+        with undisturbed():
             for worker in workers:
                 worker.process.kill()  # also one that is stopped, which would not heed less
             _let_go(workers)
     except KeyboardInterrupt:
         _kill(workers)  # Ctrl-C again, maybe before anything of this was done
         raise
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C, and what is taken as that, waits for the end of this."""
-    came: list[int] = []
-    handlers: dict[int, Callable[[int, Any], Any]] = {}
-    if threading.current_thread() is threading.main_thread():  # others are never interrupted
-        for one in (signal.SIGINT, signal.SIGTERM):
-            if callable(handler := signal.getsignal(one)):
-                handlers[one] = handler
-    try:
-        for number in handlers:
-            signal.signal(number, lambda which, _: came.append(which))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            handlers[number](number, None)
 
 
 def _serve(line: Connection) -> None:
@@ -213,7 +193,12 @@ def _outcome(job: bytes) -> _Done | _Failed:
 
 
 def _failed(error: BaseException) -> _Failed:
-    return _Failed(error, "".join(traceback.format_exception(error)))
+    where = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(ForkingPickler.dumps(error))
+    except Exception:  # of a kind that does not travel; what it says does
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return _Failed(error, where)
 
 
 def _say(said: _Told | _Done | _Failed) -> None:

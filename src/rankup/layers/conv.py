@@ -66,8 +66,7 @@ class FactoredConv2d(FactoredLayer):
         built = (BUILT.get() or {}).get(self.spec.name)
         if built is None:
             return super()._learning(x)
-        if built.ready is not None:
-            torch.cuda.current_stream().wait_event(built.ready)
+        torch.cuda.current_stream().wait_event(built.ready)
         y = self._convolve(x, built.weight)
         return y + self._per_channel(self.new_bias) if self.spec.bias else y
 

@@ -24,11 +24,11 @@ def projected(layer: str, rows: Tensor) -> Iterator[None]:
 
 
 class Built(NamedTuple):
-    """A layer's weight for the task being learned, and what to wait for where it was made on a
-    stream beside."""
+    """A layer's weight for the task being learned, and what to wait for, as it was made on a stream
+    beside."""
 
     weight: Tensor
-    ready: torch.cuda.Event | None = None
+    ready: torch.cuda.Event
 
 
 BUILT: ContextVar[dict[str, Built] | None] = ContextVar("rankup_built", default=None)

@@ -39,7 +39,7 @@ class AGEMLearner(ReplayLearner):
         if not self.held:
             return loss, grads
         remembered = self.loss(self.replayed(draw))
-        return loss, projected(grads, torch.autograd.grad(remembered, self._leaves))
+        return loss, projected(grads, self.by_leaves(remembered))
 
 
 class AGEM(ReplayMethod):

@@ -3,6 +3,7 @@ of it is kept between tasks."""
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.data.tasks import Task
-from rankup.dense import redraw
+from rankup.dense import redrawn
 from rankup.errors import StoreError
 from rankup.feed import CALIBRATION, Feed
+from rankup.interrupts import undisturbed
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Method, Setting
@@ -56,12 +58,20 @@ class DenseMethod(Method):
         self.body = copy.deepcopy(setting.module, replaced)
         # By one name, so that all of these methods start from the same weights.
         with seeds.drawing(plan.device, seeds.number(setting.seed, "finetune")):
-            for module in self.body.modules():
-                redraw(module)
+            self._take_over(redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
         self._feed: Feed | None = None  # of the open task
         self._before: tuple[Tensors, Tensors, Tensors]  # what abandoning it goes back to
+
+    @torch.no_grad()
+    def _take_over(self, drawn: nn.Module) -> None:
+        """The tensors of a module like that which was given, in all that is left of it."""
+        named = dict(chain(drawn.named_parameters(), drawn.named_buffers()))
+        replaced = tuple(f"{part.spec.name}." for part in self.parts)
+        for name, tensor in chain(self.body.named_parameters(), self.body.named_buffers()):
+            if not name.startswith(replaced):
+                tensor.copy_(named[name])
 
     def feed(self, task: Task) -> Feed:
         """What is learned of, when this task comes."""
@@ -82,10 +92,10 @@ class DenseMethod(Method):
         feed = self.feed(task)
         state = copy.deepcopy(self.body.state_dict())
         self._before = state, dict(self.kept), dict(self.buffer)
-        for part in self.parts:
-            part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
         self._feed = feed
         try:
+            for part in self.parts:
+                part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
             self.body.train()
             return self.learner(feed)
         except BaseException:
@@ -192,9 +202,10 @@ class DenseMethod(Method):
 
     def _append(self, added: Sequence[Tensors]) -> None:
         extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
-        for part, tables in zip(self.parts, extended, strict=True):
-            part.close()
-            part.install(tables)
+        with undisturbed():
+            for part, tables in zip(self.parts, extended, strict=True):
+                part.close()
+                part.install(tables)
 
     def _of_tasks(self) -> Tensors:
         """What each learned task has of its own, by its index."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ class HardAttention(GuardedMethod):
     def learner(self, feed: Feed) -> Learner:
         options, draw = self.setting.options, seeds.generator(self.seed, "hat", self.learned)
         assert isinstance(options, HatOptions)
-        embedding = torch.randn(self.units, generator=draw).to(self.device, self.plan.dtype)
+        embedding = seeds.normal(self.units, generator=draw).to(self.device, self.plan.dtype)
         learner = HatLearner(self, feed, embedding, options)
         self._embedding = learner.embedding
         return learner
@@ -112,11 +113,15 @@ class HardAttention(GuardedMethod):
         NaN stands for "can be": it goes through sums, ReLUs, means and whatever else is between
         layers, and where all that comes together is zero, zero it is.
         """
-        reached: Tensors = {}
+        none: dict[str, Any] = {"dtype": torch.bool, "device": self.device}
+        reached = {
+            spec.name: torch.zeros(spec.conv.channels if spec.conv else spec.inputs, **none)
+            for spec in self.layers
+        }
 
         def look(spec: FactoredSpec, part: nn.Module, args: tuple[Tensor, ...]) -> None:
             found = (args[0] != 0).movedim(-3 if spec.conv else -1, 0).flatten(1).any(1)
-            reached[spec.name] = found | reached.get(spec.name, found)
+            reached[spec.name] = found | reached[spec.name]
 
         def in_use(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
             units = _over(spec, claimed[spec.name])

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankup import seeds
 from rankup.feed import Draws, Feed
 from rankup.layers import Start, Tensors
 from rankup.methods.bits import pack, unpack
@@ -166,8 +167,8 @@ class DictionaryWeight(TaskWeight):
         # With this length of its vectors W has Kaiming's deviation if as many as expected are in.
         length = (2 * outputs / float(self.expected.sigmoid().sum())) ** 0.25
         values = {
-            "U": length * F.normalize(torch.randn(self.factors, outputs, generator=draw)),
-            "V": length * F.normalize(torch.randn(self.factors, self.spec.inputs, generator=draw)),
+            "U": length * F.normalize(seeds.normal(self.factors, outputs, generator=draw)),
+            "V": length * F.normalize(seeds.normal(self.factors, self.spec.inputs, generator=draw)),
             "scales": torch.ones(self.factors),
             "odds": torch.zeros(self.factors),
             "sticks": torch.zeros(2, self.factors),

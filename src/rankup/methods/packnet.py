@@ -85,7 +85,7 @@ class PackNet(GuardedMethod):
 
     def _drawn(self, name: str) -> Tensor:
         """A weight as torch's layers start with."""
-        drawn = torch.empty(self.weights[name].shape)
+        drawn = torch.empty(self.weights[name].shape, dtype=torch.float32)
         draw = seeds.generator(self.seed, "packnet", name, self.learned)
         return nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=draw).to(self.weights[name])
 

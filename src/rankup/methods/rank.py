@@ -8,6 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from rankup.data.tasks import Task
+from rankup.fitting import NetPupil
 from rankup.manifest import MANIFEST
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
@@ -16,7 +17,6 @@ from rankup.network import IncrementalNet
 from rankup.plan import Growth, make_plan
 from rankup.steps import Learner
 from rankup.store import load, save
-from rankup.train import NetPupil
 
 
 def warn_if_capped(setting: Setting) -> None:

@@ -67,7 +67,7 @@ class MaskedWeight(TaskWeight):
         return unpack(self.masks[task], 1, self.random.numel()).bool().view(self.shape)
 
     def start(self, classes: int, start: Start) -> Tensors:
-        scores = torch.empty(self.shape)
+        scores = torch.empty(self.shape, dtype=torch.float32)
         nn.init.kaiming_uniform_(scores, math.sqrt(5), generator=self._draw("scores"))
         return {"scores": scores.to(**self._factory)}
 

@@ -14,7 +14,10 @@ from rankup.report.text import duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-Pace = Mapping[tuple[str, str], float]  # seconds for a seed and an epoch, by stream and network
+# Seconds for a seed, a task and an epoch, by stream and network.
+Pace = Mapping[tuple[str, str], float]
+
+_TASKS = 20  # of all streams of the paper
 
 
 class Share(NamedTuple):
@@ -32,22 +35,26 @@ def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
     for own, seeds in missing.items():
         rate = pace.get((own.stream, own.net))
         if seeds:
-            left = None if left is None or rate is None else left + seeds * own.epochs * rate
+            steps = seeds * (own.tasks or _TASKS) * own.epochs
+            left = None if left is None or rate is None else left + steps * rate
     spent = sum(run.seconds for own in cells if (found := results.of(own)) for run in found.runs)
     return Share(sum(not seeds for seeds in missing.values()), len(cells), spent, left)
 
 
-def pace_of(cells: Iterable[Cell], results: Results) -> Pace:
-    """By the median of what was run: some methods take several times as long as others."""
+def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
+    """By the median of what was run on such a device: some methods take several times as long as
+    others."""
     rates: dict[tuple[str, str], list[float]] = {}
     for own in cells:
-        if found := results.of(own):
-            seconds = statistics.mean(run.seconds for run in found.runs)
-            rates.setdefault((own.stream, own.net), []).append(seconds / own.epochs)
+        found = results.of(own)
+        spent = [r.seconds for r in found.runs if r.config.get("device") == device] if found else []
+        if spent:
+            seconds = statistics.mean(spent) / ((own.tasks or _TASKS) * own.epochs)
+            rates.setdefault((own.stream, own.net), []).append(seconds)
     return {case: statistics.median(found) for case, found in rates.items()}
 
 
-def overview(results: Results) -> Table:
+def overview(results: Results, device: str) -> Table:
     """For the terminal: a line for each part, and one for all of them, in which what several parts
     show counts once."""
     from rich import box
@@ -55,7 +62,7 @@ def overview(results: Results) -> Table:
 
     parts = {name: part(name).cells() for name in PARTS}
     each_once = list(dict.fromkeys(own for cells in parts.values() for own in cells))
-    pace = pace_of(each_once, results)
+    pace = pace_of(each_once, results, device)
     table = Table("name", "what", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("done", "time", "left, about"):
         table.add_column(heading, justify="right", no_wrap=True)

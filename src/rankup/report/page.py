@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rankup.errors import RankupError
@@ -13,19 +15,33 @@ from rankup.report import text, theme
 from rankup.report.plots import MOST_STACKED, write_plots
 from rankup.report.runs import Run
 
+PAGE = "report.html"
+
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path` and its plots beside it, and return the page's path."""
+    """Write the page to `path`, beside a `report.html` its plots, too, and return its path."""
     if not runs:
         raise RankupError("a report needs at least one run")
     page = Path(path)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        plots = embedded(write_plots(runs, page.parent), page.parent)
+        with plots_of(page) as folder:
+            plots = embedded(write_plots(runs, folder), folder)
         page.write_text(_page(runs, plots), encoding="utf-8")
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page
+
+
+@contextmanager
+def plots_of(page: Path) -> Iterator[Path]:
+    """Where a page's plots are written: beside it in a folder of runs, else only for the page to
+    hold, as there may be other files of their names."""
+    if page.name == PAGE:
+        yield page.parent
+        return
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def render(template: str, **context: Any) -> str:

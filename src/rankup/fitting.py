@@ -1,0 +1,184 @@
+"""A grown network learns a task by a recipe, and how well it answers for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rankup import seeds
+from rankup.chain import ChainLearner, is_chain
+from rankup.checkpoint import Checkpoint
+from rankup.engine import Engine
+from rankup.errors import RankupError
+from rankup.feed import CALIBRATION, Feed
+from rankup.layers import FactoredConv2d
+from rankup.learner import ApartLearner, RankLearner
+from rankup.modes import evaluating
+from rankup.network import IncrementalNet
+from rankup.recipe import Recipe, recipe_for
+from rankup.specs import FactoredSpec
+from rankup.steps import Learner
+from rankup.train import OnEpoch, learn, share_right
+
+if TYPE_CHECKING:
+    from rankup.data.tasks import Task
+
+_PAD = 64  # rows to a multiple of which a GPU's tables are filled up
+
+
+class NetPupil:
+    """A grown network that learns by a recipe.
+
+    Args:
+        reuse: whether a task may select from factors of earlier tasks.
+    """
+
+    def __init__(self, net: IncrementalNet, recipe: Recipe, seed: int, reuse: bool = True) -> None:
+        self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
+
+    @property
+    def learned(self) -> int:
+        return len(self.net.tasks)
+
+    def begin(self, task: Task) -> Learner:
+        net, recipe = self.net, self.recipe
+        net.begin_task(
+            task.name,
+            task.classes,
+            selectors=recipe.selector_start() if self.reuse else 0.0,
+            norms=recipe.norms,
+            factors=(recipe.first_factors if self.learned == 0 else 0) or recipe.factors,
+        )
+        try:
+            net.train()
+            self._feed = Feed(task, recipe, net.device, net.dtype)
+            self._try(task.classes)
+            return self._kind()(net, self._feed, _PAD if net.device.type == "cuda" else 1)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _try(self, classes: int) -> None:
+        """Before anything is learned: the module must answer with logits and nothing else, and what
+        it may not change while it learns has to be known."""
+        x, _ = next(self._feed.train(2))
+        with torch.no_grad(), seeds.drawing(self.net.device, 0):
+            self._check_answer(self.predict(x, self.learned), x, classes)
+            if len(x) > 1:  # norms can do nothing with one
+                self._check_answer(self.net(x, self.learned), x, classes)
+        self.net.undo_trial()
+
+    def _check_answer(self, answer: object, x: Tensor, classes: int) -> None:
+        given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        if given != [len(x), classes]:
+            raise RankupError(
+                f"fit needs a module that answers with a tensor of logits, {[len(x), classes]} for "
+                f"{len(x)} samples of {classes} classes, got {given}; begin_task and commit_task "
+                "take any"
+            )
+
+    def _kind(self) -> type[RankLearner]:
+        if not self.reuse:
+            return ApartLearner
+        return ChainLearner if is_chain(self.net, self._feed) else RankLearner
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        with evaluating(self.net):
+            logits: Tensor = self.net(x, task)
+        return logits
+
+    def end(self) -> None:
+        draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
+        self.net.commit_task(calibrate=self._feed.sample(CALIBRATION, draw))
+
+    def abandon(self) -> None:
+        if self.net.learning is not None:
+            self.net.abandon_task()
+
+
+def fit(
+    net: IncrementalNet,
+    task: Task,
+    recipe: Recipe | None = None,
+    *,
+    seed: int | None = None,
+    resume: Checkpoint | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> IncrementalNet:
+    """Begin a task, learn it, calibrate and commit; give back the network, in the mode it was in.
+
+    >>> import rankup
+    >>> net = rankup.grow(rankup.models.mlp(64, hidden=[32]), rankup.Rank(first=4, step=1))
+    >>> for task in rankup.data.make_stream("s-digits"):
+    ...     net = rankup.fit(net, task, rankup.Recipe(epochs=5))
+    >>> net.tasks
+    ['split 01', 'split 02', 'split 03', 'split 04', 'split 05']
+
+    Where the loss does not stay finite, or the task ends no better than guessing, the task is
+    abandoned and `TaskFailed` says why; all earlier tasks are kept. The same happens to the task
+    when something else goes wrong, as with Ctrl-C.
+
+    Args:
+        recipe: how; without one the default for such a task and network, as `rankup run` has it,
+            in full precision.
+        on_epoch: is told after each epoch how far it is, and given a `Checkpoint`, which may be
+            kept.
+        resume: a checkpoint of this task, to go on from as if nothing had happened.
+    """
+    _check_asked(task, recipe)
+    recipe = recipe or default_recipe(net, task)
+    pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed)
+    mode = net.training
+    try:
+        (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
+    finally:
+        net.train(mode)
+    if failure is not None:
+        raise failure
+    return net
+
+
+def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
+    """What `fit` takes where it is given none."""
+    shape = task.train_x.shape[1:]
+    factored = [part.spec.rank for part in net.parts if isinstance(part.spec, FactoredSpec)]
+    convolves = any(isinstance(part, FactoredConv2d) for part in net.parts)
+    return recipe_for(
+        "default",
+        colour=len(shape) == 3 and shape[0] == 3 and task.train_x.dtype == torch.uint8,
+        size=shape[-1] if shape else 1,
+        samples=len(task.train_y),
+        net="mlp" if net.plan.chain else "resnet18" if convolves else "other",
+        learned=any(rank.added(task) for rank in factored for task in (0, 1)),
+    )
+
+
+def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> float:
+    """The share of a task's test samples that the network answers rightly, from 0 to 1.
+
+    >>> import rankup
+    >>> net = rankup.grow(rankup.models.mlp(64, hidden=[32]), rankup.Rank(first=4, step=1))
+    >>> task = rankup.data.make_stream("s-digits")[0]
+    >>> rankup.accuracy(rankup.fit(net, task), task) > 0.9
+    True
+
+    Inputs go through the task's own transform, as in training.
+
+    Args:
+        recipe: what the task was learned with, where that scales pixels another way.
+    """
+    _check_asked(task, recipe)
+    feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
+    with evaluating(net):
+        return share_right(lambda x: net(x, task.name), feed.test())
+
+
+def _check_asked(task: object, recipe: object) -> None:
+    from rankup.data.tasks import Task
+
+    if not isinstance(task, Task):
+        raise RankupError(f"fit learns a rankup.data.Task, got {type(task).__name__}")
+    if not isinstance(recipe, Recipe | None):
+        raise RankupError(f"fit learns by a rankup.Recipe, got {type(recipe).__name__}")

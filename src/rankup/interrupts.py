@@ -1,0 +1,28 @@
+"""What Ctrl-C must not cut in two."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C, and what is taken as that, waits for the end of this."""
+    came: list[int] = []
+    handlers: dict[int, Callable[[int, Any], Any]] = {}
+    if threading.current_thread() is threading.main_thread():  # others are never interrupted
+        for one in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(one)):
+                handlers[one] = handler
+    try:
+        # On a stack, because one that is back may interrupt the putting back of the other.
+        with ExitStack() as put_back:
+            for number, handler in handlers.items():
+                put_back.callback(signal.signal, number, handler)
+                signal.signal(number, lambda which, _: came.append(which))
+            yield
+    finally:
+        for number in came[:1]:
+            handlers[number](number, None)

@@ -1,0 +1,189 @@
+"""Modules that change their own buffers: nothing that was learned is forgotten through them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rankup
+from rankup.rank import Rank
+from test_own_modules import RECIPE, halves
+
+
+class Averaging(nn.Module):
+    """Centres its inputs by a running mean, as many write it.
+
+    Args:
+        always: in evaluation, too.
+        assigned: a new tensor each time, not the old one changed.
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self, always: bool = False, assigned: bool = False, persistent: bool = True
+    ) -> None:
+        super().__init__()
+        self.always, self.assigned = always, assigned
+        self.register_buffer("mean", torch.zeros(12), persistent)
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or self.always:
+            if self.assigned:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            else:
+                self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.head(self.hidden(x - self.mean).relu())
+
+
+def grown(module: nn.Module) -> rankup.IncrementalNet:
+    return rankup.grow(module, Rank(4, 1), head="head")
+
+
+def moved(task: rankup.Task) -> rankup.Task:
+    return replace(task, name="moved", train_x=task.train_x + 1, test_x=task.test_x + 1)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_averages_are_constant_after_the_first_task(assigned: bool, tmp_path: Path) -> None:
+    task = halves()
+    net = grown(Averaging(assigned=assigned))
+    rankup.fit(net, task, RECIPE)
+    mean, answer = net.body.mean.clone(), net.eval()(task.test_x, 0)
+    torch.testing.assert_close(mean, task.train_x.mean(0), atol=0.05, rtol=0)
+    rankup.fit(net, moved(task), RECIPE)
+    assert torch.equal(net.body.mean, mean)
+    assert torch.equal(net.eval()(task.test_x, 0), answer)
+    rankup.save(net, tmp_path)
+    back = rankup.load(tmp_path, module=Averaging(assigned=assigned)).eval()
+    x = moved(task).test_x
+    assert torch.equal(back(x, 1), net(x, 1))
+
+
+def test_growing_changes_nothing_of_what_it_is_given() -> None:
+    module = Averaging()
+    module.mean.fill_(3.0)
+    net = grown(module.train())
+    assert torch.equal(module.mean, torch.full((12,), 3.0))
+    assert torch.equal(net.body.mean, module.mean)
+
+
+def test_a_loaded_network_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    task = halves()
+    net = rankup.fit(grown(Averaging()), task, RECIPE)
+    rankup.save(net, tmp_path)
+    back = rankup.load(tmp_path, module=Averaging())
+    for each in (net, back):
+        rankup.fit(each, moved(task), RECIPE)
+    x = moved(task).test_x
+    assert torch.equal(back.eval()(x, 1), net.eval()(x, 1))
+
+
+def test_what_changes_all_the_same_is_refused_and_put_back() -> None:
+    task = halves()
+    net = grown(Averaging(always=True))
+    rankup.fit(net, task, RECIPE)
+    mean = net.body.mean.clone()
+    with pytest.raises(rankup.TaskStateError, match="changed its buffer 'mean' while it learned"):
+        rankup.fit(net, replace(task, name="again"), RECIPE)
+    assert net.tasks == ["halves"]
+    assert torch.equal(net.body.mean, mean)
+
+
+def step(net: rankup.IncrementalNet, task: rankup.Task) -> None:
+    """By hand, with no look at the module before."""
+    net.train()
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(net(task.train_x, task.name), task.train_y).backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_loop_by_hand_is_refused_once_and_earlier_answers_hold(norm: bool) -> None:
+    class Normed(Averaging):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(12) if norm else nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.norm(x))
+
+    task = halves()
+    net = rankup.fit(grown(Normed()), task, RECIPE)
+    answer = net.eval()(task.test_x, 0)
+    known = next(part for part in net.parts if hasattr(part, "_updating"))
+    known._updating.clear()  # as after loading
+    batches = [task.train_x]
+    net.begin_task("moved", 2)
+    step(net, moved(task))
+    with pytest.raises(rankup.TaskStateError, match="it is held from now on"):
+        net.commit_task(calibrate=batches)
+    assert torch.equal(net.eval()(task.test_x, 0), answer)
+    net.abandon_task()
+    net.begin_task("moved", 2)
+    step(net, moved(task))
+    net.commit_task(calibrate=batches)
+    assert torch.equal(net.eval()(task.test_x, 0), answer)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_what_no_file_holds_is_no_part_of_an_answer(assigned: bool, tmp_path: Path) -> None:
+    task = halves()
+    net = rankup.fit(grown(Averaging(assigned=assigned, persistent=False)), task, RECIPE)
+    answer = net.eval()(task.test_x, 0)
+    rankup.save(net, tmp_path)
+    back = rankup.load(tmp_path, module=Averaging(persistent=False)).eval()
+    assert torch.equal(back(task.test_x, 0), answer)
+    rankup.fit(net, moved(task), RECIPE)
+    assert torch.equal(net.eval()(task.test_x, 0), answer)
+
+
+def test_what_is_kept_at_hand_may_grow() -> None:
+    class Caching(Averaging):
+        def __init__(self) -> None:
+            super().__init__(persistent=False)
+            self.register_buffer("places", torch.zeros(0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(self.places) < x.shape[1]:
+                self.places = torch.arange(x.shape[1], dtype=x.dtype)
+            return self.head(self.hidden(x + 0 * self.places).relu())
+
+    task = halves()
+    net = rankup.fit(grown(Caching()), task, RECIPE)
+    assert len(net.body.places) == 12
+    assert rankup.accuracy(net, task) > 0.8
+
+
+def test_a_constant_buffer_may_hold_anything() -> None:
+    class Masked(Averaging):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([-torch.inf, torch.nan, 0.0]))
+
+    task = halves()
+    net = rankup.fit(grown(Masked()), task, RECIPE)
+    assert net.tasks == ["halves"]
+    assert float(net.body.mask[0]) == -torch.inf
+
+
+def test_a_buffer_that_learning_spoils_is_refused() -> None:
+    class Spoiled(Averaging):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.training:
+                self.mean.fill_(torch.nan)
+            return y
+
+    task = halves()
+    net = grown(Spoiled())
+    net.begin_task("halves", 2)
+    net.train()(task.train_x, "halves")
+    with pytest.raises(rankup.TaskStateError, match="mean holds values that are not finite"):
+        net.commit_task()
