@@ -1,5 +1,6 @@
 """Likely mistakes in the first calls get one clear sentence."""
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,18 @@ def test_results_that_are_not_there_are_not_shown(tmp_path: Path) -> None:
     words = ["paper", "accuracy", "--show", "--results", str(tmp_path / "nowhere")]
     answer = CliRunner().invoke(app, words)
     assert "there is no folder of results" in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["accuracy", "--show", "--only", "ewc"], "--only chooses what is run, and with --show"),
+        (["--results", __file__], "--results must be a folder, and .* is a file"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(words: list[str], said: str) -> None:
+    answer = CliRunner().invoke(app, ["paper", *words])
+    assert re.search(said, str(answer.exception))
 
 
 def test_too_little_memory_is_said_in_a_sentence(

@@ -309,3 +309,23 @@ def test_only_who_asks_for_more_tasks_gets_them(tmp_path: Path) -> None:
     assert len((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()) == 3
     fewer = rankup(*command, "--resume", "--tasks", 2, cwd=tmp_path)
     assert "x is a run with tasks 3, not 2" in fewer.stderr
+
+
+def test_seeds_that_join_others_learn_as_many_tasks(tmp_path: Path) -> None:
+    command = ("run", "--epochs", 2, "--out", "x")
+    assert rankup(*command, "--tasks", 2, "--seed", 1, "--seeds", 2, cwd=tmp_path).returncode == 0
+    assert rankup(*command, "--seeds", 3, "--resume", cwd=tmp_path).returncode == 0
+    for seed in range(3):
+        assert len((tmp_path / f"x/seed-{seed}/metrics.jsonl").read_text().splitlines()) == 2
+    grown = rankup(*command, "--resume", "--tasks", 3, "--seeds", 2, cwd=tmp_path)
+    assert "x goes on to 3 tasks, 1 more than before" in grown.stderr
+    mixed = rankup(*command, "--resume", "--seeds", 3, cwd=tmp_path)
+    assert "these runs were begun with 2 to 3 tasks: say with --tasks" in " ".join(
+        mixed.stderr.split()
+    )
+
+
+def test_what_a_terminal_cannot_show_ends_nothing(tmp_path: Path) -> None:
+    plain = rankup("run", "-h", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert plain.returncode == 0
+    assert "Learn a stream task after task" in plain.stdout

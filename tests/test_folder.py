@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import filelock
 import pytest
 
 import rankup
@@ -15,7 +16,7 @@ import rankup.tuning
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
 from rankup.report.runs import read_lines
-from rankup.run import run
+from rankup.run import SeedRun, run, run_together
 from test_run import config_for, outcome
 
 
@@ -139,6 +140,42 @@ def test_what_differs_is_named(stream: Stream, tmp_path: Path) -> None:
         with pytest.raises(RankupError, match=message) as caught:
             run(other, stream, out, resume=True)
         assert len(str(caught.value)) < 120 + len(str(out))
+
+
+def test_a_folder_in_which_another_process_works_is_left_as_it_is(
+    stream: Stream, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    first = Stream(stream.name, stream.tasks[:2])
+    run(config_for(first), first, out)
+    before = (out / "config.json").read_bytes()
+    with (
+        filelock.FileLock(out / ".lock"),
+        pytest.raises(RankupError, match="another process is at work in"),
+    ):
+        run(config_for(stream), stream, out, resume=True)
+    assert (out / "config.json").read_bytes() == before
+
+
+def test_a_folder_in_which_another_process_has_worked_is_not_gone_on_with(
+    stream: Stream, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "run", config_for(stream)
+    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:1]), out)
+    outdated = SeedRun(config, stream, out, resume=True)
+    run(config, stream, out, resume=True)
+    with pytest.raises(RankupError, match="another process was at work in .* until just now"):
+        run_together([outdated])
+    assert len(read_lines(out)) == 3
+
+
+def test_tasks_that_are_no_list_are_said(stream: Stream, tmp_path: Path) -> None:
+    out, config = tmp_path / "run", config_for(stream)
+    run(config, stream, out)
+    stored = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(stored | {"task_names": None}))
+    with pytest.raises(RankupError, match="was begun with task_names None, not"):
+        run(config, stream, out, resume=True)
 
 
 def test_what_is_refused_leaves_no_folder(stream: Stream, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every method keeps the same promises; one that is registered is tested here."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,54 @@ def test_it_learns_and_forgets_as_expected(name: str) -> None:
     least, most = expected.forgetting
     assert matrix.average_accuracy() >= expected.accuracy
     assert least <= matrix.forgetting() <= most
+
+
+class Drawing(torch.nn.Module):
+    """Draws its layers itself, the head too, and has one that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten = torch.nn.Flatten()
+        self.hidden, self.spare = torch.nn.Linear(64, 32), torch.nn.Linear(64, 8)
+        self.head = torch.nn.Linear(32, 10)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.hidden, self.head):
+            torch.nn.init.xavier_uniform_(layer.weight)
+            torch.nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.flatten(x)).relu())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_learns_with_a_module_of_ones_own(
+    name: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NETS, "own", Drawing)
+    method = make(name, stream, "own", epochs=5)
+    assert learn_all(method, stream).rows[-1][-1] > 0.3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_torchs_default_dtype_changes_nothing(
+    name: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = NETS["mlp"]()
+    monkeypatch.setitem(NETS, "mlp", lambda: copy.deepcopy(given))
+
+    def first() -> torch.Tensor:
+        method = make(name, stream, epochs=1)
+        method.learn(stream[0], None, None)
+        return answers(method, stream, 0)
+
+    wanted = first()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(first(), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("name", METHODS)

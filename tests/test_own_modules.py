@@ -204,6 +204,25 @@ def test_what_a_layer_is_can_be_seen() -> None:
     assert "TaskNorm(batch2d, 4, weight=True, bias=True)" in shown
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_norms_are_calibrated_on_whatever_the_module_takes(pairs: bool) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.hidden = nn.BatchNorm1d(12), nn.Linear(12, 16)
+            self.head = nn.Linear(16, 2)
+
+        def forward(self, x: Tensor | dict[str, Tensor], scale: float = 1.0) -> Tensor:
+            x = x["x"] if isinstance(x, dict) else x
+            return self.head(self.hidden(scale * self.norm(x)).relu())
+
+    x = halves().train_x
+    net = rankup.grow(Two(), Rank(4, 1), head="head")
+    net.begin_task("a", 2)
+    net.commit_task(calibrate=[(x, {"scale": 2.0}) if pairs else {"x": x}])
+    torch.testing.assert_close(net.body.norm.means[0], x.mean(0))
+
+
 def test_a_layer_that_never_runs_is_in_nobodys_way() -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:

@@ -226,7 +226,7 @@ def test_a_network_refuses_and_keeps_all_it_has(case: str) -> None:
         ([], "calibrate gave no batch"),
         (5, "an iterable of input tensors"),
         ([inputs("resnet18")[:0]], "must give batches with samples, got one without"),
-        ([(inputs("resnet18"), 0)], "must give batches of input tensors, got a tuple"),
+        ([(inputs("resnet18"), 0)], r"got a tuple; where a loader gives labels, too, take \(x for"),
         ([torch.full((4, 3, 16, 16), torch.inf)], "cannot be committed: .* not finite"),
         ([inputs("resnet18"), torch.zeros(4, 2, 16, 16)], "layer 'stem' expects"),
     ],
@@ -296,6 +296,26 @@ def test_a_mixed_batch_needs_samples_in_the_first_dimension(
     for given, options in ((x, {}), (x, {"scale": 2.0}), ({"x": x}, {})):
         with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dim"):
             net(given, task=torch.arange(batch) % 2, **options)
+
+
+def test_a_mixed_batch_is_looked_at_again_with_another_option() -> None:
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor, turned: bool = False) -> Tensor:
+            x = self.hidden(x.transpose(0, 1) if turned else x).relu()
+            return self.head((x.transpose(0, 1) if turned else x).mean(1))
+
+    net = rankup.grow(Turning(), Rank(2, 1), head="head")
+    for task in ("a", "b"):
+        net.begin_task(task, 2)
+        net.commit_task()
+    x, tasks = torch.randn(4, 4, 5), torch.arange(4) % 2
+    net(x, task=tasks, turned=False)
+    with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dim"):
+        net(x, task=tasks, turned=True)
 
 
 def test_a_mixed_batch_takes_options_that_are_as_long_as_it_is_by_chance() -> None:

@@ -356,6 +356,14 @@ def test_plots_lie_beside_the_page_in_light_and_dark(folder: Path) -> None:
         assert len(content) < 200_000
 
 
+def test_a_page_of_another_name_leaves_other_files_alone(tmp_path: Path, runs: list[Run]) -> None:
+    (tmp_path / "average.png").write_text("mine")
+    page = write_report(runs, tmp_path / "mine.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["average.png", "mine.html"]
+    assert (tmp_path / "average.png").read_text() == "mine"
+    assert Page(page).tags.count("img") == 4
+
+
 def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
     odd = '<b>x</b> & "y" $z$'
     run = write_run(tmp_path / "run", [[0.5]], method=odd, stream="<i>", task_names=[odd])

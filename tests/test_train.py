@@ -14,7 +14,7 @@ from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import make_stream
 from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
-from rankup.fitting import NetPupil
+from rankup.fitting import NetPupil, default_recipe
 from rankup.layers import FactoredLayer, active
 from rankup.learner import RankLearner, loss_of
 from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
@@ -369,6 +369,43 @@ def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> Non
     assert seen[True] == 1 + 15 * 7  # a first look, and the steps
     assert seen[False] == 1 + 15 + 1  # a first look, one after each epoch, and the last verdict
     assert not network.training
+
+
+def test_without_a_recipe_fit_takes_what_fits() -> None:
+    few = make_stream("s-digits")[0]
+    mlp = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(2, 1))
+    assert default_recipe(mlp, few) == recipe_for("default", samples=len(few.train_y), size=8)
+    chosen = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(0, 0, seeded=8))
+    assert default_recipe(chosen, few).lr == 2e-2
+    x = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    y = torch.tensor([0, 1, 0, 1])
+    photos = rankup.Task("photos", 2, x, y, x, y)
+    convolutions = rankup.grow(rankup.models.resnet18(width=4), Rank(2, 1))
+    wanted = recipe_for("default", colour=True, size=32, samples=4, net="resnet18")
+    assert default_recipe(convolutions, photos) == wanted
+    assert wanted.flip
+    maps = replace(photos, train_x=x.float(), test_x=x.float())  # that may be no images
+    assert not default_recipe(convolutions, maps).augments
+    seen: list[int] = []
+    rankup.fit(mlp, few, on_epoch=lambda epoch, _: seen.append(epoch.epochs))
+    assert seen == [60] * 60
+
+
+def test_accuracy_is_that_of_a_run() -> None:
+    stream = make_stream("p-digits", tasks=2)
+    network = rankup.grow(rankup.models.mlp(64, hidden=[32]), Rank(4, 1)).train()
+    for task in stream:
+        rankup.fit(network, task, Recipe(epochs=10))
+    second = stream[1]
+    x = second.transform(to_float(second.test_x))
+    network.eval()
+    wanted = (network(x, second.name).argmax(1) == second.test_y).double().mean()
+    network.train()
+    assert rankup.accuracy(network, second) == pytest.approx(float(wanted))
+    assert rankup.accuracy(network, second) > 0.5
+    assert network.training
+    with pytest.raises(rankup.RankupError, match="there is no task 'permutation 03'"):
+        rankup.accuracy(network, make_stream("p-digits", tasks=3)[2])
 
 
 def test_every_epoch_sees_every_sample_in_an_order_of_its_own() -> None:

@@ -37,6 +37,15 @@ def cannot_be_sent(_: int) -> Callable[[], None]:
     return lambda: None
 
 
+class Unpicklable(Exception):
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def fail_oddly(_: int) -> None:
+    raise Unpicklable("this", "that")
+
+
 def work(job: Callable[[int], Any], count: int, among: int) -> list[tuple[int, Any]]:
     told: list[str] = []
     done = workers.in_processes(job, range(count), among, hear=told.append, lost="it is lost")
@@ -61,6 +70,9 @@ def test_an_error_in_a_process_is_raised_with_where_it_was() -> None:
     assert "in refuse" in str(caught.value.__cause__)
     with pytest.raises(Exception, match="lambda"):
         work(cannot_be_sent, 1, 1)
+    with pytest.raises(RuntimeError, match="^Unpicklable: this and that$") as caught_too:
+        work(fail_oddly, 1, 1)
+    assert "in fail_oddly" in str(caught_too.value.__cause__)
 
 
 def test_a_process_that_is_killed_is_told_of() -> None:

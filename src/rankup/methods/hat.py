@@ -168,8 +168,9 @@ class HatLearner(GuardedLearner):
         """With the gates' slope, which in every epoch grows from almost none to a step's."""
         steepest, steps = self.options.s_max, self.feed.steps
         # From its end, which an epoch of a single step has.
-        slopes = torch.linspace(steepest, 1 / steepest, steps, device=generator.device).flip(0)
-        return super().draws(generator) | {"slope": slopes}
+        place: dict[str, Any] = {"device": generator.device, "dtype": torch.float32}
+        slopes = torch.linspace(steepest, 1 / steepest, steps, **place)
+        return super().draws(generator) | {"slope": slopes.flip(0)}
 
     def forward(self, draw: Draws) -> Tensor:
         """With a price on units that no task uses yet."""

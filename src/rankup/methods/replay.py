@@ -140,7 +140,8 @@ class ReplayLearner(ModuleLearner):
         shape, device = (self.feed.steps, self.replay), generator.device
         count = math.prod(shape)
         passes = math.ceil(count / self.held), self.held
-        orders = torch.rand(passes, generator=generator, device=device).argsort(1)
+        numbers = torch.rand(passes, generator=generator, device=device, dtype=torch.float32)
+        orders = numbers.argsort(1)
         drawn["memory"] = orders.flatten()[:count].view(shape)
         if self._augments_memory:
             coins, offsets = self.feed.augmentation(shape, generator)

@@ -1,0 +1,125 @@
+"""What an interrupt or too little memory cuts short is as if it had not begun."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import rankup
+from rankup.interrupts import undisturbed
+from rankup.layers import TaskHead, TaskLayer, Tensors
+from rankup.methods import method_class, method_options
+from rankup.methods.base import Setting
+from rankup.plan import Growth
+from rankup.rank import Rank
+from rankup.recipe import Recipe
+from test_train import clusters
+
+QUICK = Recipe(epochs=5, batch=32)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_for_the_end(which: int) -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        with undisturbed():
+            os.kill(os.getpid(), which)
+            done.append(which)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [which]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupt_while_handlers_are_put_back_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put, calls = signal.signal, list[int]()
+
+    def interrupted(number: int, handler: object) -> object:
+        answer = put(number, handler)  # type: ignore[arg-type]
+        calls.append(number)
+        if len(calls) == 3:  # the first that is put back
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(signal, "signal", interrupted)
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        pass
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_commit_is_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
+    install = TaskLayer.install
+
+    def interrupted(layer: TaskLayer, tables: Tensors) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        install(layer, tables)
+
+    net.begin_task("a", 2)
+    monkeypatch.setattr(TaskLayer, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        net.commit_task()
+    assert net.tasks == ["a"]
+    assert {part.count for part in net.parts} == {1}
+    assert net.learning is None
+
+
+def test_a_task_that_could_not_begin_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
+
+    def fails(layer: TaskHead, values: Tensors) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(TaskHead, "open", fails)
+    with pytest.raises(MemoryError):
+        net.begin_task("a", 2)
+    monkeypatch.undo()
+    assert not list(net.parameters())
+    assert net.learning is None
+    assert rankup.fit(net, clusters(classes=2), QUICK).tasks
+
+
+@pytest.mark.parametrize("name", ["finetune", "packnet", "agem"])
+def test_a_rival_that_could_not_begin_has_not_begun(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = clusters(classes=2)
+    growth = Growth(Rank(1, 1), "new", None, (), None, None, 0)
+    recipe = Recipe(epochs=5, batch=32, optimiser="sgd" if name == "agem" else "adam")
+    module, options = rankup.models.mlp(12, hidden=[16]), method_options(name, {})
+    method = method_class(name)(Setting(module, growth, recipe, 0, [task], options))
+    before = {key: value.clone() for key, value in method.body.state_dict().items()}
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(type(method.head), "start", fails)
+    with pytest.raises(MemoryError):
+        method.begin(task)
+    monkeypatch.undo()
+    method.abandon()
+    after = method.body.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    method.learn(task, None, None)
+    assert method.learned == 1
