@@ -10,21 +10,18 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def examples() -> list[tuple[str, str]]:
-    return [
-        (f"{path.name} {index}", code)
-        for path in DOCUMENTS
-        for index, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
-    ]
+def examples(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
 
 
-@pytest.mark.parametrize(("name", "code"), examples(), ids=[name for name, _ in examples()])
-def test_python_examples_run(
-    name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("path", [*filter(examples, DOCUMENTS)], ids=lambda path: path.name)
+def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another: later ones may go on with what earlier ones made."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    exec(compile(code, name, "exec"), {})
+    names: dict[str, object] = {}
+    for number, code in enumerate(examples(path), 1):
+        exec(compile(code, f"{path.name}, example {number}", "exec"), names)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
