@@ -56,8 +56,9 @@ def test_the_test_split_comes_before_the_validation_split(tmp_path: Path) -> Non
     assert len(load_source(str(tmp_path)).test.y) == 6
 
 
-def test_image_folders_with_splits(tmp_path: Path) -> None:
-    source = load_source(str(image_folder(tmp_path, "train", "test")))
+@pytest.mark.parametrize("test", ["test", "validation", "val"])
+def test_image_folders_with_splits(test: str, tmp_path: Path) -> None:
+    source = load_source(str(image_folder(tmp_path, "train", test)))
     assert source.class_names == ("ant", "bee")
     assert source.train.y.tolist() == source.test.y.tolist() == [0] * 5 + [1] * 5
     expected = np.concatenate([pictures(5, 4, 4, 3, seed=seed) for seed in (0, 1)])

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -304,6 +305,19 @@ def test_indices_may_be_of_any_whole_type(dtype: torch.dtype) -> None:
     net = taught("mlp")
     x, ids = inputs("mlp"), torch.tensor([2, 0, 1, 1, 2, 0])
     assert torch.equal(net(x, task=ids.to(dtype)), net(x, task=ids))
+
+
+@pytest.mark.parametrize("given", [list, tuple, np.asarray])
+def test_tasks_may_be_a_list_of_names_or_indices(given: Callable[[list[Any]], Any]) -> None:
+    net, x = taught("mlp", tasks=[3, 2]), inputs("mlp")[:4]
+    wanted = net(x, task=torch.tensor([0, 1, 1, 0]))
+    one, two = net.tasks
+    assert torch.equal(net(x, task=given([one, two, two, one])), wanted)
+    assert torch.equal(net(x, task=given([0, 1, 1, 0])), wanted)
+    with pytest.raises(rankup.RankupError, match="there is no task 'other'"):
+        net(x, task=given([one, two, two, "other"]))
+    with pytest.raises(rankup.RankupError, match="got 2 task indices for 4 samples"):
+        net(x, task=given([0, 1]))
 
 
 WRONG = {

@@ -41,8 +41,9 @@ def tune(
 ) -> None:
     """Choose each method's settings by trials, as many for every method.
 
-    Trials learn whole streams of seeds from 1000 on, which no other command uses unless told, and
-    are scored on a part of the training data that was held out; test data is never looked at.
+    Trials learn whole streams of seeds from 1000 + --seed on, which no other command uses unless
+    told, and are scored on a part of the training data that was held out; test data is never looked
+    at.
     Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the other commands
     takes settings from there. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what
     is tried.

@@ -3,11 +3,13 @@ forget one."""
 
 import copy
 import operator
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -33,7 +35,7 @@ from rankup.rank import RankRule
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
 from rankup.stored import Store
 
-TaskRef = str | int | Tensor
+TaskRef = str | int | Tensor | Sequence[str | int]
 Patterns = str | Sequence[str]
 
 
@@ -234,8 +236,11 @@ class IncrementalNet(nn.Module):
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
-        given as a tensor of indices; `options` go to the module."""
+        given as a tensor of indices or a list of names; `options` go to the module."""
         checks.inputs(x, self.dtype)
+        task = task.tolist() if isinstance(task, np.ndarray) else task
+        if isinstance(task, list | tuple):
+            task = torch.tensor([self._one_task(each) for each in task], dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
             return self._mixed(x, task, options)
         with active(self._one_task(task)):
@@ -353,7 +358,8 @@ class IncrementalNet(nn.Module):
             index = operator.index(task)  # type: ignore[arg-type]
         except TypeError:
             raise RankupError(
-                f"task must be a name, an index or a tensor of indices, got {task!r}"
+                "task must be a name, an index, a list of these or a tensor of indices, got "
+                f"{reprlib.repr(task)}"
             ) from None
         known = len(self._tasks) + (self._learning is not None)
         if not 0 <= index < known:

@@ -14,7 +14,7 @@ from rankup.data.errors import DataError
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-TEST_FOLDERS = ("test", "validation")
+TEST_FOLDERS = ("test", "validation", "val")
 
 # Where there are no splits, every so many images of a class one is for testing.
 TEST_EVERY = 5
