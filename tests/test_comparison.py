@@ -155,7 +155,9 @@ def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Compari
     words = " ".join(page.words.split())
     assert page.html.startswith("<!doctype html>")
     assert not re.search(r"https?:|url\(|@import|<script", page.html)
-    assert all(reference.startswith("data:") for reference in page.references)
+    beside = {"table.csv", "table.md", "table.tex"}
+    assert {link for link in page.references if not link.startswith("data:")} == beside
+    assert all((folder / name).exists() for name in beside)
     assert page.tags.count("img") == page.tags.count("source") == 3
     assert {path.name for path in folder.glob("*.png")} == {
         f"{name}{theme}.png"

@@ -151,7 +151,7 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
         size=shape[-1] if shape else 1,
         samples=len(task.train_y),
         net="mlp" if net.plan.chain else "resnet18" if convolves else "other",
-        learned=any(rank.added(task) for rank in factored for task in (0, 1)),
+        learned=any(rank.added(number) for rank in factored for number in (0, 1)),
     )
 
 

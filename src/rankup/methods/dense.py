@@ -67,7 +67,9 @@ class DenseMethod(Method):
     @torch.no_grad()
     def _take_over(self, drawn: nn.Module) -> None:
         """The tensors of a module like that which was given, in all that is left of it."""
-        named = dict(chain(drawn.named_parameters(), drawn.named_buffers()))
+        # By all names: the first of one that layers share may be that of a layer that is replaced.
+        named: Tensors = dict(drawn.named_parameters(remove_duplicate=False))
+        named |= dict(drawn.named_buffers(remove_duplicate=False))
         replaced = tuple(f"{part.spec.name}." for part in self.parts)
         for name, tensor in chain(self.body.named_parameters(), self.body.named_buffers()):
             if not name.startswith(replaced):
