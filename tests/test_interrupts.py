@@ -22,10 +22,13 @@ QUICK = Recipe(epochs=5, batch=32)
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """As the command line has them; a process in the background may have others."""
+    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
+    for which in before:
+        signal.signal(which, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for which, handler in before.items():
+        signal.signal(which, handler)
 
 
 @pytest.mark.usefixtures("handlers")
