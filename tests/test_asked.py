@@ -24,6 +24,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "an array": (lambda: Task("m", 3, np.zeros((4, 64)), Y, X, Y), "must be a tensor, got ndarray"),
     "a list": (lambda: Task("m", 3, X, [0, 1, 2, 0], X, Y), "labels must be a tensor, got list"),
     "a pair": (lambda: rankup.fit(NET, (X, Y)), "fit learns a rankup.data.Task, got tuple"),
+    "a pair to test": (lambda: rankup.accuracy(NET, (X, Y)), "accuracy tests a rankup.data.Task, "),
     "a name": (lambda: rankup.fit(NET, TASK, "default"), "by a rankup.Recipe, got str"),
     "a number": (lambda: rankup.models.mlp(64, hidden=256), "hidden=256"),
     "less than nothing": (lambda: rankup.models.mlp(64, hidden=[-3]), r"hidden=\[-3\]"),

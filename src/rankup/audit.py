@@ -15,7 +15,7 @@ Run = Callable[[Any, dict[str, Any]], Any]  # of inputs and the module's own opt
 
 
 class Audit:
-    """Once for every shape of input to a mixed batch.
+    """Once for every shape of input to a mixed batch, and all else that the module is called with.
 
     A layer compares the number of its rows with the number of samples. A module that puts another
     dimension first, of the same size by chance, would pass; a batch of one shows it.

@@ -128,8 +128,8 @@ def run(
 
 def _folders(root: Path, request: Request) -> dict[int, Path]:
     """Each seed's."""
-    seeds = range(request.seed, request.seed + request.seeds)
-    return {seed: root / f"seed-{seed}" if request.seeds > 1 else root for seed in seeds}
+    alone = request.seeds == 1
+    return {seed: root if alone else root / f"seed-{seed}" for seed in request.all_seeds}
 
 
 def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:

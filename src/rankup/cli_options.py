@@ -89,6 +89,10 @@ class Request:
         return Path("runs") / f"{command}-{self.stream_name}{net}"
 
     @property
+    def all_seeds(self) -> range:
+        return range(self.seed, self.seed + self.seeds)
+
+    @property
     def stream_name(self) -> str:
         """As a part of a folder's name."""
         return self.stream.replace("/", "_").replace(":", "-")

@@ -127,7 +127,7 @@ def fit(
             kept.
         resume: a checkpoint of this task, to go on from as if nothing had happened.
     """
-    _check_asked(task, recipe)
+    _check_asked("fit learns", task, recipe)
     recipe = recipe or default_recipe(net, task)
     pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed)
     mode = net.training
@@ -169,16 +169,16 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     Args:
         recipe: what the task was learned with, where that scales pixels another way.
     """
-    _check_asked(task, recipe)
+    _check_asked("accuracy tests", task, recipe)
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
     with evaluating(net):
         return share_right(lambda x: net(x, task.name), feed.test())
 
 
-def _check_asked(task: object, recipe: object) -> None:
+def _check_asked(doing: str, task: object, recipe: object) -> None:
     from rankup.data.tasks import Task
 
     if not isinstance(task, Task):
-        raise RankupError(f"fit learns a rankup.data.Task, got {type(task).__name__}")
+        raise RankupError(f"{doing} a rankup.data.Task, got {type(task).__name__}")
     if not isinstance(recipe, Recipe | None):
-        raise RankupError(f"fit learns by a rankup.Recipe, got {type(recipe).__name__}")
+        raise RankupError(f"{doing} by a rankup.Recipe, got {type(recipe).__name__}")

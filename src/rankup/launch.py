@@ -53,7 +53,7 @@ class Launch:
 
     @property
     def seeds(self) -> range:
-        return range(self.request.seed, self.request.seed + self.request.seeds)
+        return self.request.all_seeds
 
     def of(
         self,

@@ -86,7 +86,7 @@ class ModuleLearner(Learner):
 
     def key(self) -> Hashable:
         # Data that is made anew at every step is transformed by the task's own transform.
-        transform = id(self.feed.task.transform) if self.feed.made is None else None
+        transform = id(self.feed.task.transform) if self.feed.transforms_batches else None
         # What steps change tells whether a module learns its statistics or goes by them.
         return type(self), self.kind, transform, self.changed
 

@@ -188,8 +188,7 @@ class FactoredLayer(TaskLayer):
         if self.base_weight is None:
             gain = 1 if self.spec.before_batch_norm else 2
             deviation = math.sqrt(gain * self.spec.outputs / max(1, rank.seeded))
-            own = self._draw("selector")  # whatever torch's defaults are: the same numbers
-            drawn = torch.randn(rank.seeded, generator=own, dtype=torch.float32, device="cpu")
+            drawn = seeds.normal(rank.seeded, generator=self._draw("selector"))
             selector[: rank.seeded] = (deviation * drawn).to(**self._factory)
         else:
             selector[: rank.seeded] = 0
