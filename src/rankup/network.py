@@ -113,10 +113,8 @@ class IncrementalNet(nn.Module):
         if growth.base == "new":
             dense.reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
         # What lives through a task: every layer that knows of tasks, and the rest as one.
-        self.parts: list[TaskLayer | dense.DenseParts] = [
-            *layers,
-            dense.DenseParts(self.plan.dense, self.body),
-        ]
+        self._rest = dense.DenseParts(self.plan.dense, self.body)
+        self.parts: list[TaskLayer | dense.DenseParts] = [*layers, self._rest]
         self._tasks: list[KnownTask] = []
         self.edition = 0  # grows whenever other tensors are loaded into it
         self._index: dict[str, int] = {}
@@ -216,9 +214,7 @@ class IncrementalNet(nn.Module):
     def undo_trial(self) -> None:
         """After the module was run just to see what happens: have its buffers as they were. Those
         that must not change are held from now on."""
-        for part in self.parts:
-            if isinstance(part, dense.DenseParts):
-                part.undo()
+        self._rest.undo()
         self._hold_statistics()
 
     def append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
@@ -299,9 +295,7 @@ class IncrementalNet(nn.Module):
             for part in self.body.modules():
                 if isinstance(part, nn.modules.batchnorm._NormBase):
                     part.eval()
-            for each in self.parts:
-                if isinstance(each, dense.DenseParts):
-                    each.hold()
+            self._rest.hold()
 
     def _layers(self) -> Iterator[TaskLayer]:
         return (part for part in self.parts if isinstance(part, TaskLayer))
@@ -338,7 +332,7 @@ class IncrementalNet(nn.Module):
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
         for part, tensors in zip(self.parts, learned, strict=True):
-            given = part.as_given() if isinstance(part, dense.DenseParts) else ()
+            given = part.as_given() if part is self._rest else ()
             for key, tensor in tensors.items():
                 if key not in given and not bool(torch.isfinite(tensor).all()):
                     name = tensor_name(part.spec, key)
