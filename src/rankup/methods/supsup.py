@@ -91,5 +91,5 @@ def largest(scores: Tensor, count: int) -> Tensor:
     flat = scores.flatten()
     smallest = torch.topk(flat, count, sorted=False).values.amin()
     above, equal = flat > smallest, flat == smallest
-    mask = above | equal & (equal.cumsum(0) <= count - above.sum())
+    mask = above | equal & (equal.cumsum(0, dtype=torch.int32) <= count - above.sum())
     return mask.view(scores.shape)

@@ -54,6 +54,7 @@ _IMAGES: Changes = {
     "selectors start afresh": {"selectors": "0"},
     "full precision": {"store": "full"},
     "a quarter of the factors": {"seeded": "6656,1250"},
+    "width 1024, fewer factors": {"width": 1024, "seeded": "21504,4608"},
 }
 
 

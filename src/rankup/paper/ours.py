@@ -23,7 +23,8 @@ PAPER_EPOCHS = 50  # of the notebook's 500: as many as a GPU has time for in a t
 # What reaches most at no more stored parameters than the paper's: seeded factors (an extension, see
 # docs/method.md; its relatives are SupSup, VeRA and the deterministic form of IBP-WF), and for
 # ResNet18 a learned factor on top of them. With a byte for each selector there can be eight times
-# as many of them on MNIST, where heads take half of what is stored.
+# as many of them on MNIST, where heads take half of what is stored. A wider network has no more
+# selectors: what it stores more is its head and biases.
 _SEEDED_MNIST = {"rank": "0,0", "seeded": "12288,6000", "store": "int8", "epochs": 20}
 _SEEDED_RESNET = {
     "width": 32,
@@ -42,6 +43,7 @@ BEST: dict[tuple[str, str], dict[str, Any]] = {
         "epochs": 60,
     },
     ("s-miniimagenet", "mlp"): {
+        "width": 1024,
         "rank": "0,0",
         "seeded": "32768,8192",
         "store": "int8",
