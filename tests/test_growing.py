@@ -125,7 +125,7 @@ class Mixture(nn.Module):
         self.rnn = nn.LSTM(6, 6, batch_first=True)
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
         self.grouped = nn.Conv2d(2, 4, 1, groups=2)
-        self.running = nn.BatchNorm3d(1)
+        self.running = nn.InstanceNorm3d(1, affine=True, track_running_stats=True)
         self.head = nn.Linear(6, 3)
         self.register_buffer("scale", torch.rand(6))
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_factored_is_named_with_the_way_out() -> None:
     assert str(caught.value) == (
         "cannot factor 'position' (a parameter of its own), 'rnn' (LSTM), "
         "'attention' (MultiheadAttention), 'grouped' (a grouped convolution, groups=2), "
-        "'running' (BatchNorm3d); pass exclude=['position', 'rnn', 'attention', 'grouped', "
+        "'running' (InstanceNorm3d); pass exclude=['position', 'rnn', 'attention', 'grouped', "
         "'running'] to train them with the first task and leave them constant after it"
     )
 

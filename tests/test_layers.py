@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import rankup
 from rankup.layers import (
+    CONVOLUTIONS,
     FactoredLayer,
     FactoredLinear,
     TaskLayer,
@@ -30,8 +31,7 @@ def layer_of(module: nn.Module, rank: Rank, **grow: object) -> FactoredLayer:
     """The first factored layer of a network with that module in front."""
     # What follows is there for the network to be one: a head, and something to make it fit.
     body = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(2)).to(F64)
-    shape = (1, 3, 9, 9) if isinstance(module, nn.Conv2d) else (1, module.in_features)
-    body(torch.zeros(shape, dtype=F64))
+    body(input_for(module, 1))
     net = rankup.grow(body, rank, **grow)
     layer = net.body[0]
     assert isinstance(layer, FactoredLayer)
@@ -55,25 +55,35 @@ def explicit(layer: FactoredLayer, task: int, x: Tensor, plain: nn.Module) -> Te
     for i in range(layer.spec.rank.used(task)):
         weight += layer.S[task, i] * torch.outer(layer.U[i], layer.V[i])
     bias = layer.B[task] if layer.spec.bias else None
-    if isinstance(plain, nn.Conv2d):
+    if isinstance(plain, CONVOLUTIONS):
         return plain._conv_forward(x, weight.view_as(plain.weight), bias)
     return F.linear(x, weight, bias)
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> nn.Conv2d:
+def convolutions(draw: st.DrawFn) -> nn.Module:
     torch.manual_seed(0)
-    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    kind = draw(st.sampled_from(CONVOLUTIONS))
+
+    def sizes(least: int, most: int) -> tuple[int, ...]:
+        dims = CONVOLUTIONS.index(kind) + 1
+        return draw(st.tuples(*(st.integers(least, most) for _ in range(dims))))
+
     mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
-    padding = draw(st.one_of(st.just("valid"), st.tuples(st.integers(0, 2), st.integers(0, 2))))
-    stride = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
-    if draw(st.booleans()):
-        padding, stride = "same", (1, 1)
-    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
-    bias = draw(st.booleans())
-    outputs = draw(st.integers(1, 5))
-    return nn.Conv2d(
-        3, outputs, kernel, stride, padding, dilation, bias=bias, padding_mode=mode, dtype=F64
+    kernel, stride, padding, dilation = sizes(1, 3), sizes(1, 2), sizes(0, 2), sizes(1, 2)
+    padded = draw(st.sampled_from(["by numbers", "valid", "same"]))
+    if padded == "same":
+        stride = 1
+    return kind(
+        3,
+        draw(st.integers(1, 5)),
+        kernel,
+        stride,
+        padding if padded == "by numbers" else padded,
+        dilation,
+        bias=draw(st.booleans()),
+        padding_mode=mode,
+        dtype=F64,
     )
 
 
@@ -85,7 +95,10 @@ def linears(draw: st.DrawFn) -> nn.Linear:
 
 
 def input_for(module: nn.Module, batch: int, between: tuple[int, ...] = ()) -> Tensor:
-    shape = (3, 9, 9) if isinstance(module, nn.Conv2d) else (*between, module.in_features)
+    if isinstance(module, CONVOLUTIONS):
+        shape = 3, *[9] * (CONVOLUTIONS.index(type(module)) + 1)
+    else:
+        shape = *between, module.in_features
     draw = torch.Generator().manual_seed(batch)
     return torch.randn(batch, *shape, generator=draw, dtype=F64)
 
@@ -134,7 +147,9 @@ def test_every_form_equals_the_explicit_sum_of_factors(
 @pytest.mark.parametrize("base", ["new", "keep"])
 @pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize(
-    "module", [nn.Linear(4, 5), nn.Conv2d(3, 4, 3, stride=2, padding=1)], ids=["linear", "conv"]
+    "module",
+    [nn.Linear(4, 5), *(kind(3, 4, 3, stride=2, padding=1) for kind in CONVOLUTIONS)],
+    ids=["linear", "conv1d", "conv2d", "conv3d"],
 )
 def test_gradients_equal_those_of_the_explicit_sum(
     module: nn.Module, batch: int, base: str, seeded: int
@@ -159,7 +174,7 @@ def test_gradients_equal_those_of_the_explicit_sum(
     weight = U.t() @ torch.diag(own["selector"]) @ V
     if layer.base_weight is not None:
         weight = weight + layer.base_weight
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, CONVOLUTIONS):
         expected = module._conv_forward(x, weight.view_as(module.weight), own["bias"])
     else:
         expected = F.linear(x, weight, own["bias"])
@@ -236,8 +251,11 @@ NORMS = {
     "batch1d": (lambda: nn.BatchNorm1d(4, dtype=F64), (7, 4)),
     "batch1d over sequences": (lambda: nn.BatchNorm1d(4, affine=False, dtype=F64), (7, 4, 5)),
     "batch2d": (lambda: nn.BatchNorm2d(4, eps=1e-3, dtype=F64), (7, 4, 3, 3)),
+    "batch3d": (lambda: nn.BatchNorm3d(4, dtype=F64), (7, 4, 2, 3, 2)),
     "layer": (lambda: nn.LayerNorm(4, dtype=F64), (7, 5, 4)),
     "layer without bias": (lambda: nn.LayerNorm((3, 4), bias=False, dtype=F64), (7, 2, 3, 4)),
+    "rms": (lambda: nn.RMSNorm((3, 4), dtype=F64), (7, 2, 3, 4)),
+    "rms of a given epsilon": (lambda: nn.RMSNorm(4, eps=0.1, dtype=F64), (7, 4)),
     "group": (lambda: nn.GroupNorm(2, 4, dtype=F64), (7, 4, 3)),
 }
 

@@ -108,13 +108,21 @@ CONVOLUTIONS = [
 ]
 
 
+OVER = {nn.Conv1d: (7,), nn.Conv2d: (7, 6), nn.Conv3d: (5, 4, 6)}
+
+
+@pytest.mark.parametrize("kind", OVER)
 @pytest.mark.parametrize("options", CONVOLUTIONS)
-def test_a_convolution_is_a_matrix_times_its_inputs(options: dict[str, Any]) -> None:
+def test_a_convolution_is_a_matrix_times_its_inputs(
+    options: dict[str, Any], kind: type[Any]
+) -> None:
     torch.manual_seed(0)
-    layer, x = nn.Conv2d(2, 4, **options, dtype=F64), torch.randn(3, 2, 7, 6, dtype=F64)
+    if isinstance(options["kernel_size"], tuple) and kind is not nn.Conv2d:
+        pytest.skip("of two dimensions")
+    layer, x = kind(2, 4, **options, dtype=F64), torch.randn(3, 2, *OVER[kind], dtype=F64)
     rows = inputs(layer, x)
     with torch.no_grad():
-        expected = layer(x).movedim(1, -1).flatten(0, 2)
+        expected = layer(x).movedim(1, -1).flatten(0, -2)
     torch.testing.assert_close(rows @ as_matrix(layer).t(), expected)
     assert rows.shape[1] == as_matrix(layer).shape[1]
 
@@ -408,5 +416,5 @@ def test_what_cannot_be_is_refused() -> None:
         make(energy=5.0)
     growth = replace(GROWTH, exclude=("scale",))
     options = method_options("nscl", {})
-    with pytest.raises(rankup.RankupError, match="Conv2d layers, got scale besides"):
+    with pytest.raises(rankup.RankupError, match="without groups, got scale besides"):
         method_class("nscl")(Setting(Scaled(), growth, RECIPE, 0, STREAM.tasks, options))

@@ -198,6 +198,29 @@ def test_it_learns_with_convolutions_and_norms(name: str, stream: Stream) -> Non
         assert matrix.forgetting() == 0
 
 
+def over_rows() -> torch.nn.Module:
+    """An image's rows as channels of a sequence."""
+    return torch.nn.Sequential(
+        torch.nn.Flatten(1, 2),
+        torch.nn.Conv1d(8, 16, 3, padding=1),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(128, 10),
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_learns_with_convolutions_over_one_dimension(
+    name: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NETS, "over rows", over_rows)
+    matrix = learn_all(make(name, stream, "over rows", epochs=5), stream)
+    assert all(row[-1] > 0.3 for row in matrix.rows)
+    if EXPECTED[name].forgetting == NONE:
+        assert matrix.forgetting() == 0
+
+
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("name", METHODS)
 def test_what_it_saves_comes_back_bit_for_bit(

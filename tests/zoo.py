@@ -82,12 +82,32 @@ def convolutions() -> nn.Module:
     )
 
 
+def dimensions() -> nn.Module:
+    """Over one dimension and over three, each with its norm, and one over roots of squares."""
+    return nn.Sequential(
+        nn.Conv1d(3, 8, 5, stride=2, padding=2, padding_mode="circular"),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Conv1d(8, 6, 1, bias=False),
+        nn.ReLU(),
+        nn.Conv1d(6, 6, 3, padding="same", dilation=2),
+        nn.Unflatten(2, (2, 2, 2)),
+        nn.Conv3d(6, 5, (1, 2, 2), stride=(1, 2, 1), padding=(0, 1, 0), bias=False),
+        nn.BatchNorm3d(5),
+        nn.Flatten(),
+        nn.LazyLinear(7),
+        nn.RMSNorm(7),
+        nn.Linear(7, 3),
+    )
+
+
 def inputs(kind: str, batch: int = 6, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     shape = {
         "mlp": (9,),
         "resnet18": (3, 16, 16),
         "transformer": (4, 12),
         "convolutions": (3, 9, 9),
+        "dimensions": (3, 16),
         "head_first": (5,),
     }[kind]
     drawn = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
@@ -100,6 +120,7 @@ def module(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
         "resnet18": lambda: rankup.models.resnet18(width=4, image_size=16),
         "transformer": Transformer,
         "convolutions": convolutions,
+        "dimensions": dimensions,
         "head_first": HeadFirst,
     }[kind]()
     made = made.to(dtype)
@@ -113,7 +134,7 @@ RANKS = {
     "seeded only": Rank(first=0, step=0, seeded="4x"),
 }
 
-KINDS = ["mlp", "resnet18", "transformer", "convolutions", "head_first"]
+KINDS = ["mlp", "resnet18", "transformer", "convolutions", "dimensions", "head_first"]
 
 
 def teach(

@@ -15,7 +15,8 @@ from rankup import kernels
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, take
 from rankup.layers import (
-    FactoredConv2d,
+    CONVOLUTIONS,
+    FactoredConv,
     FactoredLayer,
     FactoredLinear,
     TaskLayer,
@@ -137,7 +138,7 @@ def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
 def _convolves(part: nn.Module) -> bool:
     if isinstance(part, TaskLayer):
         return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
-    return isinstance(part, nn.Conv2d)
+    return isinstance(part, CONVOLUTIONS)
 
 
 class RankLearner(ModuleLearner):
@@ -211,8 +212,8 @@ class RankLearner(ModuleLearner):
                 self._builder = Builder([Factors.of(layer) for layer in together])
             yield
 
-    def _convolutions(self) -> list[FactoredConv2d]:
-        return [layer for layer in self._factored.values() if isinstance(layer, FactoredConv2d)]
+    def _convolutions(self) -> list[FactoredConv]:
+        return [layer for layer in self._factored.values() if isinstance(layer, FactoredConv)]
 
     def _build_aside(self) -> dict[str, Built]:
         """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a
@@ -229,7 +230,7 @@ class RankLearner(ModuleLearner):
         alone = [layer for layer in self._convolutions() if layer.spec.name not in kernels]
         for number, layer in enumerate(alone):
             with self.aside(number):
-                kernel = layer.build(dtype, torch.channels_last)
+                kernel = layer.build(dtype)
                 ready = torch.cuda.current_stream().record_event()
             kernel.record_stream(main)
             kernels[layer.spec.name] = Built(kernel, ready)

@@ -20,13 +20,13 @@ from rankup.errors import RankupError, TaskStateError
 from rankup.hostcopy import HostCopy
 from rankup.interrupts import undisturbed
 from rankup.layers import (
-    FactoredConv2d,
     FactoredLinear,
     TaskHead,
     TaskLayer,
     TaskNorm,
     Tensors,
     active,
+    factored_conv,
     pooled_statistics,
     refuse_other_dtype,
 )
@@ -53,8 +53,8 @@ def grow(
 ) -> "IncrementalNet":
     """A network with the module's architecture that learns task after task.
 
-    Linear and Conv2d layers become sums of factors; normalisation layers and the head are kept per
-    task. The module itself is not modified.
+    Linear and convolutional layers become sums of factors; normalisation layers and the head are
+    kept per task. The module itself is not modified.
 
     Args:
         module: any module; what of it cannot be factored is named in the error.
@@ -278,7 +278,7 @@ class IncrementalNet(nn.Module):
         made: TaskLayer
         place = self.growth.seed, self.plan.dtype, self.plan.device
         if isinstance(spec, FactoredSpec):
-            made = (FactoredConv2d if spec.conv else FactoredLinear)(spec, *place)
+            made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *place)
         elif isinstance(spec, NormSpec):
             made = TaskNorm(spec, *place)
         else:

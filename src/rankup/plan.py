@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from rankup.errors import RankupError
-from rankup.layers import TaskLayer
+from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.rank import RankRule, Shape, capped, resolve
 from rankup.specs import (
     ConvGeometry,
@@ -22,20 +22,22 @@ from rankup.specs import (
     FactoredSpec,
     HeadSpec,
     LayerSpec,
+    NormOver,
     NormSpec,
-    Pair,
     Spec,
 )
 from rankup.stored import STORES, Store
 from rankup.trace import trace
 
-_NORMS: dict[type[nn.Module], Literal["batch1d", "batch2d", "layer", "group"]] = {
+_NORMS: dict[type[nn.Module], NormOver] = {
     nn.BatchNorm1d: "batch1d",
     nn.BatchNorm2d: "batch2d",
+    nn.BatchNorm3d: "batch3d",
     nn.LayerNorm: "layer",
+    nn.RMSNorm: "rms",
     nn.GroupNorm: "group",
 }
-_WEIGHTED = (nn.Linear, nn.Conv2d)
+_WEIGHTED = (nn.Linear, *CONVOLUTIONS)
 _UNINITIALISED = "not initialised yet"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -223,8 +225,8 @@ class _Planner:
         ]
         if not chosen:
             raise RankupError(
-                "the module has nothing to factor: besides its head it needs a Linear or Conv2d "
-                "that include and exclude leave"
+                "the module has nothing to factor: besides its head it needs a Linear or a "
+                "convolution that include and exclude leave"
             )
         if self.trace is not None:
             chosen.sort(key=self.trace.position)
@@ -295,11 +297,12 @@ class _Planner:
         """Why a layer of a known kind cannot be replaced."""
         kinds: tuple[type[nn.Module], ...] = (*_WEIGHTED, *_NORMS)
         kind = next(kind for kind in kinds if isinstance(part, kind))
-        if type(part).forward is not kind.forward or set(part._parameters) != {"weight", "bias"}:
+        known = {"weight"} if kind is nn.RMSNorm else {"weight", "bias"}
+        if type(part).forward is not kind.forward or set(part._parameters) != known:
             return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
         if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
             return _UNINITIALISED
-        if isinstance(part, nn.Conv2d) and part.groups != 1:
+        if isinstance(part, CONVOLUTIONS) and part.groups != 1:
             return f"a grouped convolution, groups={part.groups}"
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
             return "it has hooks"
@@ -365,34 +368,30 @@ def _matrix(part: Any) -> Shape:
 
 
 def _geometry(part: Any) -> ConvGeometry | None:
-    if not isinstance(part, nn.Conv2d):
+    if not isinstance(part, CONVOLUTIONS):
         return None
     return ConvGeometry(
         part.in_channels,
-        _pair(part.kernel_size),
-        _pair(part.stride),
-        part.padding if isinstance(part.padding, str) else _pair(part.padding),
-        _pair(part.dilation),
+        part.kernel_size,
+        part.stride,
+        part.padding,
+        part.dilation,
         part.padding_mode,
     )
 
 
-def _pair(values: tuple[int, ...]) -> Pair:
-    height, width = values
-    return height, width
-
-
 def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
     over = next(over for kind, over in _NORMS.items() if isinstance(part, kind))
-    shapes = {"layer": "normalized_shape", "group": "num_channels"}
+    shapes = {"layer": "normalized_shape", "rms": "normalized_shape", "group": "num_channels"}
     shape = getattr(part, shapes.get(over, "num_features"))
     return NormSpec(
         name,
         over,
-        tuple(shape) if over == "layer" else (shape,),
-        part.eps,
+        tuple(shape) if over in ("layer", "rms") else (shape,),
+        # An RMSNorm may leave it to the dtype.
+        torch.finfo(part.weight.dtype).eps if part.eps is None else part.eps,
         getattr(part, "num_groups", 1),
         part.weight is not None,
-        part.bias is not None,
+        getattr(part, "bias", None) is not None,
         shared,
     )

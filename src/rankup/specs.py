@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 from rankup.rank import LayerRank
 
 Shapes = dict[str, tuple[int, ...]]
-Pair = tuple[int, int]
+Sizes = tuple[int, ...]  # one for each dimension of space
+NormOver = Literal["batch1d", "batch2d", "batch3d", "layer", "rms", "group"]
 
 
 @dataclass(frozen=True)
@@ -15,16 +16,20 @@ class ConvGeometry:
     """How a convolution reads its input."""
 
     channels: int
-    kernel_size: Pair
-    stride: Pair
-    padding: Pair | str
-    dilation: Pair
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes | str
+    dilation: Sizes
     padding_mode: str
+
+    @property
+    def dims(self) -> int:
+        return len(self.kernel_size)
 
 
 @dataclass(frozen=True)
 class FactoredSpec:
-    """A Linear or Conv2d layer as a sum of factors."""
+    """A linear or convolutional layer as a sum of factors."""
 
     kind: ClassVar[str] = "factored"
     name: str
@@ -34,6 +39,11 @@ class FactoredSpec:
     rank: LayerRank
     before_batch_norm: bool
     conv: ConvGeometry | None
+
+    @property
+    def dims(self) -> int:
+        """Of space, behind the channels."""
+        return self.conv.dims if self.conv else 0
 
     def shapes(self, task: int, classes: int) -> Shapes:
         added = self.rank.added(task)
@@ -55,7 +65,7 @@ class NormSpec:
 
     kind: ClassVar[str] = "norm"
     name: str
-    over: Literal["batch1d", "batch2d", "layer", "group"]
+    over: NormOver
     shape: tuple[int, ...]
     eps: float
     groups: int
@@ -65,7 +75,7 @@ class NormSpec:
 
     @property
     def is_batch(self) -> bool:
-        return self.over in ("batch1d", "batch2d")
+        return self.over.startswith("batch")
 
     def shapes(self, task: int, classes: int) -> Shapes:
         if self.shared and task > 0:

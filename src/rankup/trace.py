@@ -50,7 +50,7 @@ class Trace:
         for node, name in zip(self._calls, self.order, strict=True):
             readers = list(node.users)
             norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
-            is_conv = type(self._modules[name]) is nn.Conv2d
+            is_conv = type(self._modules[name]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
             if norm and is_conv and self.order.count(name) == self.order.count(norm) == 1:
                 folds.append((name, norm))
         return folds
@@ -121,7 +121,7 @@ class Trace:
     def _batch_norm(self, node: fx.Node) -> str | None:
         name = str(node.target)
         is_one = node.op == "call_module" and isinstance(
-            self._modules[name], nn.BatchNorm1d | nn.BatchNorm2d
+            self._modules[name], nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
         )
         return name if is_one else None
 

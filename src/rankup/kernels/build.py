@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankup.layers import FactoredConv2d
+from rankup.layers import FactoredConv
 
 _RANK = 16  # factors that are looked at together; fewer do not fill a tensor core
 _OUT = 32
@@ -30,9 +30,10 @@ class Factors(NamedTuple):
     shape: tuple[int, int, int]  # channels, height and width of the kernel
 
     @classmethod
-    def of(cls, layer: FactoredConv2d) -> Self:
+    def of(cls, layer: FactoredConv) -> Self:
         """Those of the task that a layer is learning."""
-        shape = layer.in_channels, *layer.conv.kernel_size
+        height, width = layer.conv.kernel_size
+        shape = layer.in_channels, height, width
         return cls(layer.U, layer.V, layer.new_U, layer.new_V, layer.new_selector, shape)
 
     @property

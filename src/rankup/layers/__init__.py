@@ -1,7 +1,14 @@
 """The layers of a grown network. They know nothing of data, files or the command line."""
 
 from rankup.layers.base import Start, TaskLayer, Tensors, active, active_task, refuse_other_dtype
-from rankup.layers.conv import FactoredConv2d
+from rankup.layers.conv import (
+    CONVOLUTIONS,
+    FactoredConv,
+    FactoredConv1d,
+    FactoredConv2d,
+    FactoredConv3d,
+    factored_conv,
+)
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
@@ -9,7 +16,11 @@ from rankup.layers.norm import TaskNorm, pooled_statistics
 from rankup.layers.rules import dense_is_cheaper
 
 __all__ = [
+    "CONVOLUTIONS",
+    "FactoredConv",
+    "FactoredConv1d",
     "FactoredConv2d",
+    "FactoredConv3d",
     "FactoredLayer",
     "FactoredLinear",
     "Start",
@@ -20,6 +31,7 @@ __all__ = [
     "active",
     "active_task",
     "dense_is_cheaper",
+    "factored_conv",
     "pooled_statistics",
     "refuse_other_dtype",
 ]

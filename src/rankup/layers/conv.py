@@ -1,5 +1,9 @@
 """Convolutions whose weights are a sum of factors."""
 
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,10 +13,17 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.given import BUILT
 from rankup.specs import ConvGeometry, FactoredSpec
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-class FactoredConv2d(FactoredLayer):
-    """`nn.Conv2d` as a sum of factors: a convolution to R channels (V), a scale for each (the
-    selector), a 1×1 convolution (U)."""
+_FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+class FactoredConv(FactoredLayer):
+    """A convolution as a sum of factors: a convolution to R channels (V), a scale for each (the
+    selector), a convolution of single positions (U)."""
+
+    torch_layer: ClassVar[type[Any]]
+    space: ClassVar[str]  # what an input's dimensions behind the channels are
 
     def __init__(
         self, spec: FactoredSpec, seed: int, dtype: torch.dtype, device: torch.device
@@ -21,7 +32,7 @@ class FactoredConv2d(FactoredLayer):
         if spec.conv is None:
             raise RankupError(f"layer {spec.name!r} has no geometry of a convolution")
         self.conv = spec.conv
-        self._border = border(spec.conv)
+        self._single = set(self.conv.kernel_size) == {1} and not any(border(self.conv))
 
     @property
     def in_channels(self) -> int:
@@ -32,7 +43,7 @@ class FactoredConv2d(FactoredLayer):
         return self.spec.outputs
 
     def plain(self, task: int) -> nn.Module:
-        conv = nn.Conv2d(
+        conv: nn.Module = self.torch_layer(
             self.in_channels,
             self.out_channels,
             self.conv.kernel_size,
@@ -40,7 +51,7 @@ class FactoredConv2d(FactoredLayer):
             self.conv.padding,
             self.conv.dilation,
             bias=self.spec.bias,
-            padding_mode=self.conv.padding_mode,  # type: ignore[arg-type]
+            padding_mode=self.conv.padding_mode,
             device="meta",
         )
         conv.weight = nn.Parameter(self._kernel(self.weight(task)))
@@ -49,13 +60,13 @@ class FactoredConv2d(FactoredLayer):
         return conv
 
     def _check(self, x: Tensor) -> None:
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            self._refuse_shape(x, f"[batch, {self.in_channels} channels, height, width]")
+        if x.dim() != self.conv.dims + 2 or x.shape[1] != self.in_channels:
+            self._refuse_shape(x, f"[batch, {self.in_channels} channels, {self.space}]")
         self._check_dtype(x)
 
     def _positions(self, x: Tensor) -> int:
-        height, width = self.conv.stride
-        return len(x) * -(-x.shape[2] // height) * -(-x.shape[3] // width)
+        steps = zip(x.shape[2:], self.conv.stride, strict=True)
+        return len(x) * math.prod(-(-size // stride) for size, stride in steps)
 
     def _takes_dense(self, x: Tensor, rank: int) -> bool:
         # On a GPU one convolution is faster than two of fewer multiplications (measured: a step of
@@ -67,19 +78,21 @@ class FactoredConv2d(FactoredLayer):
         if built is None:
             return super()._learning(x)
         torch.cuda.current_stream().wait_event(built.ready)
-        y = self._convolve(x, built.weight)
+        y = convolve(x, built.weight, self.conv)
         return y + self._per_channel(self.new_bias) if self.spec.bias else y
 
-    def build(self, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
-        """The kernel of the task being learned."""
+    def build(self, dtype: torch.dtype) -> Tensor:
+        """The kernel of the task being learned, laid out as a GPU is fastest with it."""
         kernel = self._kernel(self._dense(self._blocks(self.count)))
-        return kernel.to(dtype, memory_format=memory_format)
+        images = torch.channels_last if self.conv.dims == 2 else torch.preserve_format
+        return kernel.to(dtype, memory_format=images)
 
     @property
     def is_built_with_others(self) -> bool:
         """Whether a kernel of ours can build the convolution's for the task being learned."""
         return (
-            self.dtype == torch.float32
+            self.conv.dims == 2
+            and self.dtype == torch.float32
             and self.base_weight is None
             and self.spec.rank.added(self.count) > 0
         )
@@ -88,32 +101,23 @@ class FactoredConv2d(FactoredLayer):
         kernel = self._kernel(matrix)
         if torch.is_autocast_enabled(x.device.type):
             # Cast and brought into the input's layout at once; torch would do it one by one.
-            last = x.is_contiguous(memory_format=torch.channels_last)
+            images = self.conv.dims == 2
+            last = images and x.is_contiguous(memory_format=torch.channels_last)
             kernel = kernel.to(
                 torch.get_autocast_dtype(x.device.type),
                 memory_format=torch.channels_last if last else torch.preserve_format,
             )
-        return self._convolve(x, kernel)
-
-    def _convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
-        x, padding = self._padded(x)
-        return F.conv2d(x, kernel, None, self.conv.stride, padding, self.conv.dilation)
-
-    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, int] | str]:
-        """The input, and the padding that is left for the convolution to do."""
-        if self.conv.padding_mode == "zeros":
-            return x, self.conv.padding
-        return F.pad(x, self._border, mode=self.conv.padding_mode), (0, 0)
+        return convolve(x, kernel, self.conv)
 
     def _kernel(self, matrix: Tensor) -> Tensor:
         return matrix.view(-1, self.in_channels, *self.conv.kernel_size)
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        return F.conv2d(hidden, U.t()[:, :, None, None])
+        return _FUNCTIONS[self.conv.dims](hidden, self._over_space(U.t()))
 
     @property
     def _pointwise(self) -> bool:
-        return self.conv.kernel_size == (1, 1) and not any(self._border)
+        return self._single
 
     def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
         flat = x.flatten(2)
@@ -125,33 +129,55 @@ class FactoredConv2d(FactoredLayer):
 
     def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         if self._pointwise:
-            height, width = self.conv.stride
             start = None if biases is None else self._per_sample(biases, x)
-            return self._map_each(x[:, :, ::height, ::width], weights, start)
+            seen = (slice(None, None, stride) for stride in self.conv.stride)
+            return self._map_each(x[:, :, *seen], weights, start)
         # One image of all samples' channels, a group for each sample.
-        padded, padding = self._padded(x)
-        y = F.conv2d(
-            padded.reshape(1, -1, *padded.shape[2:]),
-            self._kernel(weights),
-            None if biases is None else biases.view(-1),
-            self.conv.stride,
-            padding,
-            self.conv.dilation,
-            groups=len(x),
-        )
+        together = x.reshape(1, -1, *x.shape[2:])
+        flat = None if biases is None else biases.view(-1)
+        y = convolve(together, self._kernel(weights), self.conv, flat, groups=len(x))
         return y.view(len(x), -1, *y.shape[2:])
 
     def _per_channel(self, row: Tensor) -> Tensor:
-        return row[:, None, None]
+        return self._over_space(row)
 
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
-        return rows[:, :, None, None]
+        return self._over_space(rows)
+
+    def _over_space(self, rows: Tensor) -> Tensor:
+        return rows[(..., *(None,) * self.conv.dims)]
+
+
+class FactoredConv1d(FactoredConv):
+    torch_layer, space = nn.Conv1d, "length"
+
+
+class FactoredConv2d(FactoredConv):
+    torch_layer, space = nn.Conv2d, "height, width"
+
+
+class FactoredConv3d(FactoredConv):
+    torch_layer, space = nn.Conv3d, "depth, height, width"
+
+
+def factored_conv(conv: ConvGeometry) -> type[FactoredConv]:
+    return (FactoredConv1d, FactoredConv2d, FactoredConv3d)[conv.dims - 1]
+
+
+def convolve(
+    x: Tensor, kernel: Tensor, conv: ConvGeometry, bias: Tensor | None = None, groups: int = 1
+) -> Tensor:
+    padding: tuple[int, ...] | str | int = conv.padding
+    if conv.padding_mode != "zeros":
+        x, padding = F.pad(x, border(conv), mode=conv.padding_mode), 0
+    function = _FUNCTIONS[conv.dims]
+    return function(x, kernel, bias, conv.stride, padding, conv.dilation, groups)
 
 
 def border(conv: ConvGeometry) -> list[int]:
     """The padding as `F.pad` takes it: the last dimension's left and right side first."""
     border: list[int] = []
-    for axis in (1, 0):
+    for axis in reversed(range(conv.dims)):
         if isinstance(conv.padding, str):
             total = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
             total = total if conv.padding == "same" else 0

@@ -14,9 +14,12 @@ from rankup.specs import NormSpec
 
 Run = Callable[[Tensor], object]
 
+_BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
+_OVER_LAST = ("layer", "rms")  # dimensions; all others are over channels
+
 
 class TaskNorm(TaskLayer):
-    """Batch, layer or group normalisation with weights, and where it has them statistics, per task.
+    """Normalisation with weights, and where it has them statistics, per task.
 
     Batch statistics are not running averages. The task being learned uses those of its batch, in
     training and evaluation alike; committed tasks use the ones pooled at their commit.
@@ -102,14 +105,15 @@ class TaskNorm(TaskLayer):
     def plain(self, task: int) -> nn.Module:
         values = self.added(0 if self.spec.shared else task)
         spec = self.spec
-        norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm
+        norm: nn.Module
         affine = spec.weight or spec.bias
-        if spec.is_batch:
-            batch_norm = nn.BatchNorm1d if spec.over == "batch1d" else nn.BatchNorm2d
-            norm = batch_norm(spec.shape[0], spec.eps, affine=affine, **self._factory)
+        if spec.over in _BATCH_NORMS:
+            norm = _BATCH_NORMS[spec.over](spec.shape[0], spec.eps, affine=affine, **self._factory)
             norm.running_mean, norm.running_var = values["mean"].clone(), values["var"].clone()
         elif spec.over == "layer":
             norm = nn.LayerNorm(spec.shape, spec.eps, affine, spec.bias, **self._factory)
+        elif spec.over == "rms":
+            norm = nn.RMSNorm(spec.shape, spec.eps, affine, **self._factory)
         else:
             norm = nn.GroupNorm(spec.groups, spec.shape[0], spec.eps, affine, **self._factory)
         for key in spec.base_shapes():
@@ -138,11 +142,13 @@ class TaskNorm(TaskLayer):
             return F.batch_norm(x, mean, var, weight, bias, mean is None, 0.0, self.spec.eps)
         if self.spec.over == "layer":
             return F.layer_norm(x, self.spec.shape, weight, bias, self.spec.eps)
+        if self.spec.over == "rms":
+            return F.rms_norm(x, self.spec.shape, weight, self.spec.eps)
         return F.group_norm(x, self.spec.groups, weight, bias, self.spec.eps)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        if self.spec.over == "layer":
-            return self._mixed_layer_norm(x, tasks)
+        if self.spec.over in _OVER_LAST:
+            return self._mixed_over_last(x, tasks)
         # A GPU is slow to normalise few positions; under autocast torch's own norm, unlike this
         # arithmetic, keeps the input's precision.
         if self.spec.is_batch and (x.dim() == 2 or (x.is_cuda and x.dtype == self.dtype)):
@@ -157,7 +163,7 @@ class TaskNorm(TaskLayer):
         groups = self.spec.groups * len(x)
         return F.group_norm(merged, groups, **rows, eps=self.spec.eps).view(x.shape)
 
-    def _mixed_layer_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
+    def _mixed_over_last(self, x: Tensor, tasks: Tensor) -> Tensor:
         rows = {key: over_last(row, x) for key, row in self._rows_of(tasks).items()}
         x = self._normalise(x)
         if "bias" in rows:
@@ -186,7 +192,7 @@ class TaskNorm(TaskLayer):
 
     def _check(self, x: Tensor) -> None:
         shape = self.spec.shape
-        if self.spec.over == "layer":
+        if self.spec.over in _OVER_LAST:
             if tuple(x.shape[-len(shape) :]) != shape:
                 self._refuse_shape(x, f"{list(shape)} as the last dimensions")
         elif x.dim() < 2 or x.shape[1] != shape[0]:

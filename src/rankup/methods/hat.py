@@ -102,7 +102,7 @@ class HardAttention(GuardedMethod):
         for spec in self.layers:
             outputs, inputs = claimed[spec.name], reached[spec.name]
             weights = outputs[:, None] & inputs
-            frozen[f"{spec.name}.weight"] = weights[..., None, None] if spec.conv else weights
+            frozen[f"{spec.name}.weight"] = _over(spec, weights)
             if spec.bias:
                 frozen[f"{spec.name}.bias"] = outputs
         return frozen
@@ -120,7 +120,7 @@ class HardAttention(GuardedMethod):
         }
 
         def look(spec: FactoredSpec, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-            found = (args[0] != 0).movedim(-3 if spec.conv else -1, 0).flatten(1).any(1)
+            found = (args[0] != 0).movedim(-1 - spec.dims, 0).flatten(1).any(1)
             reached[spec.name] = found | reached[spec.name]
 
         def in_use(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
@@ -203,4 +203,4 @@ def _gate(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> 
 
 def _over(spec: FactoredSpec, units: Tensor) -> Tensor:
     """Numbers for a layer's units, broadcast over its outputs."""
-    return units if spec.conv is None else units[:, None, None]
+    return units[(..., *(None,) * spec.dims)]

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.feed import Feed
+from rankup.layers import CONVOLUTIONS
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
 from rankup.methods.options import NsclOptions
 from rankup.steps import Learner, exact
 
-Layer = nn.Linear | nn.Conv2d
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _BYTES = 2**27  # that a layer's inputs may take which are multiplied at once
 _WIDE = 4096  # inputs of a layer whose covariance is too large to be kept
@@ -56,13 +57,14 @@ class NSCL(DenseMethod):
         self.layers = {
             name: part
             for name, part in self.body.named_modules()
-            if isinstance(part, nn.Linear) or (isinstance(part, nn.Conv2d) and part.groups == 1)
+            if isinstance(part, nn.Linear) or (isinstance(part, CONVOLUTIONS) and part.groups == 1)
         }
         own = {id(p) for part in (*self.layers.values(), *self.parts) for p in part.parameters()}
         others = [name for name, p in self.body.named_parameters() if id(p) not in own]
         if others:
             raise RankupError(
-                f"nscl protects Linear and ungrouped Conv2d layers, got {', '.join(others)} besides"
+                "nscl protects Linear layers and convolutions without groups, got "
+                f"{', '.join(others)} besides"
             )
         for name, layer in self.layers.items():
             width = as_matrix(layer).shape[1]
@@ -187,10 +189,14 @@ def as_matrix(layer: Layer) -> Tensor:
 
 def inputs(layer: Layer, x: Tensor) -> Tensor:
     """What `as_matrix` is multiplied with, a row for each answer the layer gives."""
-    if isinstance(layer, nn.Conv2d):
+    if not isinstance(layer, nn.Linear):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
-        x = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
+        dims = range(len(layer.kernel_size))
+        for dim in dims:  # each of space gets a last one of its taps: [B, C, places…, taps…]
+            taps, apart = layer.kernel_size[dim], layer.dilation[dim]
+            x = x.unfold(2 + dim, (taps - 1) * apart + 1, layer.stride[dim])[..., ::apart]
+        x = x.movedim(1, 1 + len(dims)).flatten(1 + len(dims))
     rows = x.flatten(0, -2)
     return rows if layer.bias is None else F.pad(rows, (0, 1), value=1.0)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.feed import Draws, Feed
-from rankup.layers import active_task
+from rankup.layers import CONVOLUTIONS, active_task
 from rankup.layers.base import over_last
 from rankup.methods.base import Setting
 from rankup.methods.er_ring import ERRing, ERRingLearner
@@ -134,7 +134,7 @@ class Orthog(ERRing):
 
     def _make_orthonormal(self) -> None:
         for name, part in self.body.named_modules():
-            if isinstance(part, nn.Linear | nn.Conv2d):  # heads are neither
+            if isinstance(part, (nn.Linear, *CONVOLUTIONS)):  # heads are neither
                 drawn = torch.empty(part.weight.shape, dtype=torch.float64)
                 nn.init.orthogonal_(drawn, generator=seeds.generator(self.seed, "stiefel", name))
                 part.weight.data.copy_(drawn)
@@ -160,7 +160,7 @@ class Orthog(ERRing):
 def _stays_orthonormal(setting: Setting) -> bool:
     assert isinstance(setting.options, OrthogOptions)
     asked = setting.options.stiefel
-    convolves = any(isinstance(part, nn.Conv2d) for part in setting.module.modules())
+    convolves = any(isinstance(part, CONVOLUTIONS) for part in setting.module.modules())
     return asked == "yes" or (asked == "auto" and convolves)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layers import TaskLayer
-from rankup.layers.conv import border
+from rankup.layers.conv import convolve
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
@@ -19,7 +19,7 @@ from rankup.specs import FactoredSpec, LayerSpec
 
 
 class TaskWeight(TaskLayer):
-    """A Linear or Conv2d with a weight for each task."""
+    """A Linear or a convolution with a weight for each task."""
 
     spec: FactoredSpec
 
@@ -44,10 +44,7 @@ class TaskWeight(TaskLayer):
         conv = self.spec.conv
         if conv is None:
             return F.linear(x, weight, bias)
-        kernel, padding = weight.view(-1, conv.channels, *conv.kernel_size), conv.padding
-        if conv.padding_mode != "zeros":
-            x, padding = F.pad(x, border(conv), mode=conv.padding_mode), (0, 0)
-        return F.conv2d(x, kernel, bias, conv.stride, padding, conv.dilation)
+        return convolve(x, weight.view(-1, conv.channels, *conv.kernel_size), conv, bias)
 
 
 class WeightLearner(ModuleLearner):
@@ -72,8 +69,8 @@ class TaskWeightMethod(DenseMethod):
         super().__init__(setting)
         if left := [name for name, _ in self.body.named_parameters()]:
             raise RankupError(
-                "all weights must be in Linear, Conv2d or norm layers, so that tasks share none: "
-                f"{', '.join(left)} would be shared"
+                "all weights must be in Linear, convolution or norm layers, so that tasks share "
+                f"none: {', '.join(left)} would be shared"
             )
 
     @abstractmethod
