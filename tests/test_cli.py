@@ -287,9 +287,11 @@ def test_a_run_goes_on_with_as_many_threads_as_it_had(tmp_path: Path) -> None:
 def test_a_run_whose_threads_are_not_known_does_not_go_on(
     edited: dict[str, object], message: str, tmp_path: Path
 ) -> None:
+    assert rankup("run", *QUICK, "--out", "run", cwd=tmp_path).returncode == 0
     config = tmp_path / "run" / "config.json"
-    config.parent.mkdir()
-    config.write_text(json.dumps({"stream": "p-digits", "method": "rank", **edited}))
+    held = json.loads(config.read_text())
+    del held["threads"]
+    config.write_text(json.dumps(held | edited))
     again = rankup("run", *QUICK, "--out", "run", "--resume", cwd=tmp_path)
     assert again.returncode == 1
     assert "Traceback" not in again.stderr

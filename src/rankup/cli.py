@@ -76,6 +76,7 @@ def _end(sentence: str) -> NoReturn:
 @with_method_options
 @with_request
 def run(
+    ctx: typer.Context,
     method: Annotated[str, typer.Option(help="How; see `rankup methods`.")] = "rank",
     out: Annotated[
         Path | None,
@@ -91,10 +92,11 @@ def run(
     """Learn a stream task after task and show what was remembered.
 
     Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
-    config.json, metrics.jsonl, the network in net/ and a page, report.html. With --resume and more
-    --tasks than before, a run of the rank update learns further permutations or rotations.
+    config.json, metrics.jsonl, the network in net/ and a page, report.html. `--resume --out FOLDER`
+    goes on as that run was begun; with more --tasks than before, a run of the rank update learns
+    further permutations or rotations.
     """
-    check_options(method, method_options)
+    from rankup.begun import Asked, as_begun
     from rankup.folder import tasks_more, tasks_of
     from rankup.launch import Launch
     from rankup.methods.rank import warn_if_capped
@@ -103,6 +105,11 @@ def run(
     from rankup.report.runs import CONFIG
     from rankup.run import setting_of
 
+    if request.resume and out:
+        before = Asked(method, method_options, request)
+        asked_for = as_begun(before, out, partial(_was_said, ctx))
+        method, method_options, request = asked_for.method, asked_for.options, asked_for.request
+    check_options(method, method_options)
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():
@@ -124,6 +131,11 @@ def run(
         _show(whole, root / "report.html")
     if failures:
         raise RankupError(_failed(failures, folders))
+
+
+def _was_said(ctx: typer.Context, option: str) -> bool:
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _folders(root: Path, request: Request) -> dict[int, Path]:

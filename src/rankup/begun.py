@@ -1,0 +1,94 @@
+"""What a run was begun with: one that goes on need not be told again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rankup.cli_options import Device, Net, Request
+from rankup.errors import RankupError
+from rankup.recipe import Recipe
+from rankup.report.runs import CONFIG, read_config
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `rankup run` is asked for."""
+
+    method: str
+    options: dict[str, Any]  # the method's own that were given
+    request: Request
+
+
+def as_begun(asked: Asked, root: Path, said: Callable[[str], bool]) -> Asked:
+    """What was asked for, with all that was not said as the run in that folder was begun, or the
+    first of several seeds' there. Where there is none, nothing changes.
+
+    Args:
+        said: whether an option was given, by its name.
+    """
+    alone = (root / CONFIG).exists()
+    runs = [root] if alone else sorted(path.parent for path in root.glob(f"seed-*/{CONFIG}"))
+    if not runs:
+        return asked
+    stored = _Stored(runs[0] / CONFIG)
+    request = asked.request
+    before: dict[str, Any] = {
+        "stream": stored.get("stream", str),
+        "net": Net(stored.one_of("net", Net)),
+        "width": stored.get("width", int),
+        "rank": stored.get("rank", str),
+        "seeded": stored.get("seeded", str | None),
+        "device": Device(stored.one_of("device", Device)),
+    }
+    if not (said("seed") or said("seeds")):
+        before |= _seeds(root, runs)
+    recipe = stored.get("recipe", dict)
+    if not said("recipe"):
+        names = {item.name for item in fields(Recipe)} & recipe.keys()
+        before["recipe"] = recipe.get("name", request.recipe)
+        before["recipe_options"] = {name: recipe[name] for name in names} | request.recipe_options
+    request = replace(request, **{k: v for k, v in before.items() if not said(k)})
+    method = asked.method if said("method") else stored.get("method", str)
+    options = asked.options
+    if method == stored.get("method", str):
+        options = stored.get("options", dict) | options
+    return Asked(method, options, request)
+
+
+def _seeds(root: Path, runs: list[Path]) -> dict[str, int]:
+    seeds = sorted(_Stored(run / CONFIG).get("seed", int) for run in runs)
+    if seeds[-1] - seeds[0] >= len(seeds):
+        raise RankupError(
+            f"{root} holds seeds {', '.join(map(str, seeds))}: say with --seed and --seeds which "
+            "are to go on"
+        )
+    return {"seed": seeds[0], "seeds": len(seeds)}
+
+
+class _Stored:
+    """The settings of a run, none of which is taken unless it is what it should be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.config = path, read_config(path)
+
+    def get(self, name: str, kind: Any) -> Any:
+        if name not in self.config:
+            raise RankupError(
+                f"{self.path} does not hold the settings of a run: it has no {name!r}"
+            )
+        value = self.config[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise RankupError(
+                f"{self.path} does not hold the settings of a run: its {name!r} is {value!r}"
+            )
+        return value
+
+    def one_of(self, name: str, choices: type[Net] | type[Device]) -> str:
+        value = self.get(name, str)
+        if value not in list(choices):
+            raise RankupError(
+                f"{self.path} does not hold the settings of a run: its {name!r} is {value!r}, "
+                f"expected one of {', '.join(choices)}"
+            )
+        return str(value)

@@ -1,0 +1,119 @@
+"""A run that goes on need not be told again what it was begun with."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.begun import Asked, as_begun
+from rankup.cli_options import Request
+from rankup.errors import RankupError
+from test_cli import rankup
+
+GIVEN = ("--stream", "s-digits", "--method", "supsup", "--share", 0.4, "--width", 16, "--seed", 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run `alone`, and one of two seeds, `both`."""
+    folder = tmp_path_factory.mktemp("begun")
+    short = ("--epochs", 2, "--batch", 64)
+    alone = rankup("run", *GIVEN, *short, "--out", "alone", cwd=folder)
+    both = rankup(
+        "run", "--tasks", 2, "--seed", 1, "--seeds", 2, *short, "--out", "both", cwd=folder
+    )
+    assert alone.returncode == both.returncode == 0, alone.stderr + both.stderr
+    return folder
+
+
+def held(folder: Path) -> dict[str, str]:
+    files = (folder / name for name in ("config.json", "metrics.jsonl"))
+    return {path.name: path.read_text() for path in files}
+
+
+def test_a_folder_is_enough_to_go_on(folder: Path) -> None:
+    before = held(folder / "alone")
+    again = rankup("run", "--resume", "--out", "alone", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert held(folder / "alone") == before
+    assert "split 05" in again.stdout
+
+
+def test_more_tasks_of_several_seeds_are_asked_for_by_themselves(folder: Path) -> None:
+    more = rankup("run", "--resume", "--out", "both", "--tasks", 3, cwd=folder)
+    assert "both goes on to 3 tasks, 1 more than before" in more.stderr
+    for seed in (1, 2):
+        config = json.loads(held(folder / "both" / f"seed-{seed}")["config.json"])
+        assert (config["tasks"], config["seed"], config["recipe"]["batch"]) == (3, seed, 64)
+    assert not (folder / "both" / "seed-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (("--epochs", 3), "with epochs 2, not 3"),
+        (("--method", "ewc"), "with method supsup, not ewc"),
+        (("--share", 0.5), "with share 0.4, not 0.5"),
+        (("--width", 32), "with width 16, not 32"),
+        (("--seed", 4), "with seed 3, not 4"),
+        (("--recipe", "paper"), "with recipe default, not paper"),
+    ],
+)
+def test_what_is_said_holds_and_is_refused_where_it_differs(
+    said: tuple[object, ...], words: str, folder: Path
+) -> None:
+    before = held(folder / "alone")
+    again = rankup("run", "--resume", "--out", "alone", *said, cwd=folder)
+    assert again.returncode == 1
+    assert f"alone was begun {words}" in " ".join(again.stderr.split())
+    assert held(folder / "alone") == before
+
+
+def nothing_said(option: str) -> bool:
+    return False
+
+
+@pytest.fixture
+def stored(folder: Path, tmp_path: Path) -> Iterator[Any]:
+    """Writes the settings of a run with some of them edited."""
+    config = json.loads(held(folder / "alone")["config.json"])
+
+    def write(name: str, **edited: Any) -> Path:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(config | edited))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("edited", "words"),
+    [
+        ({"net": "mlpp"}, "its 'net' is 'mlpp', expected one of mlp, resnet18"),
+        ({"width": "16"}, "its 'width' is '16'"),
+        ({"width": True}, "its 'width' is True"),
+        ({"recipe": None}, "its 'recipe' is None"),
+    ],
+)
+def test_settings_that_are_none_are_refused(
+    edited: dict[str, Any], words: str, stored: Any
+) -> None:
+    root = stored("run", **edited) / "run"
+    with pytest.raises(RankupError, match=f"does not hold the settings of a run: {words}"):
+        as_begun(Asked("rank", {}, Request()), root, nothing_said)
+
+
+def test_seeds_with_gaps_are_not_guessed(stored: Any) -> None:
+    stored("seed-2", seed=2)
+    root = stored("seed-5", seed=5)
+    with pytest.raises(RankupError, match="holds seeds 2, 5: say with --seed and --seeds which"):
+        as_begun(Asked("rank", {}, Request()), root, nothing_said)
+    taken = as_begun(Asked("rank", {}, Request(seed=5)), root, lambda name: name == "seed")
+    assert (taken.request.seed, taken.request.seeds, taken.method) == (5, 1, "supsup")
+
+
+def test_where_nothing_was_begun_nothing_changes(tmp_path: Path) -> None:
+    asked = Asked("rank", {}, Request())
+    assert as_begun(asked, tmp_path / "none", nothing_said) is asked
