@@ -18,6 +18,7 @@ Shape = tuple[int, ...]  # channels, height, width
 Advance = Callable[[int], None]
 
 _GROUP = 128  # images that a thread decodes at a time
+_OWN_SIZE = "split:PATH@64 as the stream makes all of them RGB of 64×64 pixels"
 _PATIENCE = 1.0  # seconds that may pass without a sign of progress
 
 
@@ -68,7 +69,7 @@ class Decoder:
                 raise DataError(
                     f"{split.where(index)}: the image is {_words(pixels.shape)}, but the first one "
                     f"({self.encoded.train.where(0)}) is {_words(self.shape)}, and all must be "
-                    "alike"
+                    f"alike: {_OWN_SIZE}"
                 )
             decoded[place] = pixels
         return decoded
@@ -129,7 +130,7 @@ def _pixels(image: bytes | None, where: str, side: int | None) -> Pixels:
     if opened.mode not in ("L", "RGB"):
         raise DataError(
             f"{where}: the image is of the kind {opened.mode}, expected grey (L) or RGB with 8 "
-            "bits per channel"
+            f"bits per channel: {_OWN_SIZE}"
         )
     array: Pixels = np.asarray(opened)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # [C, H, W]

@@ -44,13 +44,19 @@ def digits() -> Source:
 
 
 def load_source(
-    name: str, *, data: Path | None = None, download: bool = False, progress: bool = True
+    name: str,
+    *,
+    data: Path | None = None,
+    download: bool = False,
+    progress: bool = True,
+    side: int | None = None,
 ) -> Source:
     """A data set: `digits`, `mnist`, `cifar100`, `mini-imagenet`, or the path of a folder.
 
     A named one lies in the folder of its name in `data`, else in `RANKUP_DATA`; `download` fetches
     one that is missing from the Hugging Face Hub. A folder holds Hub-layout parquet files or a
-    folder of images per class. Images are decoded once and kept in the cache.
+    folder of images per class. Images are decoded once and kept in the cache. With `side` those of
+    a folder become RGB and are scaled to as many pixels each way; without it all must be alike.
     """
     if name == "digits":
         return digits()
@@ -69,7 +75,7 @@ def load_source(
                 f"{folder} holds no data: expected parquet files named train-*.parquet and "
                 "test-*.parquet, or a folder of images per class"
             )
-        arrays = cache.load_decoded(layout, side=named.side if named else None, progress=progress)
+        arrays = cache.load_decoded(layout, side=named.side if named else side, progress=progress)
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror or error}") from error
     return Source(

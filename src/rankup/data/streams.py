@@ -4,6 +4,7 @@ Permuted and rotated streams have a task per permutation or angle, all on the sa
 streams divide a source's classes among their tasks.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -25,6 +26,7 @@ class StreamInfo:
     source: str
     kind: str  # permuted, rotated or split
     tasks: int | None  # how many there are unless told otherwise; None: it must be told
+    side: int | None = None  # pixels each way that its images are brought to; None: as they are
 
 
 STREAMS = {
@@ -42,11 +44,16 @@ STREAMS = {
     "s-miniimagenet": StreamInfo("miniImageNet, 5 classes per task", "mini-imagenet", "split", 20),
 }
 
-# `split:PATH` is a stream of a data set of one's own.
+# `split:PATH` is a stream of a data set of one's own, `split:PATH@64` one of images of a size.
 OWN = "split:"
+_SIZED = re.compile(r"(.+)@(\d+)")
+_LARGEST = 4096  # pixels each way
 _MOST_TASKS = 10_000  # nobody learns more, but a slip of the finger may ask for them
 
-OWN_DESCRIPTION = "a data set of your own, its classes divided among --tasks tasks"
+OWN_DESCRIPTION = (
+    "a data set of your own, its classes divided among --tasks tasks; with PATH@64 its images are "
+    "scaled to 64×64 pixels"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +95,8 @@ def make_stream(
     download: bool = False,
     progress: bool = True,
 ) -> Stream:
-    """A stream by its name, as `STREAMS` lists them, or `split:PATH` for a folder of your own.
+    """A stream by its name, as `STREAMS` lists them, or `split:PATH` for a folder of your own,
+    `split:PATH@64` where its images are to be scaled to 64×64 pixels.
 
     `tasks` is how many tasks there are: of permutations and angles the first so many, of classes
     all, in as many equal parts. `data`, `download` and `progress` are those of `load_source`.
@@ -110,7 +118,9 @@ def make_stream(
 
     from rankup.data.sources import load_source
 
-    source = load_source(info.source, data=data, download=download, progress=progress)
+    source = load_source(
+        info.source, data=data, download=download, progress=progress, side=info.side
+    )
     make = {"permuted": _permuted, "rotated": _rotated, "split": _split}[info.kind]
     # Where a folder lies must not change what is drawn, so all paths share a name.
     drawn_as = name if name in STREAMS else "split"
@@ -123,7 +133,11 @@ def stream_info(name: str) -> StreamInfo:
         return STREAMS[name]
     path = name.removeprefix(OWN)
     if path != name and path:
-        return StreamInfo(OWN_DESCRIPTION, path, "split", None)
+        sized = None if Path(path).expanduser().is_dir() else _SIZED.fullmatch(path)
+        path, side = (sized[1], int(sized[2])) if sized else (path, None)
+        if side is not None and not 1 <= side <= _LARGEST:
+            raise DataError(f"images can be scaled to 1 to {_LARGEST} pixels, got {side} in {name}")
+        return StreamInfo(OWN_DESCRIPTION, path, "split", None, side)
     close = get_close_matches(name, STREAMS, n=1)
     raise DataError(
         f"there is no stream {name!r}{f' (did you mean {close[0]}?)' if close else ''}: expected "
