@@ -107,6 +107,18 @@ def test_epochs_of_the_trials_go_with_what_they_chose(request_: Request, tmp_pat
     assert other.config.recipe["epochs"] == 3
 
 
+def test_what_all_trials_were_given_goes_with_what_they_chose(
+    request_: Request, tmp_path: Path
+) -> None:
+    given = {"epochs": 8, "pixels": "centred"}
+    found = outcome(replace(request_, recipe_options=given), tmp_path / "tune")
+    assert found["given"] == given
+    asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
+    (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
+    chosen = {name: seed.config.recipe[name] for name in ("lr", "pixels", "epochs")}
+    assert chosen == {"lr": 2e-2, "pixels": "centred", "epochs": 8}
+
+
 def test_trials_that_run_at_once_have_a_thread_each(request_: Request, tmp_path: Path) -> None:
     torch.set_num_threads(2)
     asked = replace(request_, threads=None)

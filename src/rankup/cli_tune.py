@@ -44,7 +44,7 @@ def tune(
     Trials learn whole streams of seeds from 1000 + --seed on, which no other command uses unless
     told, and are scored on a part of the training data that was held out; test data is never looked
     at. Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the other
-    commands takes settings from there. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you
+    commands takes settings from there, those that all trials were given included. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you
     choose what is tried.
     """
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
@@ -59,6 +59,7 @@ def tune(
     asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
     at_once = asked.seeds * max(len(tried) for tried in wanted.values())
     tuning, failed = Tuning(Launch(asked, at_once), wanted, root), list[str]()
+    console = Console()
     with bars() as shown:
         line = shown.add_task("", total=1.0, state="")
         for number, method in enumerate(wanted, 1):
@@ -77,10 +78,11 @@ def tune(
                 continue
             finally:
                 release(method, tuning.launch.device)
-            shown.console.print(_table(outcome))
+            # In a terminal by the bars' console, which moves them out of the way.
+            (shown.console if console.is_terminal else console).print(_table(outcome))
     if failed:
         raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {', '.join(failed)}")
-    tell(Console(), f"Chosen settings are in {root}: use them with --recipe {root}")
+    tell(console, f"Chosen settings are in {root}: use them with --recipe {root}")
 
 
 def _table(outcome: "Outcome") -> "Table":

@@ -96,7 +96,7 @@ def base_recipe(recipe: str) -> str:
 
 
 def _read(path: Path, method: str, with_epochs: bool) -> Settings:
-    """What was chosen; nothing where nothing was tuned.
+    """What was chosen, and what all trials were given; nothing where nothing was tuned.
 
     Args:
         with_epochs: as many as in the trials, too. What comes with this project is also used with
@@ -104,8 +104,10 @@ def _read(path: Path, method: str, with_epochs: bool) -> Settings:
     """
     try:
         found = json.loads(path.read_bytes())
-        epochs = {"epochs": found["epochs"]} if with_epochs and "epochs" in found else {}
-        chosen = apart(epochs | found["chosen"])
+        given = {**found.get("given", {}), "epochs": found.get("epochs")}
+        if not with_epochs or given["epochs"] is None:
+            del given["epochs"]
+        chosen = apart(given | found["chosen"])
         Recipe(**chosen.recipe)
         method_options(method, chosen.options)
     except FileNotFoundError:

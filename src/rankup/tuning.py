@@ -55,6 +55,7 @@ class Outcome:
     seeded: str | None
     tasks: int
     epochs: int
+    given: Settings  # of the recipe, the same for all trials
     seeds: list[int]
     held_out: float
     device: str
@@ -114,6 +115,7 @@ class Tuning:
             seeded=config.seeded,
             tasks=config.tasks,
             epochs=config.recipe["epochs"],
+            given=dict(self.launch.request.recipe_options),
             seeds=list(self.launch.seeds),
             held_out=config.held_out,
             device=config.device,
