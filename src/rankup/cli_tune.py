@@ -44,8 +44,8 @@ def tune(
     Trials learn whole streams of seeds from 1000 + --seed on, which no other command uses unless
     told, and are scored on a part of the training data that was held out; test data is never looked
     at. Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the other
-    commands takes settings from there, those that all trials were given included. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you
-    choose what is tried.
+    commands takes settings from there, those that all trials were given included. With
+    `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
     """
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
