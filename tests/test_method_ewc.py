@@ -83,9 +83,23 @@ class Tiny(nn.Module):
         return self.head(torch.tanh(self.b(torch.tanh(self.norm(self.a(x))))))
 
 
-def opened(samples: int = 60) -> tuple[EWC, Feed]:
+class Twice(nn.Module):
+    """Runs one layer twice, and another on each half of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves, self.again = nn.Linear(3, 4), nn.Linear(8, 8)
+        self.once, self.head = nn.Linear(8, 4, bias=False), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.halves(x.view(-1, 2, 3))).flatten(1)
+        x = torch.tanh(self.again(torch.tanh(self.again(x))))
+        return self.head(torch.tanh(self.once(x)))
+
+
+def opened(samples: int = 60, net: type[nn.Module] = Tiny) -> tuple[EWC, Feed]:
     """A tiny network with a task learned and another begun."""
-    ewc: EWC = make(net=Tiny(), recipe=Recipe(epochs=8, batch=16, lr=0.03), samples=samples)
+    ewc: EWC = make(net=net(), recipe=Recipe(epochs=8, batch=16, lr=0.03), samples=samples)
     ewc.learn(blobs(0, 6), None, None)
     return ewc, ewc.begin(blobs(1, 6, samples=samples)).feed
 
@@ -99,8 +113,18 @@ def squared_gradient(ewc: EWC, x: Tensor, label: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(likelihood, own)]).square()
 
 
-def test_the_importance_is_the_mean_of_squared_gradients_of_samples() -> None:
-    ewc, feed = opened()
+@pytest.mark.parametrize(("net", "products"), [(Tiny, {"a", "b"}), (Twice, {"once"})])
+def test_the_importance_is_the_mean_of_squared_gradients_of_samples(
+    net: type[nn.Module], products: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ewc, feed = opened(net=net)
+    made = set()
+
+    def add(squares: dict[str, Tensor], x: Tensor, labels: Tensor, but: set[str]) -> None:
+        made.update({name.split(".")[0] for name in but})
+        EWC._add_squares(ewc, squares, x, labels, but)
+
+    monkeypatch.setattr(ewc, "_add_squares", add)
     importance = ewc.importance(feed)
     assert not importance.requires_grad
     (x,) = feed.sample(60, seeds.generator(0, "importance", 1))
@@ -109,6 +133,7 @@ def test_the_importance_is_the_mean_of_squared_gradients_of_samples() -> None:
     labels = answers.multinomial(1, generator=seeds.generator(0, "importance labels", 1))[:, 0]
     one_by_one = [squared_gradient(ewc, x[n : n + 1], labels[n : n + 1]) for n in range(60)]
     torch.testing.assert_close(importance, torch.stack(one_by_one).mean(0), rtol=1e-4, atol=1e-8)
+    assert made == products
     of_the_batch = squared_gradient(ewc, x, labels)
     assert float(importance.sum()) > 5 * float(of_the_batch.sum())
 

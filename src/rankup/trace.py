@@ -37,6 +37,11 @@ class Trace:
             for node in self._graph.nodes
         )
 
+    def runs_once(self, name: str) -> bool:
+        """Whether a layer runs exactly once, every time, and is all that reads its weights."""
+        once = self._constant and self.order.count(name) == 1
+        return once and not self.reads_weights_of(name)
+
     def feeds_batch_norm(self, name: str) -> bool:
         """Whether batch norms are all that reads a layer."""
         readers = [user for node in self._calls if node.target == name for user in node.users]

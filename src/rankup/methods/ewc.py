@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from rankup.methods.dense import DenseMethod
 from rankup.methods.options import EwcOptions
 from rankup.modes import evaluating
 from rankup.steps import Learner
+from rankup.trace import trace
 
 _BYTES = 2**26  # that the gradients of samples may take which are computed at once
 _TIMES_ON_GPU = 16  # as much, because it waits for Python unless they are many
@@ -43,6 +45,10 @@ class EWC(DenseMethod):
         super().__init__(setting)
         assert isinstance(setting.options, EwcOptions)
         self.options = setting.options
+        found = trace(setting.module)
+        self._run_once = [
+            name for name in (found.order if found else ()) if found and found.runs_once(name)
+        ]
 
     def learner(self, feed: Feed) -> Learner:
         if not self.learned:
@@ -73,27 +79,75 @@ class EWC(DenseMethod):
         """The mean over samples of squared gradients of the log-likelihood, each sample with a
         label that is drawn from the network's own answer for it, as the Fisher information asks
         for. In eval mode: norms neither mix samples nor learn statistics."""
-        weights, index = self._weights(), self.learned
-
-        def surprise(weights: Tensors, x: Tensor, label: Tensor) -> Tensor:
-            return F.cross_entropy(functional_call(self.body, weights, (x[None],)), label[None])
-
-        gradients = vmap(grad(surprise), in_dims=(None, 0, 0))
+        index = self.learned
         rows = seeds.generator(self.seed, "importance", index)
         labels = seeds.generator(self.seed, "importance labels", index, device=self.device)
-        squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
-        at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
+        squares = {name: torch.zeros_like(weight) for name, weight in self._weights().items()}
         seen = 0
         for x in feed.sample(self.options.samples, rows):
             answers = self.predict(x, index).softmax(1)
             drawn = torch.multinomial(answers, 1, generator=labels).squeeze(1)
             with evaluating(self.body), active(index):
-                for part in zip(*(torch.split(t, at_once) for t in (x, drawn)), strict=True):
-                    for name, own in gradients(weights, *part).items():
-                        squares[name] += own.square().sum(0)
+                done = self._add_products(squares, x, drawn)
+                self._add_squares(squares, x, drawn, but=done)
             seen += len(x)
         return flat(squares.values()) / seen
+
+    def _add_products(self, squares: Tensors, x: Tensor, labels: Tensor) -> set[str]:
+        """Squared gradients of samples by the weights of Linear layers that see each sample once,
+        and which weights these are. A sample's gradient is the product of what comes back and what
+        went in, so that no gradient need be made: its squares are the products of the squares."""
+        shared = self._weights()
+        layers = {
+            name: part
+            for name, part in self.body.named_modules()
+            if type(part) is nn.Linear and f"{name}.weight" in shared and name in self._run_once
+        }
+        if not layers:
+            return set()
+        went_in, added = dict[str, Tensor](), dict[str, Tensor]()
+
+        def watch(name: str, _: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+            if output.dim() != 2 or len(output) != len(x):
+                return output
+            went_in[name], added[name] = args[0].detach(), torch.zeros_like(output)
+            return output + added[name].requires_grad_()
+
+        hooks = [part.register_forward_hook(partial(watch, name)) for name, part in layers.items()]
+        try:
+            with torch.enable_grad():
+                surprise = F.cross_entropy(self.body(x), labels, reduction="sum")
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not added:
+            return set()
+        done = set()
+        came_back = torch.autograd.grad(surprise, list(added.values()))
+        for (name, inputs), grads in zip(went_in.items(), came_back, strict=True):
+            own = grads.square()
+            squares[f"{name}.weight"].addmm_(own.t(), inputs.square())
+            done.add(f"{name}.weight")
+            if layers[name].bias is not None:
+                squares[f"{name}.bias"] += own.sum(0)
+                done.add(f"{name}.bias")
+        return done
+
+    def _add_squares(self, squares: Tensors, x: Tensor, labels: Tensor, but: set[str]) -> None:
+        """Squared gradients of samples by all other weights: every gradient is made."""
+        weights = {name: weight for name, weight in self._weights().items() if name not in but}
+        if not weights:
+            return
+
+        def surprise(weights: Tensors, x: Tensor, label: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(self.body, weights, (x[None],)), label[None])
+
+        gradients = vmap(grad(surprise), in_dims=(None, 0, 0))
+        room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
+        at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
+        for part in zip(*(torch.split(t, at_once) for t in (x, labels)), strict=True):
+            for name, own in gradients(weights, *part).items():
+                squares[name] += own.square().sum(0)
 
     def _weights(self) -> Tensors:
         """The parameters that all tasks share."""
