@@ -219,12 +219,20 @@ class Eager(Steps):
             learner.keep({name: tensors[name] for name in learner.learned()})
 
 
-@contextmanager
-def precise(recipe: Recipe) -> Iterator[None]:
+def precise(recipe: Recipe) -> AbstractContextManager[None]:
     """Inside, float32 matrices are multiplied as the recipe says."""
+    return _multiplied("high") if recipe.precision == "tf32" else nullcontext()
+
+
+def exact() -> AbstractContextManager[None]:
+    """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
+    return _multiplied("highest")
+
+
+@contextmanager
+def _multiplied(precision: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
-    if recipe.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
@@ -240,14 +248,3 @@ def at_most(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
