@@ -123,7 +123,8 @@ class EWC(DenseMethod):
         if not added:
             return set()
         done = set()
-        came_back = torch.autograd.grad(surprise, list(added.values()))
+        # Nothing comes back to a layer that runs in vain.
+        came_back = torch.autograd.grad(surprise, list(added.values()), materialize_grads=True)
         for (name, inputs), grads in zip(went_in.items(), came_back, strict=True):
             own = grads.square()
             squares[f"{name}.weight"].addmm_(own.t(), inputs.square())
