@@ -1,11 +1,15 @@
 """Fixtures that several files of tests share."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from calling import Call, Done
 from pictures import Pictures
+from rankup.cli import main
 from rankup.data import decode
 
 
@@ -27,3 +31,20 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(decode, "_pixels", counted)
     return seen
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """`rankup` in this process, in a terminal of 80 columns; it leaves as many threads as there
+    were."""
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["rankup", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return Done(int(exit.value.code or 0), *capsys.readouterr())
+
+    monkeypatch.setenv("COLUMNS", "80")
+    threads = torch.get_num_threads()
+    yield call
+    torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from calling import Call
 from rankup.begun import Asked, as_begun
 from rankup.cli_options import Request
 from rankup.errors import RankupError
@@ -33,12 +34,12 @@ def held(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in files}
 
 
-def test_a_folder_is_enough_to_go_on(folder: Path) -> None:
+def test_a_folder_is_enough_to_go_on(folder: Path, call: Call) -> None:
     before = held(folder / "alone")
-    again = rankup("run", "--resume", "--out", "alone", cwd=folder)
-    assert again.returncode == 0, again.stderr
+    again = call("run", "--resume", "--out", folder / "alone")
+    assert again.code == 0, again.err
     assert held(folder / "alone") == before
-    assert "split 05" in again.stdout
+    assert "split 05" in again.out
 
 
 def test_more_tasks_of_several_seeds_are_asked_for_by_themselves(folder: Path) -> None:
@@ -62,12 +63,12 @@ def test_more_tasks_of_several_seeds_are_asked_for_by_themselves(folder: Path) -
     ],
 )
 def test_what_is_said_holds_and_is_refused_where_it_differs(
-    said: tuple[object, ...], words: str, folder: Path
+    said: tuple[object, ...], words: str, folder: Path, call: Call
 ) -> None:
     before = held(folder / "alone")
-    again = rankup("run", "--resume", "--out", "alone", *said, cwd=folder)
-    assert again.returncode == 1
-    assert f"alone was begun {words}" in " ".join(again.stderr.split())
+    again = call("run", "--resume", "--out", folder / "alone", *said)
+    assert again.code == 1
+    assert f"alone was begun {words}" in again.err
     assert held(folder / "alone") == before
 
 

@@ -4,16 +4,15 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 import rankup.compare
-from rankup.cli import main
+from calling import Call
 from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.methods import METHODS, MethodInfo
@@ -54,8 +53,8 @@ class Hungry(FineTune):
 
 
 @pytest.fixture(autouse=True)
-def methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """More methods than there are, a folder to be in, and as many threads after it as before."""
+def methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """More methods than there are, and a folder to be in."""
     home = ModuleType("rankup.methods.fakes")
     kinds = (Diverging, Buggy, Picky, Hungry)
     home.__dict__.update({kind.__name__: kind for kind in kinds})
@@ -67,32 +66,6 @@ def methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setitem(METHODS, "descent", MethodInfo("finetune:FineTune", "", recipe=sgd))
     monkeypatch.setitem(METHODS, "bound", MethodInfo("finetune:FineTune", "", continual=False))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Done]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`rankup` in this process."""
-
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["rankup", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return Done(int(exit.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from calling import Call
 from pictures import encoded, pictures
 from rankup.data import DataError, make_stream
 from rankup.data.streams import stream_info
-from test_cli import rankup
 
 CLASSES = ("ant", "bee", "cow", "dog")
 
@@ -75,10 +75,9 @@ def test_sizes_that_nobody_means_are_refused(side: int) -> None:
         make_stream(f"split:x@{side}", tasks=2)
 
 
-def test_a_run_of_such_a_stream_goes_on(photos: Path) -> None:
+def test_a_run_of_such_a_stream_goes_on(photos: Path, call: Call) -> None:
     asked = ("run", "--stream", "split:photos@8", "--tasks", 2, "--epochs", 200, "--width", 32)
-    done = rankup(*asked, cwd=photos.parent)
-    assert done.returncode == 0, done.stderr
-    folder = "runs/split-photos@8-rank-0"
-    again = rankup("run", "--resume", "--out", folder, cwd=photos.parent)
-    assert again.returncode == 0, again.stderr
+    done = call(*asked)
+    assert done.code == 0, done.err
+    again = call("run", "--resume", "--out", "runs/split-photos@8-rank-0")
+    assert again.code == 0, again.err
