@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankup.cli_options import Device, Net, Request
 from rankup.errors import RankupError
 from rankup.recipe import Recipe
-from rankup.report.runs import CONFIG, read_config
+from rankup.report.runs import CONFIG, no_setting, read_config, runs_in, setting
+
+Choice = TypeVar("Choice", Net, Device)
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,17 @@ def as_begun(asked: Asked, root: Path, said: Callable[[str], bool]) -> Asked:
     Args:
         said: whether an option was given, by its name.
     """
-    alone = (root / CONFIG).exists()
-    runs = [root] if alone else sorted(path.parent for path in root.glob(f"seed-*/{CONFIG}"))
+    runs = runs_in(root)
     if not runs:
         return asked
-    stored = _Stored(runs[0] / CONFIG)
-    request = asked.request
+    stored, request = _Stored(runs[0] / CONFIG), asked.request
     before: dict[str, Any] = {
         "stream": stored.get("stream", str),
-        "net": Net(stored.one_of("net", Net)),
+        "net": stored.one_of("net", Net),
         "width": stored.get("width", int),
         "rank": stored.get("rank", str),
         "seeded": stored.get("seeded", str | None),
-        "device": Device(stored.one_of("device", Device)),
+        "device": stored.one_of("device", Device),
     }
     if not (said("seed") or said("seeds")):
         before |= _seeds(root, runs)
@@ -73,22 +73,10 @@ class _Stored:
         self.path, self.config = path, read_config(path)
 
     def get(self, name: str, kind: Any) -> Any:
-        if name not in self.config:
-            raise RankupError(
-                f"{self.path} does not hold the settings of a run: it has no {name!r}"
-            )
-        value = self.config[name]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise RankupError(
-                f"{self.path} does not hold the settings of a run: its {name!r} is {value!r}"
-            )
-        return value
+        return setting(self.path, self.config, name, kind)
 
-    def one_of(self, name: str, choices: type[Net] | type[Device]) -> str:
+    def one_of(self, name: str, choices: type[Choice]) -> Choice:
         value = self.get(name, str)
         if value not in list(choices):
-            raise RankupError(
-                f"{self.path} does not hold the settings of a run: its {name!r} is {value!r}, "
-                f"expected one of {', '.join(choices)}"
-            )
-        return str(value)
+            raise no_setting(self.path, name, value, f"one of {', '.join(choices)}")
+        return choices(value)

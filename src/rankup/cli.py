@@ -184,22 +184,14 @@ def report(
 ) -> None:
     """Write a page about one run or several, or about a comparison, and print their table."""
     from rankup.report import is_comparison
+    from rankup.report.runs import runs_in
 
     page = out or folders[0] / "report.html"
-    folders = [run for folder in folders for run in _runs(folder)]
+    folders = [run for folder in folders for run in runs_in(folder) or [folder]]
     if is_comparison(folders[0]) and len(folders) == 1:
         show_comparison(folders[0], page)
     else:
         _show(folders, page)
-
-
-def _runs(folder: Path) -> list[Path]:
-    """Those of all seeds where a folder is of several."""
-    from rankup.report.runs import CONFIG
-
-    if (folder / CONFIG).exists():
-        return [folder]
-    return sorted(run.parent for run in folder.glob(f"seed-*/{CONFIG}")) or [folder]
 
 
 @app.command()

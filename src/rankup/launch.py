@@ -17,7 +17,7 @@ from rankup.folder import RunConfig
 from rankup.methods import method_options
 from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
-from rankup.report.runs import CONFIG, read_config
+from rankup.report.runs import CONFIG, no_setting, read_config, setting
 from rankup.run import parse_rank, versions
 from rankup.settings import Settings, base_recipe, settings_for, variant_of
 
@@ -145,13 +145,8 @@ def _threads(asked: Request, out: Path, alone: bool) -> int:
 
 def _threads_before(path: Path) -> int:
     """Never a guess: a run whose settings are not all known does not go on."""
-    config = read_config(path)
-    if "threads" not in config:
-        raise RankupError(f"{path} does not hold the settings of a run: it has no 'threads'")
-    threads = config["threads"]
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise RankupError(
-            f"{path} does not hold the settings of a run: its 'threads' is {threads!r}, expected a "
-            "whole number of at least 1"
-        )
+    expected = "a whole number of at least 1"
+    threads: int = setting(path, read_config(path), "threads", int, expected)
+    if threads < 1:
+        raise no_setting(path, "threads", threads, expected)
     return threads

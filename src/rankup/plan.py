@@ -387,7 +387,7 @@ def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
     return NormSpec(
         name,
         over,
-        tuple(shape) if over in ("layer", "rms") else (shape,),
+        shape if isinstance(shape, tuple) else (shape,),
         # An RMSNorm may leave it to the dtype.
         torch.finfo(part.weight.dtype).eps if part.eps is None else part.eps,
         getattr(part, "num_groups", 1),

@@ -104,9 +104,10 @@ def _read(path: Path, method: str, with_epochs: bool) -> Settings:
     """
     try:
         found = json.loads(path.read_bytes())
-        given = {**found.get("given", {}), "epochs": found.get("epochs")}
-        if not with_epochs or given["epochs"] is None:
-            del given["epochs"]
+        given = dict(found.get("given", {}))
+        given.pop("epochs", None)
+        if with_epochs and "epochs" in found:
+            given["epochs"] = found["epochs"]
         chosen = apart(given | found["chosen"])
         Recipe(**chosen.recipe)
         method_options(method, chosen.options)

@@ -77,6 +77,11 @@ class NormSpec:
     def is_batch(self) -> bool:
         return self.over.startswith("batch")
 
+    @property
+    def is_over_last(self) -> bool:
+        """Whether it is over the last dimensions, not over channels."""
+        return self.over in ("layer", "rms")
+
     def shapes(self, task: int, classes: int) -> Shapes:
         if self.shared and task > 0:
             return {}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
+from rankup.layers import CONVOLUTIONS
 
 
 class Trace:
@@ -55,7 +56,7 @@ class Trace:
         for node, name in zip(self._calls, self.order, strict=True):
             readers = list(node.users)
             norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
-            is_conv = type(self._modules[name]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+            is_conv = type(self._modules[name]) in CONVOLUTIONS
             if norm and is_conv and self.order.count(name) == self.order.count(norm) == 1:
                 folds.append((name, norm))
         return folds

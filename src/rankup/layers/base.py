@@ -168,4 +168,9 @@ def over_last(rows: Tensor, x: Tensor) -> Tensor:
 
 def over_channels(rows: Tensor, x: Tensor) -> Tensor:
     """A row per sample, `[B, C]`, broadcast over the dimensions behind x's channels."""
-    return rows.view(*rows.shape, *(1,) * (x.dim() - 2))
+    return over_space(rows, x.dim() - 2)
+
+
+def over_space(rows: Tensor, dims: int) -> Tensor:
+    """Numbers for channels, the last dimension, broadcast over so many behind them."""
+    return rows[(..., *(None,) * dims)]

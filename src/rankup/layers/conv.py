@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.errors import RankupError
+from rankup.layers.base import over_space
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.given import BUILT
 from rankup.specs import ConvGeometry, FactoredSpec
@@ -113,7 +114,7 @@ class FactoredConv(FactoredLayer):
         return matrix.view(-1, self.in_channels, *self.conv.kernel_size)
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        return _FUNCTIONS[self.conv.dims](hidden, self._over_space(U.t()))
+        return _FUNCTIONS[self.conv.dims](hidden, over_space(U.t(), self.conv.dims))
 
     @property
     def _pointwise(self) -> bool:
@@ -139,13 +140,10 @@ class FactoredConv(FactoredLayer):
         return y.view(len(x), -1, *y.shape[2:])
 
     def _per_channel(self, row: Tensor) -> Tensor:
-        return self._over_space(row)
+        return over_space(row, self.conv.dims)
 
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
-        return self._over_space(rows)
-
-    def _over_space(self, rows: Tensor) -> Tensor:
-        return rows[(..., *(None,) * self.conv.dims)]
+        return over_space(rows, self.conv.dims)
 
 
 class FactoredConv1d(FactoredConv):

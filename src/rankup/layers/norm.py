@@ -15,7 +15,6 @@ from rankup.specs import NormSpec
 Run = Callable[[Tensor], object]
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
-_OVER_LAST = ("layer", "rms")  # dimensions; all others are over channels
 
 
 class TaskNorm(TaskLayer):
@@ -147,7 +146,7 @@ class TaskNorm(TaskLayer):
         return F.group_norm(x, self.spec.groups, weight, bias, self.spec.eps)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        if self.spec.over in _OVER_LAST:
+        if self.spec.is_over_last:
             return self._mixed_over_last(x, tasks)
         # A GPU is slow to normalise few positions; under autocast torch's own norm, unlike this
         # arithmetic, keeps the input's precision.
@@ -192,7 +191,7 @@ class TaskNorm(TaskLayer):
 
     def _check(self, x: Tensor) -> None:
         shape = self.spec.shape
-        if self.spec.over in _OVER_LAST:
+        if self.spec.is_over_last:
             if tuple(x.shape[-len(shape) :]) != shape:
                 self._refuse_shape(x, f"{list(shape)} as the last dimensions")
         elif x.dim() < 2 or x.shape[1] != shape[0]:

@@ -46,9 +46,11 @@ class EWC(DenseMethod):
         assert isinstance(setting.options, EwcOptions)
         self.options = setting.options
         found = trace(setting.module)
-        self._run_once = [
-            name for name in (found.order if found else ()) if found and found.runs_once(name)
-        ]
+        self._once = {  # Linear layers that run once, by their names
+            name: part
+            for name, part in self.body.named_modules()
+            if type(part) is nn.Linear and found is not None and found.runs_once(name)
+        }
 
     def learner(self, feed: Feed) -> Learner:
         if not self.learned:
@@ -97,13 +99,7 @@ class EWC(DenseMethod):
         """Squared gradients of samples by the weights of Linear layers that see each sample once,
         and which weights these are. A sample's gradient is the product of what comes back and what
         went in, so that no gradient need be made: its squares are the products of the squares."""
-        shared = self._weights()
-        layers = {
-            name: part
-            for name, part in self.body.named_modules()
-            if type(part) is nn.Linear and f"{name}.weight" in shared and name in self._run_once
-        }
-        if not layers:
+        if not self._once:
             return set()
         went_in, added = dict[str, Tensor](), dict[str, Tensor]()
 
@@ -113,7 +109,9 @@ class EWC(DenseMethod):
             went_in[name], added[name] = args[0].detach(), torch.zeros_like(output)
             return output + added[name].requires_grad_()
 
-        hooks = [part.register_forward_hook(partial(watch, name)) for name, part in layers.items()]
+        hooks = [
+            part.register_forward_hook(partial(watch, name)) for name, part in self._once.items()
+        ]
         try:
             with torch.enable_grad():
                 surprise = F.cross_entropy(self.body(x), labels, reduction="sum")
@@ -129,7 +127,7 @@ class EWC(DenseMethod):
             own = grads.square()
             squares[f"{name}.weight"].addmm_(own.t(), inputs.square())
             done.add(f"{name}.weight")
-            if layers[name].bias is not None:
+            if self._once[name].bias is not None:
                 squares[f"{name}.bias"] += own.sum(0)
                 done.add(f"{name}.bias")
         return done

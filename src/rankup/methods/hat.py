@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.feed import Draws, Feed
 from rankup.layers import TaskNorm, Tensors
+from rankup.layers.base import over_space
 from rankup.methods.base import Setting
 from rankup.methods.bits import pack, unpack
 from rankup.methods.guard import GuardedLearner, GuardedMethod
@@ -203,4 +204,4 @@ def _gate(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> 
 
 def _over(spec: FactoredSpec, units: Tensor) -> Tensor:
     """Numbers for a layer's units, broadcast over its outputs."""
-    return units[(..., *(None,) * spec.dims)]
+    return over_space(units, spec.dims)

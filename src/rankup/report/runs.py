@@ -144,6 +144,30 @@ def read_config(path: Path) -> dict[str, Any]:
     return dict(config)
 
 
+def setting(path: Path, config: dict[str, Any], name: str, kind: Any, expected: str = "") -> Any:
+    """One of the settings in that file; refused, never guessed, where it is not of its kind."""
+    if name not in config:
+        raise RankupError(f"{path} does not hold the settings of a run: it has no {name!r}")
+    value = config[name]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise no_setting(path, name, value, expected)
+    return value
+
+
+def no_setting(path: Path, name: str, value: Any, expected: str) -> RankupError:
+    what = f", expected {expected}" if expected else ""
+    return RankupError(
+        f"{path} does not hold the settings of a run: its {name!r} is {value!r}{what}"
+    )
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself where it is a run's, those of all seeds where it is of several."""
+    if (folder / CONFIG).exists():
+        return [folder]
+    return sorted(run.parent for run in folder.glob(f"seed-*/{CONFIG}"))
+
+
 def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
     try:
         content = path.read_bytes()
