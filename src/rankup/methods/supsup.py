@@ -82,14 +82,11 @@ class MaskedWeight(TaskWeight):
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """A mask of the `count` largest scores, of exactly so many: where scores are equal, the first.
+    """A mask of the `count` largest scores, and of all that are equal to the least of them: to tell
+    those apart would take longer than all the rest.
 
-    >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 3)
-    tensor([[ True,  True],
+    >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 2)
+    tensor([[False,  True],
             [ True, False]])
     """
-    flat = scores.flatten()
-    smallest = torch.topk(flat, count, sorted=False).values.amin()
-    above, equal = flat > smallest, flat == smallest
-    mask = above | equal & (equal.cumsum(0, dtype=torch.int32) <= count - above.sum())
-    return mask.view(scores.shape)
+    return scores >= torch.topk(scores.flatten(), count, sorted=False).values.amin()
