@@ -19,13 +19,13 @@ from safetensors.numpy import save_file
 from rankup.errors import RankupError
 from rankup.manifest import File, Manifest, task_file
 from rankup.metrics import AccuracyMatrix
-from rankup.network import KnownTask
 from rankup.plan import Growth
 from rankup.rank import LayerRank, Rank
 from rankup.report import Run, comparison_table, read_run, run_table, write_report
 from rankup.report.plots import selectors_plot
 from rankup.report.text import labels, mean_results, summary
 from rankup.report.theme import LIGHT
+from rankup.roster import KnownTask
 from rankup.specs import FactoredSpec, HeadSpec
 
 RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": None}

@@ -13,8 +13,8 @@ import torch
 
 from rankup import rank, seeds, specs
 from rankup.errors import StoreError
-from rankup.network import KnownTask
 from rankup.plan import Growth
+from rankup.roster import KnownTask
 from rankup.specs import FactoredSpec, Spec
 
 FORMAT = "rankup network"

@@ -2,11 +2,8 @@
 forget one."""
 
 import copy
-import operator
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +29,7 @@ from rankup.layers import (
 )
 from rankup.plan import Growth, make_plan
 from rankup.rank import RankRule
+from rankup.roster import KnownTask, Roster
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
 from rankup.stored import Store
 
@@ -88,12 +86,6 @@ def grow(
     return net
 
 
-@dataclass(frozen=True)
-class KnownTask:
-    name: str
-    classes: int
-
-
 class IncrementalNet(nn.Module):
     """A network that learns task after task; `grow` makes it.
 
@@ -115,27 +107,25 @@ class IncrementalNet(nn.Module):
         # What lives through a task: every layer that knows of tasks, and the rest as one.
         self._rest = dense.DenseParts(self.plan.dense, self.body)
         self.parts: list[TaskLayer | dense.DenseParts] = [*layers, self._rest]
-        self._tasks: list[KnownTask] = []
+        self._roster = Roster()
         self.edition = 0  # grows whenever other tensors are loaded into it
-        self._index: dict[str, int] = {}
-        self._learning: KnownTask | None = None
         self._audit = Audit()
         self.train(module.training)
 
     @property
     def tasks(self) -> list[str]:
         """The names of the committed tasks in the order in which they were learned."""
-        return [task.name for task in self._tasks]
+        return self._roster.names
 
     @property
     def classes(self) -> dict[str, int]:
         """How many classes each committed task has."""
-        return {task.name: task.classes for task in self._tasks}
+        return {task.name: task.classes for task in self._roster.tasks}
 
     @property
     def learning(self) -> str | None:
         """The name of the task being learned, between `begin_task` and `commit_task`."""
-        return self._learning.name if self._learning else None
+        return self._roster.learning.name if self._roster.learning else None
 
     @property
     def device(self) -> torch.device:
@@ -167,18 +157,13 @@ class IncrementalNet(nn.Module):
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
         """
-        if self._learning is not None:
-            raise TaskStateError(
-                f"cannot begin task {name!r} while {self._learning.name!r} is being learned: "
-                "commit_task or abandon_task it first"
-            )
-        task = KnownTask(checks.task_name(name, self._index), checks.class_count(classes))
+        task = self._roster.begin(name, classes)
         start = checks.start(selectors, norms, factors)
         started = [part.start(task.classes, start) for part in self.parts]
         try:
             for part, values in zip(self.parts, started, strict=True):
                 part.open(values)
-            self._learning = task
+            self._roster.learning = task
         except BaseException:
             for part in self.parts:
                 part.close()
@@ -193,7 +178,7 @@ class IncrementalNet(nn.Module):
                 is what the network is called with; with options of the module's own, a pair of it
                 and a dict of these.
         """
-        task = self._open_task("commit_task")
+        task = self._roster.opened("commit_task")
         try:
             with self._pooled_statistics(calibrate):
                 learned = [part.learned() for part in self.parts]
@@ -206,10 +191,10 @@ class IncrementalNet(nn.Module):
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
-        self._open_task("abandon_task")
+        self._roster.opened("abandon_task")
         for part in self.parts:
             part.close()
-        self._learning = None
+        self._roster.learning = None
 
     def undo_trial(self) -> None:
         """After the module was run just to see what happens: have its buffers as they were. Those
@@ -225,9 +210,7 @@ class IncrementalNet(nn.Module):
             for part, tables in zip(self.parts, extended, strict=True):
                 part.close()
                 part.install(tables)
-            self._index[task.name] = len(self._tasks)
-            self._tasks.append(task)
-            self._learning = None
+            self._roster.append(task)
         self._hold_statistics()
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
@@ -236,16 +219,16 @@ class IncrementalNet(nn.Module):
         checks.inputs(x, self.dtype)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
-            task = torch.tensor([self._one_task(each) for each in task], dtype=torch.long)
+            task = torch.tensor([self._roster.index(each) for each in task], dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
             return self._mixed(x, task, options)
-        with active(self._one_task(task)):
+        with active(self._roster.index(task)):
             return self.body(x, **options)
 
     def merged(self, task: str | int) -> nn.Module:
         """A plain module of torch's own layers that computes what this network does for a task:
         dense weights, and batch norms folded into the convolutions before them where exact."""
-        index = self._committed(task)
+        index = self._roster.committed(task)
         plain: dict[str, Any] = {
             layer.spec.name: layer.plain(index).eval() for layer in self._layers()
         }
@@ -260,7 +243,9 @@ class IncrementalNet(nn.Module):
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
-        return size.of_network(self) if task is None else size.of_task(self, self._committed(task))
+        if task is None:
+            return size.of_network(self)
+        return size.of_task(self, self._roster.committed(task))
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
@@ -291,7 +276,7 @@ class IncrementalNet(nn.Module):
     def _hold_statistics(self) -> None:
         """Norms that were left as they are must not go on averaging once they are constant, nor
         other modules of which it is known that they change their buffers."""
-        if self._tasks or self.growth.base == "keep":
+        if self._roster.tasks or self.growth.base == "keep":
             for part in self.body.modules():
                 if isinstance(part, nn.modules.batchnorm._NormBase):
                     part.eval()
@@ -306,11 +291,6 @@ class IncrementalNet(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _open_task(self, wanted: str) -> KnownTask:
-        if self._learning is None:
-            raise TaskStateError(f"no task is being learned: begin_task comes before {wanted}")
-        return self._learning
-
     @contextmanager
     def _pooled_statistics(self, batches: Iterable[Tensor] | None) -> Iterator[None]:
         """Inside, batch norms hold the pooled statistics of the task's data."""
@@ -321,7 +301,7 @@ class IncrementalNet(nn.Module):
                 f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
                 "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"
             )
-        open_task = len(self._tasks)
+        open_task = len(self._roster.tasks)
 
         def run(batch: Any) -> None:
             x, options = checks.batch(batch)
@@ -341,33 +321,8 @@ class IncrementalNet(nn.Module):
                         "not finite; abandon_task drops the task"
                     )
 
-    def _one_task(self, task: object) -> int:
-        if isinstance(task, str) and self._learning is not None and task == self._learning.name:
-            return len(self._tasks)
-        if isinstance(task, str):
-            if task not in self._index:
-                raise RankupError(f"there is no task {task!r}, only {checks.listed(self.tasks)}")
-            return self._index[task]
-        try:
-            index = operator.index(task)  # type: ignore[arg-type]
-        except TypeError:
-            raise RankupError(
-                "task must be a name, an index, a list of these or a tensor of indices, got "
-                f"{reprlib.repr(task)}"
-            ) from None
-        known = len(self._tasks) + (self._learning is not None)
-        if not 0 <= index < known:
-            raise RankupError(f"task index {index} is out of range: the network has {known} tasks")
-        return index
-
-    def _committed(self, task: object) -> int:
-        index = self._one_task(task)
-        if index == len(self._tasks):
-            raise TaskStateError(f"task {self.learning!r} is still being learned: commit it first")
-        return index
-
     def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
-        known = len(self._tasks)
+        known = len(self._roster.tasks)
         indices, copied = self._checked_mixed(tasks, x)
         self._audit.check(x, indices, options, lambda one, own: self.body(one, **own))
         with active(indices):
@@ -391,14 +346,15 @@ class IncrementalNet(nn.Module):
         capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
         if not len(tasks) or capturing:
             return indices, None
-        if tasks.is_cuda and indices.is_cuda and self._tasks and not torch.compiler.is_compiling():
-            return indices.clamp(0, len(self._tasks) - 1), HostCopy.of(indices)
+        known = len(self._roster.tasks)
+        if tasks.is_cuda and indices.is_cuda and known and not torch.compiler.is_compiling():
+            return indices.clamp(0, known - 1), HostCopy.of(indices)
         self._refuse_unknown(tasks)
         return indices, None
 
     def _refuse_unknown(self, tasks: Tensor) -> None:
         for index in torch.aminmax(tasks):
-            self._committed(int(index))
+            self._roster.committed(int(index))
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:

@@ -28,7 +28,8 @@ from rankup import models, seeds, stored
 from rankup.errors import RankupError, StoreError
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
-from rankup.network import IncrementalNet, KnownTask
+from rankup.network import IncrementalNet
+from rankup.roster import KnownTask
 from rankup.specs import DenseSpec, Shapes, Spec, tensor_name
 from rankup.stored import Store
 

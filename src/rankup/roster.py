@@ -1,0 +1,77 @@
+"""The tasks that a network knows, and what they are called by."""
+
+import operator
+import reprlib
+from dataclasses import dataclass
+
+from rankup import checks
+from rankup.errors import RankupError, TaskStateError
+
+
+@dataclass(frozen=True)
+class KnownTask:
+    name: str
+    classes: int
+
+
+class Roster:
+    """Committed tasks in the order in which they were learned. The one that is being learned, if
+    there is one, has the index after them."""
+
+    def __init__(self) -> None:
+        self.tasks: list[KnownTask] = []
+        self.learning: KnownTask | None = None
+        self._indices: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return [task.name for task in self.tasks]
+
+    def begin(self, name: str, classes: int) -> KnownTask:
+        """The task that may be learned next; it is once it is set as `learning`."""
+        if self.learning is not None:
+            raise TaskStateError(
+                f"cannot begin task {name!r} while {self.learning.name!r} is being learned: "
+                "commit_task or abandon_task it first"
+            )
+        return KnownTask(checks.task_name(name, self._indices), checks.class_count(classes))
+
+    def opened(self, wanted: str) -> KnownTask:
+        """The task that is being learned, for a method that needs one."""
+        if self.learning is None:
+            raise TaskStateError(f"no task is being learned: begin_task comes before {wanted}")
+        return self.learning
+
+    def append(self, task: KnownTask) -> None:
+        self._indices[task.name] = len(self.tasks)
+        self.tasks.append(task)
+        self.learning = None
+
+    def index(self, task: object) -> int:
+        """Of a task by its name or index, the one being learned included."""
+        if isinstance(task, str):
+            if self.learning is not None and task == self.learning.name:
+                return len(self.tasks)
+            if task not in self._indices:
+                raise RankupError(f"there is no task {task!r}, only {checks.listed(self.names)}")
+            return self._indices[task]
+        try:
+            index = operator.index(task)  # type: ignore[arg-type]
+        except TypeError:
+            raise RankupError(
+                "task must be a name, an index, a list of these or a tensor of indices, got "
+                f"{reprlib.repr(task)}"
+            ) from None
+        known = len(self.tasks) + (self.learning is not None)
+        if not 0 <= index < known:
+            raise RankupError(f"task index {index} is out of range: the network has {known} tasks")
+        return index
+
+    def committed(self, task: object) -> int:
+        """Of a task that is committed."""
+        index = self.index(task)
+        if index == len(self.tasks):
+            assert self.learning is not None
+            name = self.learning.name
+            raise TaskStateError(f"task {name!r} is still being learned: commit it first")
+        return index
