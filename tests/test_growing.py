@@ -150,6 +150,12 @@ def test_what_cannot_be_factored_is_named_with_the_way_out() -> None:
         "'running' (InstanceNorm3d); pass exclude=['position', 'rnn', 'attention', 'grouped', "
         "'running'] to train them with the first task and leave them constant after it"
     )
+    # What was excluded already stays so.
+    for given in (["grouped", "rnn"], LEFT_DENSE[1:]):
+        others = sorted({*LEFT_DENSE} - {*given}, key=LEFT_DENSE.index)
+        with pytest.raises(rankup.RankupError) as caught:
+            rankup.grow(Mixture(), Rank(2, 1), exclude=given)
+        assert f"pass exclude={[*given, *others]} to" in str(caught.value)
 
 
 @pytest.mark.parametrize("base", ["new", "keep"])

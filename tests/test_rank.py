@@ -1,5 +1,6 @@
 """How much rank a layer gets."""
 
+import numpy as np
 import pytest
 
 import rankup
@@ -112,3 +113,16 @@ def test_bad_rules_are_refused(make: object, message: str) -> None:
 def test_a_share_is_of_a_whole(shares: tuple[float, float]) -> None:
     with pytest.raises(rankup.RankupError, match="must be a share of a layer's outputs, from 0 to"):
         rankup.Rank.proportional(*shares)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = Rank(np.int64(3), np.int32(1), seeded=[np.int64(7), "2x"])
+    assert given == Rank(3, 1, seeded=[7, "2x"])
+    assert [type(part) for part in (given.first, given.step)] == [int, int]
+    assert Rank.proportional(np.float32(0.5), np.float64(0.25)) == Rank.proportional(0.5, 0.25)
+    assert rule_from_json(rule_to_json(given)) == given
+    module, one = rankup.models.mlp(8, hidden=[8, 8]), np.int64(1)
+    net = rankup.grow(module, Rank(1, 1), last=one, seed=one + 6)
+    assert (net.growth.last, net.growth.seed) == (1, 7)
+    with pytest.raises(rankup.RankupError, match="first must be a number, got True"):
+        Rank(True, 1)

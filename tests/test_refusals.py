@@ -195,7 +195,17 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
     "a layer by itself": (
         lambda: taught("mlp"),
         lambda net: net.body.hidden[0](X),
-        "layer 'hidden.0' was called by itself",
+        r"layer 'hidden.0' was called by itself: .* rankup\.layers\.active\(index\)",
+    ),
+    "a name for the layers": (
+        lambda: taught("mlp"),
+        lambda net: rankup.layers.active("task 0").__enter__(),  # type: ignore[arg-type]
+        "active takes a task's index, got 'task 0'",
+    ),
+    "saving what was not grown": (
+        lambda: taught("mlp"),
+        lambda net: rankup.save(net.body, "anywhere"),
+        "save takes a network that grow made, got MLP",
     ),
 }
 

@@ -40,11 +40,11 @@ def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -
     for dtype in (torch.float32, torch.float64):
         value = torch.tensor(drawn, dtype=dtype)
         packed = stored.pack(HEAD, "selector", value, store)
-        back = stored.unpack("selector", packed, dtype)
+        back = stored.unpack(HEAD, "selector", packed, dtype)
         again = stored.pack(HEAD, "selector", back, store)
         assert packed.keys() == again.keys()
         assert all(torch.equal(packed[name], again[name]) for name in packed)
-        assert torch.equal(stored.unpack("selector", again, dtype), back)
+        assert torch.equal(stored.unpack(HEAD, "selector", again, dtype), back)
         layouts = stored.layouts(HEAD, "selector", tuple(value.shape), store, dtype)
         assert {name: layout.shape for name, layout in layouts.items()} == {
             name: tuple(tensor.shape) for name, tensor in packed.items()
@@ -56,7 +56,7 @@ def test_every_scale_comes_back_with_all_its_bits() -> None:
     mantissas = torch.arange(0x3F800000, 0x40000000, dtype=torch.int32)  # all from 1 to below 2
     value = mantissas.view(torch.float32)[:, None]
     packed = stored.pack(HEAD, "weight", value, "int8")
-    again = stored.pack(HEAD, "weight", stored.unpack("weight", packed, value.dtype), "int8")
+    again = stored.pack(HEAD, "weight", stored.unpack(HEAD, "weight", packed, value.dtype), "int8")
     assert torch.equal(packed["weight"], again["weight"])
     assert torch.equal(packed["weight.scale"], again["weight.scale"])
 

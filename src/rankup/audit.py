@@ -1,6 +1,6 @@
 """Whether a module has the samples of a batch in the first dimension, wherever it runs a layer."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,47 +13,66 @@ from rankup.layers import active
 
 Run = Callable[[Any, dict[str, Any]], Any]  # of inputs and the module's own options
 
+_MOST = 1000  # kinds of calls that are tried: who has more counts something in an option
+
 
 class Audit:
     """Once for every shape of input to a mixed batch, and all else that the module is called with.
 
     A layer compares the number of its rows with the number of samples. A module that puts another
-    dimension first, of the same size by chance, would pass; a batch of one shows it.
+    dimension first, of the same size by chance, would pass; a batch of another size shows it.
     """
 
     def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
+        self._seen: set[Any] = set()
 
     def check(self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> None:
-        if len(tasks) < 2:
+        if len(tasks) < 2 or len(self._seen) == _MOST:
             return
         if isinstance(x, Tensor) and not options:  # in little time, as it is nearly always so
             if x.shape[1:] not in self._seen:
-                _run_first(x[:1], tasks, {}, run)
+                _try(_some_of(x, len(tasks)), tasks, {}, run)
                 self._seen.add(x.shape[1:])
             return
         leaves, form = tree_flatten((x, options))
-        parts = [_sample_of(leaf, len(tasks)) for leaf in leaves]
-        kinds = [part.shape if isinstance(part, Tensor) else repr(part) for part in parts]
-        if (seen := (str(form), *kinds)) in self._seen:
+        seen = (str(form), *(_kind(leaf, len(tasks)) for leaf in leaves))
+        if seen in self._seen:
             return
-        first, own = tree_unflatten(parts, form)
-        try:
-            _run_first(first, tasks, own, run)
-        except RankupError:
-            raise
-        except (RuntimeError, ValueError, IndexError):
-            # What is as long as the batch by chance, as a mask, cannot be cut: nothing is known.
-            pass
+        if any(_is_per_sample(leaf, len(tasks)) for leaf in leaves):
+            some, own = tree_unflatten([_some_of(leaf, len(tasks)) for leaf in leaves], form)
+            _try(some, tasks, own, run)
         self._seen.add(seen)
 
 
-def _run_first(x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> None:
-    with seeds.drawing(tasks.device, 0), torch.no_grad(), active(tasks[:1]):
-        run(x, options)
+def _try(some: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> None:
+    """Run the module on some of the samples. What it cannot run on so few, or on a mask that was
+    cut because it is as long as the batch by chance, tells nothing."""
+    own = _some_of(tasks, len(tasks))
+    try:
+        with seeds.drawing(tasks.device, 0), torch.no_grad(), active(own):
+            run(some, options)
+    except RankupError as error:
+        raise RankupError(
+            f"tried with {len(own)} samples, before the {len(tasks)} of the mixed batch: {error}"
+        ) from error
+    except (RuntimeError, ValueError, IndexError):
+        pass
 
 
-def _sample_of(leaf: Any, samples: int) -> Any:
-    """The first sample's part of what has one for each, else all of it."""
-    each = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == samples
-    return leaf[:1] if each else leaf
+def _some_of(leaf: Any, samples: int) -> Any:
+    """Of what has a part for each sample those of two samples, or of three if there are two; else
+    all of it. Not of one, whose dimension a module may squeeze."""
+    if not _is_per_sample(leaf, samples):
+        return leaf
+    return torch.cat([leaf, leaf[:1]]) if samples == 2 else leaf[:2]
+
+
+def _is_per_sample(leaf: Any, samples: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == samples
+
+
+def _kind(leaf: Any, samples: int) -> Any:
+    """What decides how a module runs: shapes and modes, not numbers that it computes with."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape[1:] if _is_per_sample(leaf, samples) else leaf.shape
+    return leaf if isinstance(leaf, str | int | None) else type(leaf)

@@ -19,13 +19,14 @@ from rankup.specs import DenseSpec
 def reset(
     body: nn.Module, given: nn.Module, spec: DenseSpec, seed: int, device: torch.device
 ) -> None:
-    """New values from the network's seed, in the modules that know how to draw them.
+    """New values from the network's seed, in the modules that know how to draw them, and their
+    buffers as these start.
 
     Args:
         given: the module as it was given: its own code may draw its layers, too, which the body has
             no more.
     """
-    owners = dict.fromkeys(name.rpartition(".")[0] for name in spec.trained)
+    owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
     fresh = copy.deepcopy(given) if owners else given
     for name in owners:
         with seeds.drawing(device, seeds.number(seed, "dense", name)):
@@ -33,6 +34,9 @@ def reset(
     with torch.no_grad():
         for name in spec.trained:
             body.get_parameter(name).copy_(fresh.get_parameter(name))
+        drawn = dict(fresh.named_buffers(remove_duplicate=False))
+        for name in (name for name, _ in spec.tensors if name in drawn):
+            body.get_buffer(name).copy_(drawn[name])
 
 
 def redrawn(given: nn.Module) -> nn.Module:

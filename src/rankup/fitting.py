@@ -15,7 +15,7 @@ from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layers import FactoredConv2d
 from rankup.learner import ApartLearner, RankLearner
-from rankup.modes import evaluating
+from rankup.modes import evaluating, modes_kept
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
@@ -130,11 +130,11 @@ def fit(
     _check_asked("fit learns", task, recipe)
     recipe = recipe or default_recipe(net, task)
     pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed)
-    mode = net.training
     try:
-        (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
+        with modes_kept(net):
+            (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
     finally:
-        net.train(mode)
+        net.hold_statistics()
     if failure is not None:
         raise failure
     return net

@@ -7,11 +7,19 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode; after it, whatever happens, as it was before."""
-    mode = module.training
-    module.eval()
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """After it, whatever happens, every part of the module is in the mode that it was in before."""
+    before = [(part, part.training) for part in module.modules()]
     try:
         yield
     finally:
-        module.train(mode)
+        for part, training in before:
+            part.training = training
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, the module is in evaluation mode; after it as it was before."""
+    with modes_kept(module):
+        module.eval()
+        yield

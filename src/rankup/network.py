@@ -110,7 +110,11 @@ class IncrementalNet(nn.Module):
         self._roster = Roster()
         self.edition = 0  # grows whenever other tensors are loaded into it
         self._audit = Audit()
-        self.train(module.training)
+        # Whatever mode each part was given in, it keeps.
+        self.training = module.training
+        for layer in layers:
+            layer.training = originals[layer.spec.name].training
+        self.hold_statistics()
 
     @property
     def tasks(self) -> list[str]:
@@ -183,7 +187,7 @@ class IncrementalNet(nn.Module):
             with self._pooled_statistics(calibrate):
                 learned = [part.learned() for part in self.parts]
         finally:
-            self._hold_statistics()  # of what was found to change only now, too
+            self.hold_statistics()  # of what was found to change only now, too
         self._refuse_not_finite(learned)
         form = self.growth.store
         pairs = zip(self.parts, learned, strict=True)
@@ -200,7 +204,7 @@ class IncrementalNet(nn.Module):
         """After the module was run just to see what happens: have its buffers as they were. Those
         that must not change are held from now on."""
         self._rest.undo()
-        self._hold_statistics()
+        self.hold_statistics()
 
     def append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
         """Commit a task that is known already, as when loading: a dict of tensors per part."""
@@ -211,7 +215,7 @@ class IncrementalNet(nn.Module):
                 part.close()
                 part.install(tables)
             self._roster.append(task)
-        self._hold_statistics()
+        self.hold_statistics()
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
@@ -223,7 +227,7 @@ class IncrementalNet(nn.Module):
         if isinstance(task, Tensor) and task.dim():
             return self._mixed(x, task, options)
         with active(self._roster.index(task)):
-            return self.body(x, **options)
+            return self._run(x, options)
 
     def merged(self, task: str | int) -> nn.Module:
         """A plain module of torch's own layers that computes what this network does for a task:
@@ -249,7 +253,7 @@ class IncrementalNet(nn.Module):
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
-        self._hold_statistics()
+        self.hold_statistics()
         return self
 
     def extra_repr(self) -> str:
@@ -273,7 +277,7 @@ class IncrementalNet(nn.Module):
             made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
         return made
 
-    def _hold_statistics(self) -> None:
+    def hold_statistics(self) -> None:
         """Norms that were left as they are must not go on averaging once they are constant, nor
         other modules of which it is known that they change their buffers."""
         if self._roster.tasks or self.growth.base == "keep":
@@ -321,12 +325,21 @@ class IncrementalNet(nn.Module):
                         "not finite; abandon_task drops the task"
                     )
 
+    def _run(self, x: Any, options: dict[str, Any]) -> Any:
+        try:
+            return self.body(x, **options)
+        except StopIteration:
+            raise RankupError(
+                "the module's forward takes the next of its parameters, and between tasks a grown "
+                "network has none: take x.device or x.dtype there, or a buffer's"
+            ) from None
+
     def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
         known = len(self._roster.tasks)
         indices, copied = self._checked_mixed(tasks, x)
-        self._audit.check(x, indices, options, lambda one, own: self.body(one, **own))
+        self._audit.check(x, indices, options, self._run)
         with active(indices):
-            y = self.body(x, **options)
+            y = self._run(x, options)
         if copied is None or copied.all_below(known):
             return y
         self._refuse_unknown(copied.indices)  # or the task was committed in the meantime

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from rankup.errors import RankupError
 from rankup.layers import CONVOLUTIONS, TaskLayer
-from rankup.rank import RankRule, Shape, capped, resolve
+from rankup.rank import RankRule, Shape, as_python, capped, resolve
 from rankup.specs import (
     ConvGeometry,
     DenseSpec,
@@ -64,7 +64,9 @@ class Growth:
             for pattern in patterns:
                 if not isinstance(pattern, str):
                     raise RankupError(f"{option} takes names or patterns of them, got {pattern!r}")
-        for option, value in (("last", self.last), ("seed", self.seed)):
+        for option in ("last", "seed"):
+            value = as_python(getattr(self, option))
+            object.__setattr__(self, option, value)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise RankupError(f"{option} must be a whole number, got {value!r}")
 
@@ -290,7 +292,8 @@ class _Planner:
                 else "train them with the first task and leave them constant after it"
             )
             raise RankupError(
-                f"cannot factor {listed}; pass exclude={list(problems)} to {what_becomes}"
+                f"cannot factor {listed}; pass exclude={[*self.growth.exclude, *problems]} to "
+                f"{what_becomes}"
             )
 
     def _obstacle(self, name: str, part: nn.Module) -> str | None:
@@ -333,7 +336,8 @@ class _Planner:
                 tensors[name] = tensor
         return DenseSpec(
             tensors=tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()),
-            trained=tuple(n for n, tensor in tensors.items() if isinstance(tensor, nn.Parameter)),
+            # A frozen parameter is as good as a buffer.
+            trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
             kept=self.growth.base == "keep",
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from fnmatch import fnmatchcase
+from numbers import Integral, Real
 from typing import Any
 
 from rankup.errors import RankupError
@@ -35,9 +36,12 @@ class Rank:
 
     def __post_init__(self) -> None:
         for name in ("first", "step"):
+            object.__setattr__(self, name, as_python(getattr(self, name)))
             _check_amount(name, getattr(self, name), self.of_outputs)
         if isinstance(self.seeded, Sequence) and not isinstance(self.seeded, str):
-            object.__setattr__(self, "seeded", tuple(self.seeded))
+            object.__setattr__(self, "seeded", tuple(map(as_python, self.seeded)))
+        else:
+            object.__setattr__(self, "seeded", as_python(self.seeded))
         per_layer = self.seeded if isinstance(self.seeded, tuple) else (self.seeded,)
         multiples = [_seeded_multiple(entry) for entry in per_layer]
         if not self.first and not all(multiples):
@@ -90,6 +94,13 @@ class Shape:
     @property
     def rank(self) -> int:
         return min(self.outputs, self.inputs)
+
+
+def as_python(value: Any) -> Any:
+    """Numbers of others, as NumPy's, as Python's own, which a folder's JSON can hold."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 RankRule = Rank | Mapping[str, Rank]

@@ -114,7 +114,7 @@ class HeadSpec:
 class DenseSpec:
     """What is neither factored nor per task: trained with the first task or kept from the module
     that was given, then constant. `tensors` maps names to shapes, `trained` names those that learn,
-    the others are buffers of the module's own."""
+    the others are buffers of the module's own and parameters that were given frozen."""
 
     kind: ClassVar[str] = "dense"
     name: ClassVar[str] = "dense"

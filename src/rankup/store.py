@@ -30,7 +30,7 @@ from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
 from rankup.network import IncrementalNet
 from rankup.roster import KnownTask
-from rankup.specs import DenseSpec, Shapes, Spec, tensor_name
+from rankup.specs import Shapes, Spec, tensor_name
 from rankup.stored import Store
 
 StrPath = str | os.PathLike[str]
@@ -64,6 +64,8 @@ class Verification:
 def save(net: IncrementalNet, path: StrPath) -> None:
     """Save a network to a folder, or the tasks it has learned since it was saved there."""
     folder = Path(path)
+    if not isinstance(net, IncrementalNet):
+        raise StoreError(f"save takes a network that grow made, got {type(net).__name__}")
     if net.learning is not None:
         raise StoreError(
             f"task {net.learning!r} is still being learned: commit or abandon it before you save"
@@ -230,7 +232,7 @@ def _network_without_tasks(
         differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
         where = ", ".join(sorted({name for name, _ in differing}))
         raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
-    own = type(module).__name__
+    own = type(module).__qualname__
     if (given := manifest.model.get("class", own)) != own:
         warnings.warn(f"{folder} was grown from a {given}, the module is a {own}", stacklevel=3)
     return net
@@ -272,11 +274,10 @@ def _read_tensors(
                 if tensor.shape != layout.shape:
                     there, wanted = list(tensor.shape), list(layout.shape)
                     raise StoreError(f"{path}: {name!r} is {there}, not {wanted}")
-                whole = isinstance(spec, DenseSpec) and not tensor.is_floating_point()
-                if tensor.dtype not in layout.dtypes and not whole:  # as a module's own counters
+                if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
                     allowed = " or ".join(map(str, layout.dtypes))
                     raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
-            part[key] = stored.unpack(key, packed, manifest.dtype)
+            part[key] = stored.unpack(spec, key, packed, manifest.dtype)
         parts.append(part)
     if tensors:
         raise StoreError(f"{path} holds what the network has no place for: {', '.join(tensors)}")

@@ -25,13 +25,13 @@ class Layout(NamedTuple):
     """Of a tensor in a file."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]  # that it may have
+    dtypes: tuple[torch.dtype, ...] | None  # that it may have; None: any
 
 
 def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
     """Values as they will come back from a file."""
     return {
-        key: unpack(key, pack(spec, key, value, store), value.dtype)
+        key: unpack(spec, key, pack(spec, key, value, store), value.dtype)
         for key, value in values.items()
     }
 
@@ -48,17 +48,21 @@ def pack(spec: Spec, key: str, value: Tensor, store: Store) -> Tensors:
     return {key: (value / _over(scale, value)).round().to(torch.int8), key + _SCALE: scale}
 
 
-def unpack(key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
+def unpack(spec: Spec, key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
     value = packed[key]
+    if isinstance(spec, DenseSpec):
+        return value
     if key + _SCALE in packed:
         return value.to(dtype) * _over(packed[key + _SCALE], value)
-    return value.to(dtype) if value.is_floating_point() else value
+    return value.to(dtype)
 
 
 def layouts(
     spec: Spec, key: str, shape: tuple[int, ...], store: Store, dtype: torch.dtype
 ) -> dict[str, Layout]:
     """What a file of a network in `dtype` holds for a tensor of this shape, by name."""
+    if isinstance(spec, DenseSpec):  # as a module's own counters and tables
+        return {key: Layout(shape, None)}
     form = _form(spec, key, shape, store)
     if form == "int8":
         return {

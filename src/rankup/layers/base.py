@@ -26,7 +26,9 @@ _active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", defa
 
 @contextmanager
 def active(task: int | Tensor) -> Iterator[None]:
-    """Run what is inside for one task, or for a task per sample."""
+    """Run what is inside for one task, or for a task per sample, given by index."""
+    if not isinstance(task, int | Tensor):
+        raise RankupError(f"active takes a task's index, got {task!r}")
     token = _active.set(task)
     try:
         yield
@@ -120,7 +122,8 @@ class TaskLayer(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         refuse_other_dtype(fn, self.dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._factory["device"] = fn(torch.empty(0)).device
+        # Some changes move nothing: they are asked of a tensor that is where the layer is.
+        self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
 
     def _task(self, x: Tensor) -> int | Tensor:
@@ -128,8 +131,8 @@ class TaskLayer(nn.Module, ABC):
         if task is None:
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called by itself: call the network, which says for "
-                "which task (activation checkpointing, which runs layers again by themselves, does "
-                "not go with it)"
+                "which task, or say it with rankup.layers.active(index), as where activation "
+                "checkpointing runs layers again"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
             raise RankupError(

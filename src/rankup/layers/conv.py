@@ -33,6 +33,10 @@ class FactoredConv(FactoredLayer):
         if spec.conv is None:
             raise RankupError(f"layer {spec.name!r} has no geometry of a convolution")
         self.conv = spec.conv
+        # Read-only, as torch's own has them: a module's forward may look.
+        self.kernel_size, self.stride = spec.conv.kernel_size, spec.conv.stride
+        self.padding, self.dilation = spec.conv.padding, spec.conv.dilation
+        self.padding_mode, self.groups = spec.conv.padding_mode, 1
         self._single = set(self.conv.kernel_size) == {1} and not any(border(self.conv))
 
     @property

@@ -156,6 +156,11 @@ class TaskHead(TaskLayer):
         self.ends.append(len(tables["weights"]))
         super().install(tables)
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        # As many classes in all, but maybe not of each task.
+        self.ends = [0, *(self.rows >= 0).sum(1).cumsum(0).tolist()]
+
     def added(self, task: int) -> Tensors:
         weight, bias = self._own(task)
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

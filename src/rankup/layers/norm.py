@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rankup.errors import TaskStateError
 from rankup.layers.base import Start, TaskLayer, Tensors, over_channels, over_last
+from rankup.modes import evaluating
 from rankup.specs import NormSpec
 
 Run = Callable[[Tensor], object]
@@ -207,24 +208,21 @@ def pooled_statistics(
     if not norms:
         yield
         return
-    modes = {module: module.training for module in body.modules()}
-    body.eval()
     for norm in norms:
         norm.start_pooling()
     try:
-        seen = 0
-        with torch.no_grad():
-            for batch in batches:
-                run(batch)
-                seen += 1
-        if not seen:
-            raise TaskStateError("calibrate gave no batch to take statistics from")
-        yield
+        with evaluating(body):
+            seen = 0
+            with torch.no_grad():
+                for batch in batches:
+                    run(batch)
+                    seen += 1
+            if not seen:
+                raise TaskStateError("calibrate gave no batch to take statistics from")
+            yield
     finally:
         for norm in norms:
             norm.pool = None
-        for module, training in modes.items():
-            module.training = training
 
 
 class Pool:

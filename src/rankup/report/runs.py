@@ -250,7 +250,7 @@ def _read_task(
                 form = manifest.growth.store
                 names = stored.layouts(spec, key, shape, form, manifest.dtype)
                 packed = {own: tensors.get_tensor(tensor_name(spec, own)) for own in names}
-                row = stored.unpack(key, packed, manifest.dtype)
+                row = stored.unpack(spec, key, packed, manifest.dtype)
                 if row.shape != shape:
                     raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")
                 selectors[spec.name] = row.double().numpy()
