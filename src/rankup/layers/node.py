@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 class FactoredMap(torch.autograd.Function):
@@ -30,24 +29,22 @@ class FactoredMap(torch.autograd.Function):
         old_V: Tensor,
         projected: Tensor | None,
     ) -> Tensor:
-        U = old_U if new_U is None else torch.cat([old_U, new_U])
-        # What was projected before is what comes first, so no gradient goes on to x and V.
-        V = old_V if new_V is None or projected is not None else torch.cat([old_V, new_V])
-        if projected is None:
-            hidden = x @ V.t()  # [N, R]
-        elif new_V is None:
-            hidden = projected
-        else:
-            hidden = torch.cat([projected, x @ new_V.t()], 1)
-        scaled = hidden * selector
+        parts = _parts(x, selector, new_U, new_V, old_U, old_V, projected)
+        _, scaled, U, _ = parts
         ctx.new = 0 if new_U is None else len(new_U)
-        ctx.save_for_backward(x, selector, hidden, scaled, U, V)
+        ctx.is_projected = projected is not None
+        # All of it is held by others or needed anyway: to be differentiable twice takes no memory.
+        ctx.save_for_backward(x, selector, new_U, new_V, old_U, old_V, *parts)
         return scaled @ U if bias is None else torch.addmm(bias, scaled, U)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, selector, hidden, scaled, U, V = ctx.saved_tensors
+        x, selector, new_U, new_V, old_U, old_V, hidden, scaled, U, V = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # The gradient is to be differentiated as well, and what was computed when it was not
+            # looked at would be taken for constant.
+            projected = hidden[:, : len(old_U)] if ctx.is_projected else None
+            hidden, scaled, U, V = _parts(x, selector, new_U, new_V, old_U, old_V, projected)
         wants_x, _, wants_factors, _, wants_bias, *_ = ctx.needs_input_grad
         to_scaled = grad @ U.t()  # [N, R]
         to_hidden = to_scaled * selector
@@ -61,3 +58,25 @@ class FactoredMap(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _parts(
+    x: Tensor,
+    selector: Tensor,
+    new_U: Tensor | None,
+    new_V: Tensor | None,
+    old_U: Tensor,
+    old_V: Tensor,
+    projected: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What each factor sees of x, before and after the selector, and the factors U and V."""
+    U = old_U if new_U is None else torch.cat([old_U, new_U])
+    # What was projected before is what comes first, so no gradient goes on to x and V.
+    V = old_V if new_V is None or projected is not None else torch.cat([old_V, new_V])
+    if projected is None:
+        hidden = x @ V.t()  # [N, R]
+    elif new_V is None:
+        hidden = projected
+    else:
+        hidden = torch.cat([projected, x @ new_V.t()], 1)
+    return hidden, hidden * selector, U, V
