@@ -93,3 +93,22 @@ def test_a_task_learns_under_a_penalty_on_its_gradient() -> None:
     found = torch.autograd.grad(slope.square().sum(), list(net.parameters()))
     for gradient, (name, wanted) in zip(found, expected.items(), strict=True):
         assert relative_error(gradient, wanted) < 1e-9, name
+
+
+def test_what_is_frozen_leaves_all_other_gradients_as_they_were() -> None:
+    net, x = learning()
+    named = dict(net.named_parameters())
+
+    def gradients() -> dict[str, Tensor]:
+        net.zero_grad()
+        net(x, task="b").square().sum().backward()
+        return {name: p.grad for name, p in named.items() if p.grad is not None}
+
+    expected = gradients()
+    assert expected.keys() == named.keys()
+    for name, parameter in named.items():
+        parameter.requires_grad_(False)
+        found = gradients()
+        parameter.requires_grad_(True)
+        assert found.keys() == named.keys() - {name}
+        assert all(torch.equal(gradient, expected[key]) for key, gradient in found.items())

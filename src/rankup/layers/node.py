@@ -45,14 +45,14 @@ class FactoredMap(torch.autograd.Function):
             # looked at would be taken for constant.
             projected = hidden[:, : len(old_U)] if ctx.is_projected else None
             hidden, scaled, U, V = _parts(x, selector, new_U, new_V, old_U, old_V, projected)
-        wants_x, _, wants_factors, _, wants_bias, *_ = ctx.needs_input_grad
+        wants_x, _, wants_U, wants_V, wants_bias, *_ = ctx.needs_input_grad
         to_scaled = grad @ U.t()  # [N, R]
         to_hidden = to_scaled * selector
         return (
             to_hidden @ V if wants_x else None,
             (to_scaled * hidden).sum(0),
-            scaled[:, -ctx.new :].t() @ grad if wants_factors else None,
-            to_hidden[:, -ctx.new :].t() @ x if wants_factors else None,
+            scaled[:, -ctx.new :].t() @ grad if wants_U else None,
+            to_hidden[:, -ctx.new :].t() @ x if wants_V else None,
             grad.sum(0) if wants_bias else None,
             None,
             None,
