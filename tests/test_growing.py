@@ -1,13 +1,14 @@
 """Any module can be grown: all of it, its last layers, or what of it can be factored."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rankup
-from rankup.layers import FactoredLayer, TaskHead, TaskLayer, TaskNorm
+from rankup.layers import FactoredLayer, TaskHead, TaskLayer, TaskNorm, active
 from rankup.rank import Rank
 from zoo import (
     KINDS,
@@ -79,6 +80,29 @@ def test_a_kept_module_starts_as_it_was_and_goes_on_learning(rank: Rank) -> None
         teach(net, f"{task}", x, steps=30)
         labels = torch.randint(3, (6,), generator=torch.Generator().manual_seed(1))
         assert torch.equal(net(x, task=task).argmax(1), labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_that_leaves_epsilon_to_torch_computes_as_it_did(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    layers = nn.Linear(8, 16), nn.RMSNorm(16), nn.ReLU(), nn.Linear(16, 3)
+    given = nn.Sequential(*layers).to(dtype)
+    net = rankup.grow(given, Rank(2, 1), base="keep")
+    x = 1e-3 * torch.randn(4, 16, generator=torch.Generator().manual_seed(0))  # epsilon matters
+    x = x.to(dtype)
+    expected = given[1](x)
+    net.begin_task("a", 3)
+    with active(0):
+        assert torch.equal(net.body[1](x), expected)
+    net.commit_task()
+    rankup.save(net, tmp_path / "net")
+    for same in (net, rankup.load(tmp_path / "net", given)):
+        with active(0):
+            assert torch.equal(same.body[1](x), expected)
+        with active(torch.zeros(4, dtype=torch.long)):
+            torch.testing.assert_close(same.body[1](x), expected)
+        assert torch.equal(same.merged("a")[1](x), expected)
 
 
 @pytest.mark.parametrize("base", ["new", "keep"])

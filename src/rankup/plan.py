@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from rankup.errors import RankupError
-from rankup.layers import CONVOLUTIONS, TaskLayer
+from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
 from rankup.rank import RankRule, Shape, as_python, capped, resolve
 from rankup.specs import (
     ConvGeometry,
@@ -392,8 +392,8 @@ def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
         name,
         over,
         shape if isinstance(shape, tuple) else (shape,),
-        # An RMSNorm may leave it to the dtype.
-        torch.finfo(part.weight.dtype).eps if part.eps is None else part.eps,
+        # An RMSNorm may leave it to the dtype that torch computes in.
+        torch.finfo(at_least_float32(part.weight.dtype)).eps if part.eps is None else part.eps,
         getattr(part, "num_groups", 1),
         part.weight is not None,
         getattr(part, "bias", None) is not None,

@@ -1,6 +1,14 @@
 """The layers of a grown network. They know nothing of data, files or the command line."""
 
-from rankup.layers.base import Start, TaskLayer, Tensors, active, active_task, refuse_other_dtype
+from rankup.layers.base import (
+    Start,
+    TaskLayer,
+    Tensors,
+    active,
+    active_task,
+    at_least_float32,
+    refuse_other_dtype,
+)
 from rankup.layers.conv import (
     CONVOLUTIONS,
     FactoredConv,
@@ -30,6 +38,7 @@ __all__ = [
     "Tensors",
     "active",
     "active_task",
+    "at_least_float32",
     "dense_is_cheaper",
     "factored_conv",
     "pooled_statistics",

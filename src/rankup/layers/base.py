@@ -157,10 +157,14 @@ class TaskLayer(nn.Module, ABC):
     def _orthogonal(self, rows: int, length: int, purpose: str) -> Tensor:
         # On the CPU and at least in float32, whatever the network's device and dtype: the same
         # start everywhere, and there is no QR in half precision.
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        drawn = torch.empty(rows, length, dtype=dtype, device="cpu")
+        drawn = torch.empty(rows, length, dtype=at_least_float32(self.dtype), device="cpu")
         nn.init.orthogonal_(drawn, generator=self._draw(purpose))
         return drawn.to(**self._factory)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """What to compute in for numbers that are stored in this dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def over_last(rows: Tensor, x: Tensor) -> Tensor:
