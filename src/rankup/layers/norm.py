@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.errors import TaskStateError
-from rankup.layers.base import Start, TaskLayer, Tensors, over_channels, over_last
+from rankup.layers.base import (
+    Start,
+    TaskLayer,
+    Tensors,
+    at_least_float32,
+    over_channels,
+    over_last,
+)
 from rankup.modes import evaluating
 from rankup.specs import NormSpec
 
@@ -38,6 +45,7 @@ class TaskNorm(TaskLayer):
         self.register_buffer("base_weight", None)
         self.register_buffer("base_bias", None)
         self.pool: Pool | None = None
+        self._wide = at_least_float32(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -156,7 +164,7 @@ class TaskNorm(TaskLayer):
         if not len(x):
             return x  # torch does not normalise no channels at all
         # As one sample that has the channels of all: a row per channel is then one per sample.
-        rows = {key: row.view(-1) for key, row in self._rows_of(tasks).items()}
+        rows = {key: row.view(-1) for key, row in _rows_of(self._rows(), tasks).items()}
         merged = x.reshape(1, len(x) * x.shape[1], *x.shape[2:])
         if self.spec.is_batch:
             return self._normalise(merged, **rows).view(x.shape)
@@ -164,31 +172,37 @@ class TaskNorm(TaskLayer):
         return F.group_norm(merged, groups, **rows, eps=self.spec.eps).view(x.shape)
 
     def _mixed_over_last(self, x: Tensor, tasks: Tensor) -> Tensor:
-        rows = {key: over_last(row, x) for key, row in self._rows_of(tasks).items()}
-        x = self._normalise(x)
+        gathered = self._widened(_rows_of(self._rows(), tasks))
+        rows = {key: over_last(row, x) for key, row in gathered.items()}
+        y = self._normalise(x.to(self._wide))
         if "bias" in rows:
-            return torch.addcmul(rows["bias"], x, rows["weight"])
-        return x * rows["weight"] if "weight" in rows else x
+            y = torch.addcmul(rows["bias"], y, rows["weight"])
+        elif "weight" in rows:
+            y = y * rows["weight"]
+        return y.to(self.dtype)
 
     def _mixed_batch_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """One pass over `x`, after a little arithmetic on the tables."""
+        """One pass over `x`, after a little arithmetic: on the tables, or where they have more
+        tasks than the batch has samples, on what it needs of them."""
         tables = self._rows()
-        scale = torch.rsqrt(tables["var"] + self.spec.eps)
-        if "weight" in tables:
-            scale = scale * tables["weight"]
-        if "bias" in tables:
-            shift = torch.addcmul(tables["bias"], tables["mean"], scale, value=-1)
+        few = len(tables["var"]) <= len(tasks)
+        rows = self._widened(tables if few else _rows_of(tables, tasks))
+        scale = torch.rsqrt(rows["var"] + self.spec.eps)
+        if "weight" in rows:
+            scale = scale * rows["weight"]
+        if "bias" in rows:
+            shift = torch.addcmul(rows["bias"], rows["mean"], scale, value=-1)
         else:
-            shift = -tables["mean"] * scale
-        shifts, scales = shift.index_select(0, tasks), scale.index_select(0, tasks)
-        return torch.addcmul(over_channels(shifts, x), x, over_channels(scales, x))
+            shift = -rows["mean"] * scale
+        if few:
+            shift, scale = shift.index_select(0, tasks), scale.index_select(0, tasks)
+        return torch.addcmul(over_channels(shift, x), x, over_channels(scale, x)).to(self.dtype)
 
-    def _rows_of(self, tasks: Tensor) -> Tensors:
-        tables = self._rows()
-        if not tables:
-            return {}
-        rows = torch.stack(list(tables.values())).index_select(1, tasks)  # one gather, not four
-        return dict(zip(tables, rows.unbind(), strict=True))
+    def _widened(self, rows: Tensors) -> Tensors:
+        """In what torch's own norms compute in."""
+        if self._wide == self.dtype:
+            return rows
+        return {key: row.to(self._wide) for key, row in rows.items()}
 
     def _check(self, x: Tensor) -> None:
         shape = self.spec.shape
@@ -197,6 +211,11 @@ class TaskNorm(TaskLayer):
                 self._refuse_shape(x, f"{list(shape)} as the last dimensions")
         elif x.dim() < 2 or x.shape[1] != shape[0]:
             self._refuse_shape(x, f"[batch, {shape[0]} channels, …]")
+
+
+def _rows_of(tables: Tensors, tasks: Tensor) -> Tensors:
+    """A row per sample. One gather of all tables together would first copy every task there is."""
+    return {key: table.index_select(0, tasks) for key, table in tables.items()}
 
 
 @contextmanager
