@@ -170,3 +170,15 @@ def test_a_forward_that_looks_for_parameters_is_told_that_there_are_none(task: i
     with pytest.raises(rankup.RankupError, match="between tasks a grown network has none"):
         net(torch.zeros(2, 4), task=task)
     assert net.merged("a")(torch.zeros(2, 4)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.long])
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.LayerNorm(4), nn.RMSNorm(4)])
+def test_a_norm_that_runs_first_says_what_it_computes_in(
+    norm: nn.Module, dtype: torch.dtype
+) -> None:
+    net = rankup.grow(nn.Sequential(norm, nn.Linear(4, 4), nn.Linear(4, 3)), Rank(2, 1))
+    net.begin_task("a", 3)
+    says = f"layer '0' computes in torch.float32, got {dtype}"
+    with pytest.raises(rankup.RankupError, match=says):
+        net(torch.ones(3, 4, dtype=dtype), task="a")

@@ -46,6 +46,14 @@ class TaskNorm(TaskLayer):
         self.register_buffer("base_bias", None)
         self.pool: Pool | None = None
         self._wide = at_least_float32(dtype)
+        # Read-only, as torch's own have them: a module's forward may look.
+        self.eps = spec.eps
+        if spec.is_batch:
+            self.num_features = spec.shape[0]
+        elif spec.is_over_last:
+            self.normalized_shape = spec.shape
+        else:
+            self.num_groups, self.num_channels = spec.groups, spec.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -211,6 +219,7 @@ class TaskNorm(TaskLayer):
                 self._refuse_shape(x, f"{list(shape)} as the last dimensions")
         elif x.dim() < 2 or x.shape[1] != shape[0]:
             self._refuse_shape(x, f"[batch, {shape[0]} channels, …]")
+        self._check_dtype(x)
 
 
 def _rows_of(tables: Tensors, tasks: Tensor) -> Tensors:
