@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from rankup.errors import RankupError
+from rankup.kinds import NORMS, WEIGHTED, is_plain, kind_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
 from rankup.rank import RankRule, Shape, as_python, capped, resolve
 from rankup.specs import (
@@ -22,22 +23,12 @@ from rankup.specs import (
     FactoredSpec,
     HeadSpec,
     LayerSpec,
-    NormOver,
     NormSpec,
     Spec,
 )
 from rankup.stored import STORES, Store
 from rankup.trace import trace
 
-_NORMS: dict[type[nn.Module], NormOver] = {
-    nn.BatchNorm1d: "batch1d",
-    nn.BatchNorm2d: "batch2d",
-    nn.BatchNorm3d: "batch3d",
-    nn.LayerNorm: "layer",
-    nn.RMSNorm: "rms",
-    nn.GroupNorm: "group",
-}
-_WEIGHTED = (nn.Linear, *CONVOLUTIONS)
 _UNINITIALISED = "not initialised yet"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -220,7 +211,7 @@ class _Planner:
         chosen = [
             name
             for name, part in self.modules.items()
-            if isinstance(part, _WEIGHTED)
+            if isinstance(part, WEIGHTED)
             and name != self.head
             and not self._excluded(name)
             and self._included(name)
@@ -248,7 +239,7 @@ class _Planner:
         return [
             name
             for name, part in self.modules.items()
-            if any(isinstance(part, kind) for kind in _NORMS)
+            if kind_of(part) in NORMS
             and not self._excluded(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
             and (isinstance(part, _BatchNorm) or any(True for _ in _tensors([("", part)])))
@@ -265,8 +256,8 @@ class _Planner:
                     problems[name] = reason
             elif _has_inner_layers(part):
                 problems[name] = type(part).__name__
-            elif type(part).__module__.startswith("torch.nn."):
-                if any(True for _ in _tensors([("", part)])) and not isinstance(part, _WEIGHTED):
+            elif type(part).__module__.startswith("torch.nn.") or is_plain(part):
+                if any(True for _ in _tensors([("", part)])) and not isinstance(part, WEIGHTED):
                     problems[name] = type(part).__name__
             else:
                 for key, parameter in part._parameters.items():
@@ -298,10 +289,8 @@ class _Planner:
 
     def _obstacle(self, name: str, part: nn.Module) -> str | None:
         """Why a layer of a known kind cannot be replaced."""
-        kinds: tuple[type[nn.Module], ...] = (*_WEIGHTED, *_NORMS)
-        kind = next(kind for kind in kinds if isinstance(part, kind))
-        known = {"weight"} if kind is nn.RMSNorm else {"weight", "bias"}
-        if type(part).forward is not kind.forward or set(part._parameters) != known:
+        kind = kind_of(part)
+        if kind is not None and not is_plain(part):
             return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
         if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
             return _UNINITIALISED
@@ -385,7 +374,7 @@ def _geometry(part: Any) -> ConvGeometry | None:
 
 
 def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
-    over = next(over for kind, over in _NORMS.items() if isinstance(part, kind))
+    over = next(over for kind, over in NORMS.items() if isinstance(part, kind))
     shapes = {"layer": "normalized_shape", "rms": "normalized_shape", "group": "num_channels"}
     shape = getattr(part, shapes.get(over, "num_features"))
     return NormSpec(

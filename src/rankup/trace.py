@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
+from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS
+
+
+class Tracer(fx.Tracer):
+    """torch.fx steps into every class that is not torch's own, also where the class only says how a
+    layer of a known kind is made."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return computes_as_torchs_own(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 class Trace:
@@ -56,7 +65,8 @@ class Trace:
         for node, name in zip(self._calls, self.order, strict=True):
             readers = list(node.users)
             norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
-            is_conv = type(self._modules[name]) in CONVOLUTIONS
+            part = self._modules[name]
+            is_conv = isinstance(part, CONVOLUTIONS) and computes_as_torchs_own(part)
             if norm and is_conv and self.order.count(name) == self.order.count(norm) == 1:
                 folds.append((name, norm))
         return folds
@@ -141,7 +151,7 @@ def trace(module: nn.Module) -> Trace | None:
         own = copy.deepcopy(module, shared).train()
         with seeds.drawing(torch.device("cpu"), 0):
             before = _drawn_from()
-            graph, again = (fx.Tracer().trace(own) for _ in range(2))
+            graph, again = (Tracer().trace(own) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
             constant = str(graph) == str(again) and _drawn_from() == before
         return Trace(module, graph, constant)

@@ -1,0 +1,43 @@
+"""The kinds of torch's layers that a network knows, and whether a part is no more than one."""
+
+from torch import nn
+
+from rankup.layers import CONVOLUTIONS
+from rankup.specs import NormOver
+
+WEIGHTED = (nn.Linear, *CONVOLUTIONS)
+NORMS: dict[type[nn.Module], NormOver] = {
+    nn.BatchNorm1d: "batch1d",
+    nn.BatchNorm2d: "batch2d",
+    nn.BatchNorm3d: "batch3d",
+    nn.LayerNorm: "layer",
+    nn.RMSNorm: "rms",
+    nn.GroupNorm: "group",
+}
+
+# All by which the known kinds compute, and what a class or a layer could have another of.
+_COMPUTE_BY = ("__call__", "forward", "_conv_forward", "_check_input_dim", "weight", "bias")
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def kind_of(part: nn.Module) -> type[nn.Module] | None:
+    return next((kind for kind in (*WEIGHTED, *NORMS) if isinstance(part, kind)), None)
+
+
+def computes_as_torchs_own(part: nn.Module) -> bool:
+    """Whether a part is of a known kind, or of a class derived from one that leaves alone what is
+    computed."""
+    kind = kind_of(part)
+    return kind is not None and not any(
+        name in vars(part) or getattr(type(part), name, None) is not getattr(kind, name, None)
+        for name in _COMPUTE_BY
+    )
+
+
+def is_plain(part: nn.Module) -> bool:
+    """Whether nothing is lost where another layer that computes the same takes a part's place."""
+    known = {"weight"} if isinstance(part, nn.RMSNorm) else {"weight", "bias"}
+    holds_more = (
+        set(part._parameters) != known or part._modules or part._buffers.keys() - _STATISTICS
+    )
+    return computes_as_torchs_own(part) and not holds_more

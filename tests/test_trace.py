@@ -1,0 +1,100 @@
+"""How a module is written makes no difference, only what it computes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankup
+from rankup.layers import FactoredConv2d, FactoredLinear, TaskHead, TaskNorm
+from rankup.rank import Rank
+from zoo import relative_error, teach
+
+
+class Conv3x3(nn.Conv2d):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, padding=1)
+
+
+class OwnNorm(nn.BatchNorm2d):
+    pass
+
+
+class OwnLinear(nn.Linear):
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+def with_own_classes() -> nn.Sequential:
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(
+        Conv3x3(1, 4), OwnNorm(4), nn.ReLU(), pooled, OwnLinear(4, 5), nn.ReLU(), OwnLinear(5, 3)
+    ).double()
+
+
+def test_classes_that_only_say_how_a_layer_is_made_are_that_layer() -> None:
+    net = rankup.grow(with_own_classes(), Rank(2, 1))
+    found = [type(net.body[place]) for place in (0, 1, 4, 6)]
+    assert found == [FactoredConv2d, TaskNorm, FactoredLinear, TaskHead]
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    teach(net, "a", x)
+    plain = net.merged("a")
+    assert isinstance(plain[1], nn.Identity)
+    assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
+
+
+@pytest.mark.parametrize("options", [{"last": 1}, {"include": "4"}])
+def test_layers_of_such_classes_may_be_left_dense(options: dict[str, object]) -> None:
+    net = rankup.grow(with_own_classes(), Rank(2, 1), **options)
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    teach(net, "a", x)
+    assert isinstance(net.body[0], Conv3x3)
+    plain = net.merged("a")
+    assert isinstance(plain[1], nn.Identity)
+    assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
+
+
+class Doubling(nn.Conv2d):
+    def _conv_forward(self, *args: object) -> Tensor:
+        return 2 * super()._conv_forward(*args)
+
+
+class DoublingWhenCalled(nn.Conv2d):
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * super().__call__(x)
+
+
+class Scaled(nn.Conv2d):
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.register_buffer("scale", torch.ones(1))
+
+
+class Holding(nn.Conv2d):
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.activation = nn.PReLU()
+
+
+def doubling_alone() -> nn.Conv2d:
+    made = Conv3x3(1, 4)
+    made.forward = lambda x: 2 * nn.Conv2d.forward(made, x)
+    return made
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: Doubling(1, 4, 1),
+        lambda: DoublingWhenCalled(1, 4, 1),
+        lambda: Scaled(1, 4, 1),
+        lambda: Holding(1, 4, 1),
+        doubling_alone,
+    ],
+    ids=["_conv_forward", "__call__", "buffer", "module", "its own forward"],
+)
+def test_a_class_that_computes_or_holds_more_is_not_taken_for_its_kind(conv: object) -> None:
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    module = nn.Sequential(conv(), nn.BatchNorm2d(4), pooled, nn.Linear(4, 3))
+    with pytest.raises(rankup.RankupError, match="cannot factor '0' .* is not a plain Conv2d"):
+        rankup.grow(module, Rank(2, 1))
