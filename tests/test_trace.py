@@ -98,3 +98,42 @@ def test_a_class_that_computes_or_holds_more_is_not_taken_for_its_kind(conv: obj
     module = nn.Sequential(conv(), nn.BatchNorm2d(4), pooled, nn.Linear(4, 3))
     with pytest.raises(rankup.RankupError, match="cannot factor '0' .* is not a plain Conv2d"):
         rankup.grow(module, Rank(2, 1))
+
+
+class Scored(nn.Module):
+    """More than the norm after a convolution looks at it."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.reads, self.calls = reads, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.conv(x)
+        z = self.norm(y)
+        if self.reads == "its answers":
+            z = z if self.training else z + y.abs().mean()
+        elif self.reads == "now and then":
+            z = z if self.calls % 2 else z + y.abs().mean()
+        elif self.reads == "its weight":
+            z = z + self.conv.weight.mean()
+        return self.head(self.hidden(z.tanh().mean((2, 3))).tanh())
+
+
+def doubled(conv: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+@pytest.mark.parametrize("reads", ["its answers", "now and then", "its weight", "a hook"])
+def test_a_batch_norm_is_not_folded_where_more_looks_at_the_convolution(reads: str) -> None:
+    module = Scored(reads).double()
+    if reads == "a hook":
+        module.conv.register_forward_hook(doubled)
+    net = rankup.grow(module, Rank(2, 1), exclude="conv")
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    teach(net, "a", x)
+    plain = net.merged("a")
+    for _ in range(2):
+        assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10

@@ -149,19 +149,25 @@ class _Planner:
                 specs.append(_norm_spec(name, part, shared=name in shared))
         left = self._dense({spec.name for spec in specs})
         short = tuple(name for name in factored if ranks[name] != asked[name])
-        folds = self.trace.folds() if self.trace is not None else []
         reader = self.trace.reads_inputs() if self.trace is not None else None
         chain = self.trace.chain() if self.trace is not None else None
         return Plan(
             layers=tuple(specs),
             dense=left,
-            folds=tuple((conv, norm) for conv, norm in folds if norm in norms),
+            folds=tuple((conv, norm) for conv, norm in self._folds() if norm in norms),
             capped=short,
             first=reader if reader in factored else None,
             chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
             dtype=dtype,
             device=device,
         )
+
+    def _folds(self) -> list[tuple[str, str]]:
+        """What can be folded as the module trains and as it answers."""
+        training = self.trace.folds() if self.trace is not None else []
+        answering = trace(self.modules[""], training=False) if training else None
+        found = answering.folds() if answering is not None else []
+        return [pair for pair in training if pair in found]
 
     def _find_head(self) -> str:
         linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]

@@ -13,6 +13,8 @@ from rankup import seeds
 from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 class Tracer(fx.Tracer):
     """torch.fx steps into every class that is not torch's own, also where the class only says how a
@@ -29,7 +31,7 @@ class Trace:
         constant: whether it runs so every time; else nothing is known but that order.
     """
 
-    def __init__(self, module: nn.Module, graph: fx.Graph, constant: bool = True) -> None:
+    def __init__(self, module: nn.Module, graph: fx.Graph, constant: bool) -> None:
         self._modules = dict(module.named_modules())
         self._constant = constant
         self._graph = graph
@@ -58,16 +60,14 @@ class Trace:
         return bool(readers) and all(self._batch_norm(reader) for reader in readers)
 
     def folds(self) -> list[tuple[str, str]]:
-        """Convolutions and the batch norms that can become one with them: each runs once, and
-        nothing else reads the convolution. After a Linear the norm's channels may be another
-        dimension than the layer's outputs, so those stay two."""
+        """Convolutions and the batch norms that can become one with them: each runs once, nothing
+        else reads the convolution or its weights, and no hook sees what it computes. After a Linear
+        the norm's channels may be another dimension than the layer's outputs, so those stay two."""
         folds = []
         for node, name in zip(self._calls, self.order, strict=True):
             readers = list(node.users)
             norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
-            part = self._modules[name]
-            is_conv = isinstance(part, CONVOLUTIONS) and computes_as_torchs_own(part)
-            if norm and is_conv and self.order.count(name) == self.order.count(norm) == 1:
+            if norm and self._folds_into(name, norm):
                 folds.append((name, norm))
         return folds
 
@@ -116,6 +116,20 @@ class Trace:
         alone = len(relu.users) == len(layer.users) == 1 == self.order.count(str(layer.target))
         return str(layer.target) if alone and layer.op == "call_module" else None
 
+    def _folds_into(self, name: str, norm: str) -> bool:
+        part, after = self._modules[name], self._modules[norm]
+        over_the_same = any(
+            isinstance(part, conv) and isinstance(after, over)
+            for conv, over in zip(CONVOLUTIONS, _BATCH_NORMS, strict=True)
+        )
+        return (
+            over_the_same
+            and computes_as_torchs_own(part)
+            and not (part._forward_hooks or part._forward_pre_hooks)
+            and self.runs_once(name)
+            and self.runs_once(norm)
+        )
+
     def _part(self, node: fx.Node) -> nn.Module | None:
         return self._modules[str(node.target)] if node.op == "call_module" else None
 
@@ -136,19 +150,16 @@ class Trace:
 
     def _batch_norm(self, node: fx.Node) -> str | None:
         name = str(node.target)
-        is_one = node.op == "call_module" and isinstance(
-            self._modules[name], nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-        )
-        return name if is_one else None
+        return name if isinstance(self._part(node), _BATCH_NORMS) else None
 
 
-def trace(module: nn.Module) -> Trace | None:
-    """None where torch.fx cannot trace the module."""
+def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
+    """As a module trains, which may be another way than it answers. None where torch.fx cannot
+    trace it."""
     try:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared.
-        # As it trains, which may be another way than it answers.
         shared = {id(parameter): parameter for parameter in module.parameters()}
-        own = copy.deepcopy(module, shared).train()
+        own = copy.deepcopy(module, shared).train(training)
         with seeds.drawing(torch.device("cpu"), 0):
             before = _drawn_from()
             graph, again = (Tracer().trace(own) for _ in range(2))
