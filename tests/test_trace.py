@@ -1,13 +1,18 @@
 """How a module is written makes no difference, only what it computes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rankup
+from rankup.chain import is_chain
+from rankup.feed import Feed
 from rankup.layers import FactoredConv2d, FactoredLinear, TaskHead, TaskNorm
 from rankup.rank import Rank
-from zoo import relative_error, teach
+from rankup.recipe import Recipe
+from zoo import blobs, relative_error, teach
 
 
 class Conv3x3(nn.Conv2d):
@@ -137,3 +142,71 @@ def test_a_batch_norm_is_not_folded_where_more_looks_at_the_convolution(reads: s
     plain = net.merged("a")
     for _ in range(2):
         assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
+
+
+Reshape = Callable[[Tensor], Tensor]
+
+FLATTENING: dict[str, Reshape] = {
+    "torch": lambda x: torch.flatten(x, 1),
+    "torch, named": lambda x: torch.flatten(input=x, start_dim=1, end_dim=-1),
+    "to the last": lambda x: x.flatten(1, -1),
+    "named": lambda x: x.flatten(start_dim=1),
+    "view by size": lambda x: x.view(x.size(0), -1),
+    "view by a named size": lambda x: x.view((x.size(dim=0), -1)),
+    "view by sizes": lambda x: x.view(x.size()[0], -1),
+    "view by shape": lambda x: x.view(x.shape[0], -1),
+    "view by length": lambda x: x.view(len(x), -1),
+    "view to numbers": lambda x: x.view(-1, 12),
+    "reshape by shape": lambda x: x.reshape(x.shape[0], -1),
+    "reshape to numbers": lambda x: x.reshape([len(x), 12]),
+    "torch, reshape": lambda x: torch.reshape(x, (x.shape[0], -1)),
+    "a class": type("OwnFlatten", (nn.Flatten,), {})(),
+}
+
+NOT_FLATTENING: dict[str, Reshape] = {
+    "from the batch on": lambda x: x.flatten(),
+    "up to a dimension": lambda x: x.flatten(1, 2),
+    "the last two": lambda x: x.flatten(-2),
+    "as many as channels": lambda x: x.reshape(x.shape[1], -1),
+    "so many samples": lambda x: x.view(60, -1),
+    "another's samples": lambda x: x.view(x.mT.shape[0], -1),
+    "turned": lambda x: x.mT.reshape(x.shape[0], -1),
+    "three dimensions": lambda x: x.view(x.shape[0], -1, 12),
+    "read beside": lambda x: x.flatten(1) + x.mean(),
+    "a size read beside": lambda x: x.view(x.shape[0], -1) / x.shape[0],
+}
+
+
+class Flattened(nn.Module):
+    def __init__(self, flatten: Reshape) -> None:
+        super().__init__()
+        self.flatten = flatten
+        self.a, self.b, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(self.flatten(x)).relu()).relu())
+
+
+@pytest.mark.parametrize("way", FLATTENING)
+def test_samples_may_be_flattened_in_any_way(way: str) -> None:
+    x = torch.randn(5, 3, 4)
+    assert torch.equal(FLATTENING[way](x), x.flatten(1))
+    net = rankup.grow(Flattened(FLATTENING[way]), Rank(2, 1))
+    assert net.plan.chain == ("a", "b")
+    assert net.plan.first == "a"
+    assert "len" not in globals()  # is Python's own again
+
+
+@pytest.mark.parametrize("way", NOT_FLATTENING)
+def test_what_may_do_more_than_flatten_is_not_taken_for_it(way: str) -> None:
+    net = rankup.grow(Flattened(NOT_FLATTENING[way]), Rank(2, 1))
+    assert net.plan.chain is None
+    assert net.plan.first is None
+
+
+def test_a_view_that_takes_samples_apart_is_no_chain_for_them() -> None:
+    net = rankup.grow(Flattened(FLATTENING["view to numbers"]), Rank(2, 1))
+    net.begin_task("open", 3)
+    whole, twice = (Feed(blobs(0, size), Recipe(), net.device) for size in (12, 24))
+    assert is_chain(net, whole)
+    assert not is_chain(net, twice)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
+from rankup.flattening import flattens, only_reader, recorded_lengths
 from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS
 
@@ -74,24 +75,23 @@ class Trace:
     def reads_inputs(self) -> str | None:
         """The Linear that alone reads the module's input, with each sample flattened or as it
         is."""
-        node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
-        while self._constant and not others and len(node.users) == 1:
-            node = next(iter(node.users))
+        before, *others = self._inputs()
+        while self._constant and not others and (node := only_reader(before)):
             if self._linear(node):
                 name = str(node.target)
                 return name if self.order.count(name) == 1 else None
-            if not self._flattens(node):
+            if not self._flattens(node, before):
                 return None
+            before = node
         return None
 
     def chain(self) -> list[str] | None:
         """The Linears of a module that is nothing but Linears with a ReLU between them, its inputs
         flattened or as they are."""
         names: list[str] = []
-        node, *others = [node for node in self._graph.nodes if node.op == "placeholder"]
+        before, *others = self._inputs()
         after_linear = False
-        while self._constant and not others and len(node.users) == 1:
-            before, node = node, next(iter(node.users))
+        while self._constant and not others and (node := only_reader(before)):
             if node.op == "output":  # of the last Linear alone, not of a dict with it
                 whole = after_linear and node.args == (before,)
                 return names if whole and len(set(names)) == len(names) else None
@@ -100,8 +100,9 @@ class Trace:
                 after_linear = True
             elif self._relu(node) and after_linear:
                 after_linear = False
-            elif names or not self._flattens(node):
+            elif names or not self._flattens(node, before):
                 return None
+            before = node
         return None
 
     def seen_through_relu(self, name: str) -> str | None:
@@ -130,6 +131,9 @@ class Trace:
             and self.runs_once(norm)
         )
 
+    def _inputs(self) -> list[fx.Node]:
+        return [node for node in self._graph.nodes if node.op == "placeholder"]
+
     def _part(self, node: fx.Node) -> nn.Module | None:
         return self._modules[str(node.target)] if node.op == "call_module" else None
 
@@ -141,12 +145,11 @@ class Trace:
             return type(self._part(node)) is nn.ReLU
         return node.target in (torch.relu, F.relu, "relu")
 
-    def _flattens(self, node: fx.Node) -> bool:
+    def _flattens(self, node: fx.Node, x: fx.Node) -> bool:
         part = self._part(node)
         if isinstance(part, nn.Flatten):
             return (part.start_dim, part.end_dim) == (1, -1)
-        by_method = node.op == "call_method" and node.target == "flatten"
-        return by_method and node.args[1:] == (1,) and not node.kwargs
+        return flattens(node, x)
 
     def _batch_norm(self, node: fx.Node) -> str | None:
         name = str(node.target)
@@ -160,7 +163,7 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared.
         shared = {id(parameter): parameter for parameter in module.parameters()}
         own = copy.deepcopy(module, shared).train(training)
-        with seeds.drawing(torch.device("cpu"), 0):
+        with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = _drawn_from()
             graph, again = (Tracer().trace(own) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
