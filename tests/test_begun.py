@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from calling import Call
+from pictures import encoded, pictures
 from rankup.begun import Asked, as_begun
 from rankup.cli_options import Request
 from rankup.errors import RankupError
@@ -118,3 +119,84 @@ def test_seeds_with_gaps_are_not_guessed(stored: Any) -> None:
 def test_where_nothing_was_begun_nothing_changes(tmp_path: Path) -> None:
     asked = Asked("rank", {}, Request())
     assert as_begun(asked, tmp_path / "none", nothing_said) is asked
+
+
+def test_seeds_that_had_not_begun_go_on_with_the_others(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **others: object) -> None:
+        raise RankupError("stopped")
+
+    out = tmp_path / "three"
+    with monkeypatch.context() as patched:
+        patched.setattr("rankup.replicas.run_seeds", stop)
+        short = ("--tasks", 2, "--epochs", 2, "--width", 16)
+        assert "stopped" in call("run", *short, "--seeds", 3, "--out", out).err
+    again = call("run", "--resume", "--out", out)
+    assert again.code == 0, again.err
+    assert all(held(out / f"seed-{seed}")["metrics.jsonl"].count("\n") == 2 for seed in range(3))
+
+
+@pytest.mark.parametrize(("command", "what"), [("run", "run"), ("compare", "comparison")])
+def test_nothing_goes_on_where_nothing_was_begun(
+    command: str, what: str, call: Call, tmp_path: Path
+) -> None:
+    out = tmp_path / "nowhere"
+    done = call(command, "--resume", "--out", out, "--threads", 1)
+    assert (done.code, done.err) == (1, f"rankup: there is no {what} in {out} to go on with\n")
+    assert not out.exists()
+
+
+def test_who_says_what_it_is_to_be_may_begin_with_resume(call: Call, tmp_path: Path) -> None:
+    short = ("--tasks", 1, "--epochs", 1, "--width", 16, "--lr", 0.05)
+    assert call("run", *short, "--resume", "--out", tmp_path / "new").code == 0
+
+
+def test_a_recipe_whose_folder_is_gone_is_not_missed(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tuned").mkdir()
+    chosen = {"method": "rank", "epochs": 2, "given": {}, "chosen": {"lr": 0.05}}
+    Path("tuned/rank.json").write_text(json.dumps(chosen))
+    done = call("run", "--recipe", "tuned", "--tasks", 1, "--width", 16, "--out", "r")
+    assert done.code == 0, done.err
+    before = held(Path("r"))
+    Path("tuned").rename("elsewhere")
+    again = call("run", "--resume", "--out", "r")
+    assert again.code == 0, again.err
+    assert held(Path("r")) == before
+    more = call("run", "--resume", "--out", "r", "--tasks", 2)
+    assert more.code == 0, more.err
+    recipe = json.loads(held(Path("r"))["config.json"])["recipe"]
+    assert (recipe["name"], recipe["lr"], recipe["epochs"]) == ("tuned", 0.05, 2)
+
+
+def test_bits_depend_on_threads_and_so_these_stay(folder: Path, call: Call) -> None:
+    before = json.loads(held(folder / "alone")["config.json"])["threads"]
+    assert call("run", "--resume", "--out", folder / "alone", "--threads", before).code == 0
+    other = call("run", "--resume", "--out", folder / "alone", "--threads", before + 1)
+    assert other.code == 1
+    assert f"was begun with threads {before}, not {before + 1}, on which bits depend" in other.err
+
+
+def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Path) -> None:
+    for number, name in enumerate("abcd"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for index, image in enumerate(pictures(12, 6, 6, seed=number)):
+            content = encoded(image // 4 + 48 * number)
+            (tmp_path / "mine" / name / f"{index}.png").write_bytes(content)
+    asked = ("--stream", f"split:{tmp_path / 'mine'}", "--tasks", 2, "--epochs", 40)
+    out = tmp_path / "r"
+    assert call("run", *asked, "--out", out).code == 0
+    assert call("run", "--resume", "--out", out).code == 0
+    (tmp_path / "mine" / "a").rename(tmp_path / "mine" / "z")
+    again = call("run", "--resume", "--out", out)
+    assert again.code == 1
+    assert f"are others than when {out} was begun: put them back" in again.err
+    # Who began when nobody looked may go on.
+    (tmp_path / "mine" / "z").rename(tmp_path / "mine" / "a")
+    config = json.loads(held(out)["config.json"])
+    del config["data"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert call("run", "--resume", "--out", out).code == 0

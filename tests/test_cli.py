@@ -133,7 +133,12 @@ REFUSED = {
     ),
     "a file": (["run", "--out", "file"], "file is a file, not a folder: name another with --out"),
     "no run": (["report", "nowhere"], "nowhere"),
-    "no network": (["info", "nowhere"], "there is no network in nowhere"),
+    "no network": (["info", "nowhere"], "there is no folder nowhere"),
+    "no factors at all": (
+        ["run", "--method", "ewc", "--rank", "3,1"],
+        "--rank is for the method rank, ewc has no factors",
+    ),
+    "a page of nothing": (["paper", "--page", "x.md"], "--page of what: name a table or figure"),
 }
 
 
@@ -150,6 +155,21 @@ def test_bad_input_gets_one_sentence_and_a_non_zero_exit(case: str, tmp_path: Pa
     assert case != "diverging" or "what was learned before" not in last  # there is nothing
     if case in ("optimiser", "cropped"):  # nothing stands in the way of another try
         assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+@pytest.mark.parametrize("arguments", [["methods"], ["--version"], ["streams", "--plain"]])
+def test_an_output_that_cannot_be_written_is_said(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rankup", *arguments],
+            env=ENV,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "rankup: the output cannot be written: No space left on device\n"
 
 
 def test_a_method_has_a_recipe_of_its_own_but_for_what_is_given(tmp_path: Path) -> None:

@@ -13,8 +13,12 @@ import torch
 
 import rankup.compare
 from calling import Call
+from rankup.cli_options import Request
+from rankup.compare import MethodRuns
 from rankup.errors import RankupError
 from rankup.feed import Feed
+from rankup.folder import working_in
+from rankup.launch import Launch
 from rankup.methods import METHODS, MethodInfo
 from rankup.methods.finetune import FineTune
 from rankup.replicas import Seed, run_seeds
@@ -332,3 +336,33 @@ def test_a_comparison_that_is_there_is_refused(call: Call, learned: list[tuple[s
     Path("c/compare.json").write_text('{"asked": {}}')
     broken = call("compare", "--methods", "rank", *QUICK, "--resume")
     assert broken.err.startswith("rankup: c/compare.json is truncated or edited")
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_no_two_processes_compare_in_one_folder(
+    call: Call, learned: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    Path("c").mkdir()
+    with working_in([Path("c")]):
+        done = call("compare", "--methods", "finetune", *QUICK)
+    assert (done.code, learned) == (1, [])
+    assert "another process is at work in c: wait for it" in done.err
+    # What the other left behind is in nobody's way.
+    assert call("compare", "--methods", "finetune", *QUICK).code == 0
+
+
+def test_a_comparison_knows_what_another_has_added(tmp_path: Path) -> None:
+    request = Request(tasks=2, width=8, recipe_options={"epochs": 1}, resume=True)
+    launch, root = Launch(request), tmp_path / "c"
+    one, other = (MethodRuns(launch, [name], root) for name in ("finetune", "bound"))
+    for runs in (one, other):
+        runs.run(Quiet(), lambda _: None)
+    assert [entry.method for entry in read_comparison(root).entries] == ["finetune", "bound"]
+
+
+class Quiet:
+    def begin(self, method: str, learned: object) -> None: ...
+
+    def show(self, now: object) -> None: ...
+
+    def end(self) -> None: ...

@@ -160,7 +160,8 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
     words = f"tune --methods finetune,rank --tasks 2 --width 16 --epochs 8 --out {tmp_path}"
     answer = CliRunner().invoke(app, [*words.split(), "--device", "cpu"])
     assert isinstance(answer.exception, rankup.RankupError)
-    assert str(answer.exception) == "1 of 2 methods failed: finetune"
+    expected = f"1 of 2 methods failed: finetune; what the others chose is in {tmp_path}"
+    assert str(answer.exception) == expected
     # Seeds that no other command uses unless told.
     assert json.loads((tmp_path / "rank.json").read_text())["seeds"] == [1000]
     assert "all 1 trials of finetune failed" in answer.output
@@ -253,3 +254,12 @@ def test_variants_of_a_method_have_settings_of_their_own(tmp_path: Path) -> None
     (tmp_path / "rank-seeded.json").unlink()
     with pytest.warns(UserWarning, match="has no settings for rank-seeded"):
         assert rate("rank", "0,0") == 0.02
+
+
+def test_a_folder_of_runs_is_no_place_for_trials(request_: Request, tmp_path: Path) -> None:
+    for file in ("config.json", "seed-0/config.json", "compare.json"):
+        root = tmp_path / file.replace("/", "-")
+        (root / file).parent.mkdir(parents=True)
+        (root / file).write_text("{}")
+        with pytest.raises(rankup.RankupError, match="holds runs of another command"):
+            Tuning(Launch(request_), {"rank": [{"lr": 0.1}]}, root)

@@ -48,6 +48,7 @@ def as_begun(asked: Asked, root: Path, said: Callable[[str], bool]) -> Asked:
         names = {item.name for item in fields(Recipe)} & recipe.keys()
         before["recipe"] = recipe.get("name", request.recipe)
         before["recipe_options"] = {name: recipe[name] for name in names} | request.recipe_options
+        before["is_complete"] = len(names) == len(fields(Recipe))
     request = replace(request, **{k: v for k, v in before.items() if not said(k)})
     method = asked.method if said("method") else stored.get("method", str)
     options = asked.options

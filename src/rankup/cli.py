@@ -1,6 +1,7 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
 import io
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from rankup.cli_compare import compare, show_comparison
-from rankup.cli_options import Request, in_paragraphs, with_method_options, with_request
+from rankup.cli_options import (
+    Request,
+    in_paragraphs,
+    refuse_if_not_begun,
+    was_said,
+    with_method_options,
+    with_request,
+)
 from rankup.cli_paper import paper
 from rankup.cli_tune import tune
 from rankup.errors import RankupError, plain_warnings, want_of_memory
@@ -58,9 +66,17 @@ def main() -> None:
     # As Ctrl-C: a scheduler and `timeout` stop a job so, and it should go on from there, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except RankupError as error:
         _end(str(error))
+    except OSError as error:
+        if error.filename is not None:  # whoever opened a file says so
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to write
+        _end(f"the output cannot be written: {error.strerror}")
     except (MemoryError, RuntimeError) as error:
         if not (sentence := want_of_memory(error)):
             raise
@@ -97,19 +113,24 @@ def run(
     further permutations or rotations.
     """
     from rankup.begun import Asked, as_begun
-    from rankup.folder import tasks_more, tasks_of
+    from rankup.folder import check_folder, tasks_more, tasks_of, write_config
     from rankup.launch import Launch
+    from rankup.methods import method_class
     from rankup.methods.rank import warn_if_capped
     from rankup.progress import SeedBars, bars, note
     from rankup.replicas import run_seeds
-    from rankup.report.runs import CONFIG
+    from rankup.report.runs import CONFIG, runs_in
     from rankup.run import setting_of
 
     if request.resume and out:
+        refuse_if_not_begun(ctx, "run", out, bool(runs_in(out)))
         before = Asked(method, method_options, request)
-        asked_for = as_begun(before, out, partial(_was_said, ctx))
+        asked_for = as_begun(before, out, partial(was_said, ctx))
         method, method_options, request = asked_for.method, asked_for.options, asked_for.request
     check_options(method, method_options)
+    for option in ("rank", "seeded"):
+        if method != "rank" and was_said(ctx, option):
+            raise RankupError(f"--{option} is for the method rank, {method} has no factors")
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():
@@ -119,23 +140,26 @@ def run(
     launch = Launch(request)
     folders = _folders(root, request)
     asked = launch.of(method, method_options, folders)
+    setting = setting_of(asked[0].config, asked[0].stream())
     if method == "rank":  # here, because every process would say it
-        warn_if_capped(setting_of(asked[0].config, asked[0].stream()))
+        warn_if_capped(setting)
+    # All folders before the first seed begins: whoever goes on knows of all by them.
+    method_class(method).check(setting)
+    for each in asked:
+        check_folder(each.config, each.out, each.resume)
     with bars() as shown:
         if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
             note(shown, f"{root} goes on to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
+        for each in asked:
+            write_config(each.config, each.out)
+        asked = [replace(each, resume=True) for each in asked]
         failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
     whole = [each.out for each in asked if each.config.seed not in failures]
     if whole:
         _show(whole, root / "report.html")
     if failures:
         raise RankupError(_failed(failures, folders))
-
-
-def _was_said(ctx: typer.Context, option: str) -> bool:
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _folders(root: Path, request: Request) -> dict[int, Path]:
@@ -254,9 +278,13 @@ def verify(path: Annotated[Path, typer.Argument(help="A network's folder, or a r
 
 
 def _network(path: Path) -> Path:
-    from rankup.report.runs import CONFIG, NET, read_config
+    from rankup.report.runs import CONFIG, NET, read_config, runs_in
 
+    if not path.exists():
+        raise RankupError(f"there is no folder {path}")
     if not (path / CONFIG).exists():
+        if runs := runs_in(path):
+            raise RankupError(f"{path} holds {len(runs)} runs: name one of them, as {runs[0]}")
         return path
     if (method := read_config(path / CONFIG)["method"]) != "rank":
         raise RankupError(

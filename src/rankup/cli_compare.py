@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankup.cli_options import Request, with_request
+from rankup.cli_options import Request, refuse_if_not_begun, with_request
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
 
@@ -21,6 +21,7 @@ Methods = Annotated[
 
 @with_request
 def compare(
+    ctx: typer.Context,
     methods: Methods = ALL,
     out: Annotated[
         Path | None, typer.Option(help="The folder, else runs/compare-STREAM[-NET].")
@@ -38,6 +39,10 @@ def compare(
     from rankup.compare import MethodRuns
     from rankup.launch import Launch
     from rankup.progress import MethodBars, bars, note
+    from rankup.report import is_comparison
+
+    if request.resume and out:
+        refuse_if_not_begun(ctx, "comparison", out, is_comparison(out))
 
     root = out or request.folder("compare")
     launch = Launch(request)

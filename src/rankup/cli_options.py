@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from rankup.errors import RankupError
 from rankup.methods import METHODS
 from rankup.recipe import RECIPES, Recipe, recipe_for
 from rankup.settings import base_recipe
 
 _RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options"
+_NOT_ASKED = ("recipe_options", "held_out", "is_complete")  # of a request, by options of its own
 
 
 class Net(StrEnum):
@@ -77,16 +79,22 @@ class Request:
     ] = None
     recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
     held_out: float = 0.0  # share of the training data that stands for the test data
+    is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
 
     def __post_init__(self) -> None:
         replace(
-            recipe_for(base_recipe(self.recipe)), **self.recipe_options
+            recipe_for(self.base_recipe), **self.recipe_options
         )  # refuses before data is loaded
 
     def folder(self, command: str) -> Path:
         """Where a command of several runs writes, unless told otherwise."""
         net = "" if self.net is Net.mlp else f"-{self.net.value}"
         return Path("runs") / f"{command}-{self.stream_name}{net}"
+
+    @property
+    def base_recipe(self) -> str:
+        """The recipe that all else is on top of."""
+        return "default" if self.is_complete else base_recipe(self.recipe)
 
     @property
     def all_seeds(self) -> range:
@@ -98,11 +106,25 @@ class Request:
         return self.stream.replace("/", "_").replace(":", "-")
 
 
+def was_said(ctx: typer.Context, option: str) -> bool:
+    """Whether an option was given, by its name."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
+
+
+def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool) -> None:
+    """Refuse to go on where there is nothing, unless more was said of what it is to be: then it
+    may begin."""
+    how = {"resume", "out", "data", "download", "device", "threads"}
+    if not is_there and not any(was_said(ctx, name) for name in ctx.params.keys() - how):
+        raise RankupError(f"there is no {what} in {out} to go on with")
+
+
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a `Request` and one for every field of a recipe, in place of
     its `request`."""
     asked = inspect.signature(Request).parameters
-    shared = {name: asked[name] for name in asked if name not in ("recipe_options", "held_out")}
+    shared = {name: asked[name] for name in asked if name not in _NOT_ASKED}
     recipe = {item.name: _parameter(item, _RECIPE) for item in fields(Recipe)}
 
     def wrapped(**arguments: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankup.cli_compare import ALL
-from rankup.cli_options import Device
+from rankup.cli_options import Device, was_said
 from rankup.errors import RankupError
 from rankup.paper import PARTS, part
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def paper(
+    ctx: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(help="A table or figure, or all; without one, what there is and is done."),
@@ -68,6 +69,9 @@ def paper(
         raise RankupError(f"--results must be a folder, and {results} is a file")
     found = Results(results)
     if name is None:
+        for option in ctx.params:
+            if option not in ("results", "device") and was_said(ctx, option):
+                raise RankupError(f"--{option} of what: name a table or figure, or all")
         from rich.console import Console
 
         from rankup.launch import chosen_device

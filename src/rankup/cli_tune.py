@@ -81,7 +81,9 @@ def tune(
             # In a terminal by the bars' console, which moves them out of the way.
             (shown.console if console.is_terminal else console).print(_table(outcome))
     if failed:
-        raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {', '.join(failed)}")
+        others = f"; what the others chose is in {root}" if len(failed) < len(wanted) else ""
+        which = ", ".join(failed)
+        raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {which}{others}")
     tell(console, f"Chosen settings are in {root}: use them with --recipe {root}")
 
 

@@ -9,13 +9,14 @@ import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from rankup.errors import RankupError, want_of_memory
-from rankup.folder import RunError, check_folder
+from rankup.folder import RunError, check_folder, holds_anything, working_in
 from rankup.launch import Launch
 from rankup.methods import method_info
 from rankup.replicas import Seed, run_seeds
@@ -46,7 +47,8 @@ class MethodRuns:
 
     def __init__(self, launch: Launch, methods: Sequence[str], root: Path) -> None:
         self.root = root
-        self.index = _open(launch, methods, root)
+        self._open = partial(_open, launch, methods, root)
+        self.index = self._open()
         self.runs = {
             method: launch.of(
                 method, {}, {seed: seed_folder(root, method, seed) for seed in launch.seeds}
@@ -66,8 +68,18 @@ class MethodRuns:
         return {method: seeds for method, seeds in going.items() if seeds}
 
     def run(self, watch: Watch, note: Callable[[str], None]) -> None:
-        """Run what is unfinished, and say of each method what became of it."""
-        self._write()
+        """Run what is unfinished, and say of each method what became of it. No other process works
+        in the folder meanwhile: both would write what it holds."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
+        with working_in([self.root]):
+            self.index = self._open()  # as another may have left it by now
+            self._write()
+            self._run_all(watch, note)
+
+    def _run_all(self, watch: Watch, note: Callable[[str], None]) -> None:
         for method, seeds in self.unfinished.items():
             watch.begin(method, {seed.config.seed: len(read_lines(seed.out)) for seed in seeds})
             self.index.failed.pop(method, None)
@@ -101,7 +113,6 @@ class MethodRuns:
     def _write(self) -> None:
         text = json.dumps(asdict(self.index), indent=1, ensure_ascii=False)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
             write_file(self.root / INDEX, text.encode() + b"\n")
         except OSError as error:
             raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
@@ -115,7 +126,7 @@ def _open(launch: Launch, methods: Sequence[str], root: Path) -> Index:
         failed={},
     )
     if not (root / INDEX).exists():
-        if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+        if root.exists() and not (root.is_dir() and not holds_anything(root)):
             raise RunError(f"{root} holds other files: name a new folder with --out")
         return index
     if not launch.request.resume:

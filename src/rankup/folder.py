@@ -15,7 +15,7 @@ from rankup.methods import method_info
 from rankup.report.runs import CONFIG, METRICS, read_config
 from rankup.store import write_file
 
-_LOCK = ".lock"
+_LOCK = ".lock"  # which stays behind
 
 
 class RunError(RankupError):
@@ -41,6 +41,7 @@ class RunConfig:
     task_names: list[str]
     versions: dict[str, str]
     held_out: float = 0.0  # share of the training data that stood for the test data
+    data: str = ""  # which it was, if one's own
 
     def but_for_its_seed(self) -> str:
         """What runs have in common that differ in their seeds alone."""
@@ -58,10 +59,14 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
             _refuse_other(out, read_config(path), _as_stored(config))
         elif out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file, not a folder: name another with --out")
-        elif out.exists() and any(out.iterdir()):
+        elif out.exists() and holds_anything(out):
             raise RunError(f"{out} holds other files: name a new folder with --out")
     except OSError as error:
         raise RunError(f"{out} cannot be read: {error.strerror}") from error
+
+
+def holds_anything(folder: Path) -> bool:
+    return any(entry.name != _LOCK for entry in folder.iterdir())
 
 
 def tasks_more(config: RunConfig, out: Path) -> int:
@@ -151,6 +156,13 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
         before = stored.get(name)
         if name in may_differ or before == now:
             continue
+        if name == "data":
+            if before is None:  # it was begun when nobody looked
+                continue
+            raise RunError(
+                f"the images of {wanted['stream']} are others than when {out} was begun: put them "
+                "back, or begin a new run with --out"
+            )
         what = "is a run" if name == "tasks" else "was begun"
         raise RunError(
             f"{out} {what} with {_difference(name, before, now)}: go on with the same options, or "

@@ -1,6 +1,7 @@
 """From what the command line asks for to runs of seeds: the device, streams, settings, folders."""
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from rankup.cli_options import Device, Net, Request
 from rankup.data.heldout import hold_out
-from rankup.data.streams import Stream, make_stream
+from rankup.data.streams import OWN, Stream, make_stream
 from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
 from rankup.folder import RunConfig
@@ -19,7 +20,7 @@ from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
 from rankup.report.runs import CONFIG, no_setting, read_config, setting
 from rankup.run import parse_rank, versions
-from rankup.settings import Settings, base_recipe, settings_for, variant_of
+from rankup.settings import Settings, settings_for, variant_of
 
 
 class Launch:
@@ -42,12 +43,14 @@ class Launch:
         self.tasks, self._shape = len(first), first[0].train_x.shape[1:]
         self._recipe = _recipe(request, first, learned=bool(rule.first), device=self.device)
         self._names = {request.seed: [task.name for task in first]}
+        self._data = {request.seed: fingerprint(first)}
         # Processes make their streams themselves: sending one takes longer.
         keeps = self.at_once == 1 or self.device == "cuda"
         self._made = {request.seed: first} if keeps else {}
         for seed in self.seeds[1:]:
             made = self._stream(seed)
             self._names[seed] = [task.name for task in made]
+            self._data[seed] = fingerprint(made)
             if keeps:
                 self._made[seed] = made
 
@@ -70,7 +73,9 @@ class Launch:
             settings: the method's, where they are not to be those of `settings_for`.
         """
         asked = self.request
-        if settings is None:
+        if settings is None and asked.is_complete:
+            settings = Settings({}, {})
+        elif settings is None:
             variant = variant_of(method, self.rank, given)
             settings = settings_for(method, asked.stream, asked.net.value, asked.recipe, variant)
         chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
@@ -95,6 +100,7 @@ class Launch:
                     task_names=self._names[seed],
                     versions=versions(),
                     held_out=asked.held_out,
+                    data=self._data[seed],
                 ),
                 asked.data,
                 out,
@@ -112,6 +118,17 @@ class Launch:
         return hold_out(made, asked.held_out, seed) if asked.held_out else made
 
 
+def fingerprint(stream: Stream) -> str:
+    """Of all samples of a data set of one's own, which may change; others do not."""
+    if not stream.name.startswith(OWN):
+        return ""
+    sum_ = 0
+    for task in stream:
+        for tensor in (task.train_x, task.train_y, task.test_x, task.test_y):
+            sum_ = zlib.crc32(tensor.contiguous().numpy().data, sum_)
+    return f"{sum_:08x}"
+
+
 def chosen_device(asked: Device) -> str:
     if asked is Device.cuda and not torch.cuda.is_available():
         raise RankupError("--device cuda was asked for, but torch sees no GPU")
@@ -123,7 +140,7 @@ def chosen_device(asked: Device) -> str:
 def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recipe:
     shape = stream[0].train_x.shape[1:]
     return recipe_for(
-        base_recipe(asked.recipe),
+        asked.base_recipe,
         colour=len(shape) == 3 and shape[0] == 3,
         size=shape[-1],
         samples=len(stream[0].train_y),
@@ -137,7 +154,13 @@ def _threads(asked: Request, out: Path, alone: bool) -> int:
     """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
     too small for more than two, and several runs have a process with one thread each."""
     if asked.resume and (out / CONFIG).exists():
-        return _threads_before(out / CONFIG)
+        before = _threads_before(out / CONFIG)
+        if asked.threads not in (None, before):
+            raise RankupError(
+                f"{out} was begun with threads {before}, not {asked.threads}, on which bits "
+                "depend: go on without --threads"
+            )
+        return before
     most = torch.get_num_threads()
     own = most if asked.net is not Net.mlp else min(2, most)
     return asked.threads or (own if alone else 1)

@@ -20,7 +20,8 @@ from rankup.launch import Launch
 from rankup.methods import method_info
 from rankup.methods.search import Settings
 from rankup.replicas import Seed, run_all
-from rankup.report.runs import read_lines, read_run
+from rankup.report.comparison import is_comparison
+from rankup.report.runs import read_lines, read_run, runs_in
 from rankup.run import OnProgress
 from rankup.settings import apart, variant_of
 from rankup.store import write_file
@@ -75,6 +76,8 @@ class Tuning:
         self, launch: Launch, trials: Mapping[str, Sequence[Settings]], root: Path
     ) -> None:
         self.launch, self.trials, self.root = launch, trials, root
+        if runs_in(root) or is_comparison(root):
+            raise RankupError(f"{root} holds runs of another command: name another with --out")
         self._refuse_what_is_looked_for(launch.request.recipe_options)
         self.runs = {
             method: [self._seeds(method, number) for number in range(len(tried))]
