@@ -89,6 +89,20 @@ def test_a_changed_source_is_noticed_even_with_its_old_size_and_time(
     np.testing.assert_array_equal(new.test.x[:-1], old.test.x[:-1])
 
 
+@pytest.mark.parametrize("older", [1])
+def test_what_an_older_release_decoded_is_decoded_anew(
+    older: int, tmp_path: Path, decodes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = hub_folder(tmp_path / "bugs")
+    settle(folder)
+    with monkeypatch.context() as then:
+        then.setattr(cache, "_VERSION", older)
+        load_source(str(folder))
+    decodes.clear()
+    load_source(str(folder))
+    assert len(set(decodes)) == 18
+
+
 def test_a_renamed_class_is_noticed(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "bugs")
     load_source(str(folder))

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rankup.data.encoded import Encoded, EncodedSplit, Pixels
 from rankup.data.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Shape = tuple[int, ...]  # channels, height, width
 Advance = Callable[[int], None]
@@ -121,19 +125,40 @@ def _pixels(image: bytes | None, where: str, side: int | None) -> Pixels:
     # Broken bytes make decoders raise errors of many kinds, from SyntaxError to struct.error.
     except Exception as error:
         raise DataError(f"{where}: the image is broken or of an unknown kind") from error
+    kind = _kind(opened)
+    if kind in ("I", "F"):
+        raise DataError(
+            f"{where}: the image is of the kind {kind}, whose white is not known, expected grey or "
+            "RGB with 8 bits per channel, or grey with 16"
+        )
     if side is not None:
-        opened = opened.convert("RGB")
+        opened = (_in_8_bits(opened) if kind == "I;16" else opened).convert("RGB")
         if opened.size != (side, side):
             opened = opened.resize((side, side), Image.Resampling.LANCZOS)
-    elif opened.mode in ("1", "P"):
-        opened = opened.convert("L" if opened.mode == "1" else "RGB")
-    if opened.mode not in ("L", "RGB"):
+    elif kind in ("1", "P"):
+        opened = opened.convert("L" if kind == "1" else "RGB")
+    elif kind not in ("L", "RGB"):
         raise DataError(
-            f"{where}: the image is of the kind {opened.mode}, expected grey (L) or RGB with 8 "
-            f"bits per channel: {_OWN_SIZE}"
+            f"{where}: the image is of the kind {kind}, expected grey (L) or RGB with 8 bits per "
+            f"channel: {_OWN_SIZE}"
         )
     array: Pixels = np.asarray(opened)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # [C, H, W]
+
+
+def _kind(image: "Image.Image") -> str:
+    """Pillow's name of the kind; I;16 for all grey of 16 bits, whatever the order of its bytes."""
+    # Pillow calls 16 bits I in PGM, and in older releases in PNG: neither can hold more.
+    wide = image.mode == "I" and image.format in ("PNG", "PPM")
+    return "I;16" if wide or image.mode.startswith("I;16") else image.mode
+
+
+def _in_8_bits(image: "Image.Image") -> "Image.Image":
+    """Grey of 16 bits scaled to 8: Pillow's own conversion makes all from 255 on white."""
+    from PIL import Image
+
+    scaled = (np.asarray(image).astype(np.uint32) + 128) // 257  # to the nearest, 65535 to 255
+    return Image.fromarray(scaled.astype(np.uint8))
 
 
 def _words(shape: tuple[int, ...]) -> str:
