@@ -89,7 +89,7 @@ def test_a_changed_source_is_noticed_even_with_its_old_size_and_time(
     np.testing.assert_array_equal(new.test.x[:-1], old.test.x[:-1])
 
 
-@pytest.mark.parametrize("older", [1])
+@pytest.mark.parametrize("older", [1, 2])
 def test_what_an_older_release_decoded_is_decoded_anew(
     older: int, tmp_path: Path, decodes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from rankup.data.encoded import Labels, Layout, Pixels
 from rankup.data.errors import DataError
 
 # Part of every key: a change in how images are decoded or stored is a new version.
-_VERSION = 2
+_VERSION = 3
 
 # A file that changed this short a time ago could change again without its time telling.
 _UNSETTLED_NS = 2_000_000_000

@@ -131,17 +131,18 @@ def _pixels(image: bytes | None, where: str, side: int | None) -> Pixels:
             f"{where}: the image is of the kind {kind}, whose white is not known, expected grey or "
             "RGB with 8 bits per channel, or grey with 16"
         )
-    if side is not None:
-        opened = (_in_8_bits(opened) if kind == "I;16" else opened).convert("RGB")
-        if opened.size != (side, side):
-            opened = opened.resize((side, side), Image.Resampling.LANCZOS)
-    elif kind in ("1", "P"):
-        opened = opened.convert("L" if kind == "1" else "RGB")
-    elif kind not in ("L", "RGB"):
+    wanted = "RGB" if side is not None else {"1": "L", "P": "RGB"}.get(kind, kind)
+    if wanted not in ("L", "RGB"):
         raise DataError(
             f"{where}: the image is of the kind {kind}, expected grey (L) or RGB with 8 bits per "
             f"channel: {_OWN_SIZE}"
         )
+    opened = _upright(opened)
+    opened = _on_white(_in_8_bits(opened) if kind == "I;16" else opened)
+    if opened.mode != wanted:
+        opened = opened.convert(wanted)
+    if side is not None and opened.size != (side, side):
+        opened = opened.resize((side, side), Image.Resampling.LANCZOS)
     array: Pixels = np.asarray(opened)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # [C, H, W]
 
@@ -151,6 +152,41 @@ def _kind(image: "Image.Image") -> str:
     # Pillow calls 16 bits I in PGM, and in older releases in PNG: neither can hold more.
     wide = image.mode == "I" and image.format in ("PNG", "PPM")
     return "I;16" if wide or image.mode.startswith("I;16") else image.mode
+
+
+def _upright(image: "Image.Image") -> "Image.Image":
+    """Turned and mirrored as its EXIF data say; as it is where they cannot be read."""
+    from PIL import ExifTags, Image
+
+    if image.format == "TIFF":  # Pillow has turned it already, and older releases do not say so
+        return image
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # of many kinds, as with broken images, but viewers show such an image
+        return image
+    if orientation == 1:
+        return image
+    # ImageOps.exif_transpose writes all EXIF data anew besides, and fails where some are odd.
+    turn = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def _on_white(image: "Image.Image") -> "Image.Image":
+    """What can be seen through laid on white; without that, the colours nobody sees would show."""
+    from PIL import Image
+
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA"))
 
 
 def _in_8_bits(image: "Image.Image") -> "Image.Image":
