@@ -1,5 +1,6 @@
 """Sources are read right or refused in one sentence."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -261,6 +262,8 @@ def break_(what: str, root: Path) -> None:
             (images / "train" / "cow").mkdir()
         case "unknown class":
             (images / "test" / "bee").rename(images / "test" / "wasp")
+        case "untested class":
+            shutil.rmtree(images / "test" / "ant")
         case "no test folder":
             (images / "test").rename(root / "elsewhere")
         case "empty test folder":
@@ -310,6 +313,11 @@ def break_(what: str, root: Path) -> None:
         ("broken file", "images", r"images/test/bee/02.png: the image is broken"),
         ("empty class", "images", "images/train/cow holds no images, expected files of the kinds"),
         ("unknown class", "images", "images/test/wasp: .*images/train has no class of that name"),
+        (
+            "untested class",
+            "images",
+            "images/test has no images of class 'ant', which .*images/train has$",
+        ),
         ("no test folder", "images", "images has a folder train but no folder test beside it"),
         ("empty test folder", "images", "images/test holds no images .*: the split is empty"),
         ("too few", "few", "few/ant has 4 images, expected at least 5"),

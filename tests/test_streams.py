@@ -181,16 +181,18 @@ def test_where_a_folder_lies_changes_nothing(tmp_path: Path) -> None:
     assert digest(streams[0]) == digest(streams[1])
 
 
-def test_labels_without_images_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lacking", "called"), [("train", "training"), ("test", "test")])
+def test_labels_without_images_are_refused(lacking: str, called: str, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "i.png")
     image = {"bytes": (tmp_path / "i.png").read_bytes(), "path": None}
     names = {"info": {"features": {"label": {"names": ["a", "b", "c", "d"]}}}}
-    table = pa.table({"image": [image] * 3, "label": [0, 1, 3]})
-    table = table.replace_schema_metadata({"huggingface": json.dumps(names)})
     for split in ("train", "test"):
+        labels = [0, 1, 3] if split == lacking else [0, 1, 2, 3]
+        table = pa.table({"image": [image] * len(labels), "label": labels})
+        table = table.replace_schema_metadata({"huggingface": json.dumps(names)})
         pq.write_table(table, tmp_path / "d" / f"{split}-00000-of-00001.parquet")
-    with pytest.raises(DataError, match="^d has no training images of its class 'c'$"):
+    with pytest.raises(DataError, match=f"^d has no {called} images of its class 'c'$"):
         make_stream(f"split:{tmp_path / 'd'}", tasks=2)
 
 

@@ -43,10 +43,15 @@ def find(root: Path) -> ImageFolder | None:
         test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
         if test is None:
             raise DataError(f"{root} has a folder train but no folder test beside it")
-        classes = _classes(train)
-        strangers = [name for name in _classes(test) if name not in classes]
+        classes, tested = _classes(train), _classes(test)
+        if not tested:
+            raise DataError(f"{test} holds no images in folders of classes: the split is empty")
+        strangers = [name for name in tested if name not in classes]
         if strangers:
             raise DataError(f"{test / strangers[0]}: {train} has no class of that name")
+        untested = [name for name in classes if name not in tested]
+        if untested:
+            raise DataError(f"{test} has no images of class {untested[0]!r}, which {train} has")
         return ImageFolder(root, classes, _labelled(train, classes), _labelled(test, classes))
     classes = _classes(root)
     if not classes:
@@ -114,15 +119,9 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int], ...]:
-    pictures = tuple(
-        (file, label)
-        for label, name in enumerate(classes)
-        if (folder / name).is_dir()
-        for file in _images(folder / name)
+    return tuple(
+        (file, label) for label, name in enumerate(classes) for file in _images(folder / name)
     )
-    if not pictures:
-        raise DataError(f"{folder} holds no images in folders of classes: the split is empty")
-    return pictures
 
 
 def _images(folder: Path) -> list[Path]:

@@ -219,10 +219,11 @@ def _of_classes(source: "Source", name: str, classes: list[int]) -> "Task":
     renumbered = np.full(len(source.class_names), -1, dtype=np.int64)
     renumbered[classes] = np.arange(len(classes))
     train_y, test_y = renumbered[source.train.y], renumbered[source.test.y]  # -1: another class
-    missing = set(range(len(classes))) - set(np.unique(train_y).tolist())
-    if missing:
-        absent = source.class_names[classes[min(missing)]]
-        raise DataError(f"{source.name} has no training images of its class {absent!r}")
+    for part, labels in (("training", train_y), ("test", test_y)):
+        missing = set(range(len(classes))) - set(np.unique(labels).tolist())
+        if missing:
+            absent = source.class_names[classes[min(missing)]]
+            raise DataError(f"{source.name} has no {part} images of its class {absent!r}")
     train, test = np.flatnonzero(train_y >= 0), np.flatnonzero(test_y >= 0)
     # Indexing copies, and so it must: a source's arrays may be maps of files.
     return Task(
