@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from known import entry, known_run
+from rankup.errors import RankupError
 from rankup.report import methods_table, read_comparison, write_comparison
 from rankup.report.comparison import Comparison
 from rankup.report.export import as_csv, as_latex, as_markdown
@@ -176,3 +177,13 @@ def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Compari
     assert "epochs 7" in shared
     assert "lr" not in shared.split()
     assert "width 256" in shared
+
+
+def test_a_page_is_not_written_over_what_was_asked_for(
+    folder: Path, comparison: Comparison
+) -> None:
+    before = sorted(folder.iterdir())
+    with pytest.raises(RankupError, match=r"name ends in \.html, got .*compare\.json$"):
+        write_comparison(comparison, folder / "compare.json")
+    assert sorted(folder.iterdir()) == before
+    assert len(read_comparison(folder).entries) == len(ROWS)

@@ -17,19 +17,21 @@ from rankup.report.comparison_text import (
     summary,
 )
 from rankup.report.export import write_tables
-from rankup.report.page import embedded, plots_of, render
+from rankup.report.page import checked_page, embedded, plots_of, render
 
 
 def write_comparison(comparison: Comparison, page: Path) -> Path:
     """Write the page and beside it its tables, beside a `report.html` its plots, too; return the
     page's path."""
-    folder = page.parent
+    from rankup.store import write_file
+
+    folder = checked_page(page).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_tables(comparison, folder)
         with plots_of(page) as drawn:
             plots = embedded(write_comparison_plots(comparison, drawn), drawn)
-        page.write_text(_page(comparison, plots), encoding="utf-8")
+        write_file(page, _page(comparison, plots).encode())
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page

@@ -20,16 +20,26 @@ PAGE = "report.html"
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
     """Write the page to `path`, beside a `report.html` its plots, too, and return its path."""
+    from rankup.store import write_file
+
     if not runs:
         raise RankupError("a report needs at least one run")
-    page = Path(path)
+    page = checked_page(path)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         with plots_of(page) as folder:
             plots = embedded(write_plots(runs, folder), folder)
-        page.write_text(_page(runs, plots), encoding="utf-8")
+        write_file(page, _page(runs, plots).encode())
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
+    return page
+
+
+def checked_page(path: str | os.PathLike[str]) -> Path:
+    """Where a page may be written: no other name is, as it may be that of a run's own file."""
+    page = Path(path)
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise RankupError(f"a report is a page whose name ends in .html, got {page}")
     return page
 
 
