@@ -3,8 +3,12 @@
 import csv
 import io
 import json
+import os
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
 
@@ -187,3 +191,44 @@ def test_a_page_is_not_written_over_what_was_asked_for(
         write_comparison(comparison, folder / "compare.json")
     assert sorted(folder.iterdir()) == before
     assert len(read_comparison(folder).entries) == len(ROWS)
+
+
+def tables_of(page: Page) -> list[str]:
+    """Where its links lead."""
+    return [unquote(link) for link in page.references if not link.startswith("data:")]
+
+
+def test_a_page_elsewhere_has_tables_of_its_own(
+    folder: Path, comparison: Comparison, tmp_path: Path
+) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "table.csv").write_text("mine")
+    one = replace(comparison, entries=comparison.entries[:1])
+    for name, shown in (("a", comparison), ("b", one), ("report", one)):
+        page = Page(write_comparison(shown, pages / f"{name}.html"))
+        assert tables_of(page) == [f"{name}.csv", f"{name}.md", f"{name}.tex"]
+        assert f"{name}.csv" in page.words
+    assert (pages / "a.csv").read_text() == as_csv(comparison)
+    assert (pages / "b.md").read_text() == as_markdown(one)
+    assert (pages / "table.csv").read_text() == "mine"
+    assert not (pages / "table.md").exists()
+    own = Page(write_comparison(comparison, pages / ".." / folder.name / "report.html"))
+    assert tables_of(own) == ["table.csv", "table.md", "table.tex"]
+
+
+ANY_BYTES = pytest.mark.skipif(sys.platform != "linux", reason="names are of characters there")
+
+
+@pytest.mark.parametrize(
+    "name", ["a: 50%#1?", "a.b", "é&<b>", pytest.param(os.fsdecode(b"\xff"), marks=ANY_BYTES)]
+)
+def test_links_lead_to_tables_of_odd_names(
+    comparison: Comparison, tmp_path: Path, name: str
+) -> None:
+    page = write_comparison(comparison, tmp_path / f"{name}.html")
+    links = [link for link in Page(page).references if not link.startswith("data:")]
+    assert not re.search("[:#?]", "".join(links))
+    found = [tmp_path / os.fsdecode(unquote_to_bytes(link)) for link in links]
+    assert found == [tmp_path / f"{name}.{suffix}" for suffix in ("csv", "md", "tex")]
+    assert all(path.exists() for path in found)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rankup.errors import RankupError
 from rankup.report.comparison import Comparison, Entry
@@ -17,7 +20,7 @@ from rankup.report.comparison_text import (
     summary,
 )
 from rankup.report.export import write_tables
-from rankup.report.page import checked_page, embedded, plots_of, render
+from rankup.report.page import PAGE, checked_page, embedded, plots_of, render
 
 
 def write_comparison(comparison: Comparison, page: Path) -> Path:
@@ -25,19 +28,27 @@ def write_comparison(comparison: Comparison, page: Path) -> Path:
     page's path."""
     from rankup.store import write_file
 
-    folder = checked_page(page).parent
+    tables = _tables_of(checked_page(page), comparison)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tables(comparison, folder)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        names = write_tables(comparison, tables)
         with plots_of(page) as drawn:
             plots = embedded(write_comparison_plots(comparison, drawn), drawn)
-        write_file(page, _page(comparison, plots).encode())
+        text = _page(comparison, plots, names)
+        write_file(page, text.encode(errors="replace"))  # the names may be of any bytes
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page
 
 
-def _page(comparison: Comparison, plots: dict[str, list[str]]) -> str:
+def _tables_of(page: Path, comparison: Comparison) -> Path:
+    """Where a page's tables are written, less their suffix: a page elsewhere than in the
+    comparison's folder gives them its own name, as there may be others beside it."""
+    is_its_own = page.name == PAGE and page.parent.resolve() == comparison.path.resolve()
+    return page.with_name("table") if is_its_own else page.with_suffix("")
+
+
+def _page(comparison: Comparison, plots: dict[str, list[str]], tables: Mapping[str, str]) -> str:
     shared, own = shared_and_own(comparison)
     said = "; ".join(notes(comparison))
     return render(
@@ -58,6 +69,11 @@ def _page(comparison: Comparison, plots: dict[str, list[str]]) -> str:
             if own.get(entry.method)
         ],
         plots=plots,
+        tables={
+            # A "#" or a ":" in a name would lead elsewhere.
+            kind: {"name": name, "link": quote(os.fsencode(name))}
+            for kind, name in tables.items()
+        },
     )
 
 

@@ -28,11 +28,14 @@ _RESULTS = (
 )
 
 
-def write_tables(comparison: Comparison, folder: Path) -> None:
-    """Write `table.csv`, `table.md` and `table.tex`."""
+def write_tables(comparison: Comparison, path: Path) -> dict[str, str]:
+    """Write files of this path with a suffix added, and return their names by suffix."""
     makers = {"csv": as_csv, "md": as_markdown, "tex": as_latex}
+    names = {suffix: f"{path.name}.{suffix}" for suffix in makers}
     for suffix, make in makers.items():
-        (folder / f"table.{suffix}").write_text(make(comparison), encoding="utf-8", newline="\n")
+        table = path.with_name(names[suffix])
+        table.write_text(make(comparison), encoding="utf-8", newline="\n")
+    return names
 
 
 def as_csv(comparison: Comparison) -> str:
