@@ -1,5 +1,6 @@
 """Run folders, read back: what is whole is shown, what is broken is said."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -68,7 +69,7 @@ def broken(run: Path, line: int, **changes: object) -> None:
         (lambda run: broken(run, 3, seconds="1"), "line 3 of .*: 'seconds' is '1', not a number$"),
         (lambda run: (run / "net/manifest.json").write_text("{}"), "is not the manifest of a"),
         (lambda run: (run / FIRST).write_bytes(b"no"), "selectors in .* cannot be read"),
-        (lambda run: (run / FIRST).unlink(), "selectors in .* cannot be read"),
+        (lambda run: (run / FIRST).unlink(), "cannot be read: No such file or directory$"),
         (
             lambda run: shutil.copy(run / FIRST.replace("1", "2"), run / FIRST),
             r"selectors in .* cannot be read: 'hidden.0' has \[12\], not \[11\]$",
@@ -82,3 +83,25 @@ def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: 
     with pytest.raises(RankupError, match=message) as caught:
         read_run(run)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", constant(3))
+    write_net(run / "net", tasks=3)
+    plain_open = open
+
+    def guarded(path: Any, *args: Any) -> Any:
+        if Path(path) == run / FIRST:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain_open(path, *args)
+
+    monkeypatch.setattr("builtins.open", guarded)
+    with pytest.raises(RankupError, match=f"{FIRST} cannot be read: Permission denied$"):
+        read_run(run)
+    monkeypatch.undo()
+    (run / FIRST).unlink()
+    (run / FIRST).mkdir()
+    with pytest.raises(RankupError, match=f"{FIRST} cannot be read: Is a directory$"):
+        read_run(run)

@@ -244,7 +244,8 @@ def _read_task(
     task, file = manifest.tasks[index]
     path, key, selectors = folder / file.file, "selector", dict[str, Array]()
     try:
-        with safetensors.safe_open(path, framework="pt") as tensors:
+        # To be told why, where it cannot be opened: safetensors says that there is no such file.
+        with open(path, "rb"), safetensors.safe_open(path, framework="pt") as tensors:
             for spec in layers:
                 shape = spec.shapes(index, task.classes)[key]
                 form = manifest.growth.store
@@ -255,7 +256,8 @@ def _read_task(
                     raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")
                 selectors[spec.name] = row.double().numpy()
     except (OSError, RankupError, safetensors.SafetensorError) as error:
-        raise RankupError(f"the selectors in {path} cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise RankupError(f"the selectors in {path} cannot be read: {why}") from error
     return selectors
 
 
