@@ -12,6 +12,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
 
+from calling import Call
 from known import entry, known_run
 from rankup.errors import RankupError
 from rankup.report import methods_table, read_comparison, write_comparison
@@ -232,3 +233,12 @@ def test_links_lead_to_tables_of_odd_names(
     found = [tmp_path / os.fsdecode(unquote_to_bytes(link)) for link in links]
     assert found == [tmp_path / f"{name}.{suffix}" for suffix in ("csv", "md", "tex")]
     assert all(path.exists() for path in found)
+
+
+def test_a_comparison_is_shown_alone(folder: Path, tmp_path: Path, call: Call) -> None:
+    run = write_run(tmp_path / "run", [[0.5]])
+    for both in ((folder, run), (run, folder)):
+        done = call("report", *both, "--out", tmp_path / "page.html")
+        assert (done.code, done.out) == (1, "")
+        assert done.err == f"rankup: {folder} is a comparison, which is shown alone\n"
+    assert not (tmp_path / "page.html").exists()

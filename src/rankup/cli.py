@@ -189,8 +189,10 @@ def _show(paths: list[Path], page: Path) -> None:
     from rich.console import Console
 
     from rankup.progress import tell
-    from rankup.report import comparison_table, read_run, run_table, write_report
+    from rankup.report import comparison_table, is_comparison, read_run, run_table, write_report
 
+    if compared := next(filter(is_comparison, paths), None):
+        raise RankupError(f"{compared} is a comparison, which is shown alone")
     runs = [read_run(path) for path in paths]
     console = Console()
     console.print(run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
