@@ -1,12 +1,17 @@
-"""Where a page is written, and over what it never is."""
+"""Where and when a page is written, and over what it never is."""
 
 import errno
+import io
+import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from calling import Call
+from rankup.cli import report
 from rankup.errors import RankupError
 from rankup.report import read_run, write_report
 from test_report import constant, write_run
@@ -36,3 +41,31 @@ def test_a_page_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         write_report(runs, page)
     assert list(page.parent.iterdir()) == [page]
     assert page.read_bytes() == before
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("of", ["a run", "a comparison"])
+def test_a_table_that_cannot_be_printed_costs_no_page(
+    of: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "c" / "rank" / "seed-0", constant(2))
+    index = {"asked": {"stream": "p-digits"}, "seeds": [0], "methods": {"rank": True}, "failed": {}}
+    (tmp_path / "c" / "compare.json").write_text(json.dumps(index))
+    folder = run if of == "a run" else tmp_path / "c"
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Full())
+        with pytest.raises(OSError, match="No space left"):
+            report([folder], tmp_path / "page.html")
+    assert "96.95" in (tmp_path / "page.html").read_text()
+    # Nor does a page that cannot be written cost the table.
+    done = call("report", folder, "--out", run / "config.json" / "page.html")
+    assert done.code == 1
+    assert "96.95" in done.out
+    assert done.err.count("\n") == 1
+    # What is no page is refused before anything is shown.
+    done = call("report", folder, "--out", run / "config.json")
+    assert (done.code, done.out) == (1, "")

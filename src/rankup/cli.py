@@ -185,18 +185,24 @@ app.command(help=in_paragraphs(paper))(paper)
 
 
 def _show(paths: list[Path], page: Path) -> None:
-    """Print the table of one run or of several, and write their page."""
+    """Write the page of one run or of several, and print their table: whichever of both cannot be
+    written, the other is."""
     from rich.console import Console
 
     from rankup.progress import tell
     from rankup.report import comparison_table, is_comparison, read_run, run_table, write_report
+    from rankup.report.page import checked_page
 
+    checked_page(page)
     if compared := next(filter(is_comparison, paths), None):
         raise RankupError(f"{compared} is a comparison, which is shown alone")
     runs = [read_run(path) for path in paths]
     console = Console()
-    console.print(run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
-    tell(console, f"A page with plots: {write_report(runs, page)}")
+    try:
+        written = write_report(runs, page)
+    finally:
+        console.print(run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
+    tell(console, f"A page with plots: {written}")
 
 
 @app.command()

@@ -72,17 +72,23 @@ def chosen_methods(given: str) -> list[str]:
 
 
 def show_comparison(root: Path, page: Path) -> "Comparison":
-    """Print the table of a comparison, and write its page and files."""
+    """Write the page and files of a comparison, and print its table: whichever of both cannot be
+    written, the other is."""
     from rich.console import Console
 
     from rankup.progress import tell
     from rankup.report import methods_table, read_comparison, write_comparison
     from rankup.report.comparison_text import failures
+    from rankup.report.page import checked_page
 
+    checked_page(page)
     comparison = read_comparison(root)
     console = Console()
-    console.print(methods_table(comparison))
-    for failure in failures(comparison):
-        tell(console, failure)
-    tell(console, f"A page with plots: {write_comparison(comparison, page)}")
+    try:
+        written = write_comparison(comparison, page)
+    finally:
+        console.print(methods_table(comparison))
+        for failure in failures(comparison):
+            tell(console, failure)
+    tell(console, f"A page with plots: {written}")
     return comparison
