@@ -192,6 +192,7 @@ def _show(paths: list[Path], page: Path) -> None:
     from rankup.progress import tell
     from rankup.report import comparison_table, is_comparison, read_run, run_table, write_report
     from rankup.report.page import checked_page
+    from rankup.report.printing import print_table
 
     checked_page(page)
     if compared := next(filter(is_comparison, paths), None):
@@ -201,7 +202,7 @@ def _show(paths: list[Path], page: Path) -> None:
     try:
         written = write_report(runs, page)
     finally:
-        console.print(run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
+        print_table(console, run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
     tell(console, f"A page with plots: {written}")
 
 

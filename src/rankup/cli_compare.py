@@ -80,6 +80,7 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     from rankup.report import methods_table, read_comparison, write_comparison
     from rankup.report.comparison_text import failures
     from rankup.report.page import checked_page
+    from rankup.report.printing import print_table
 
     checked_page(page)
     comparison = read_comparison(root)
@@ -87,7 +88,7 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     try:
         written = write_comparison(comparison, page)
     finally:
-        console.print(methods_table(comparison))
+        print_table(console, methods_table(comparison))
         for failure in failures(comparison):
             tell(console, failure)
     tell(console, f"A page with plots: {written}")

@@ -11,6 +11,7 @@ from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
 from rankup.progress import tell
+from rankup.report.printing import print_note, print_table
 from rankup.report.theme import DARK, LIGHT
 from rankup.store import write_file
 
@@ -40,9 +41,9 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
                 console.print(f"{part.title}: nothing was run that it shows")
             continue
         for table in rich_tables(part, results):
-            console.print(table)
+            print_table(console, table)
         if part.differs:
-            tell(console, part.differs)
+            print_note(console, part.differs)
 
 
 def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path) -> None:
