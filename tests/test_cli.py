@@ -181,15 +181,39 @@ def test_a_method_has_a_recipe_of_its_own_but_for_what_is_given(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [("--net", "vgg", "mlp"), ("--width", "-3", "--width"), ("--width", "0", "--width")],
+    ("typed", "says"),
+    [
+        (
+            "run --net vgg",
+            r"'--net': .*'vgg' is not one of 'mlp', 'resnet18'.* \(see rankup run --help",
+        ),
+        ("run --width -3", "'--width': .*got '-3'|'--width': -3 is not"),
+        ("run --width=0", "'--width': .*got '0'|'--width': 0 is not"),
+        ("run --epochs 1.5", "'--epochs': .*'1.5'"),
+        ("run --epochs", "'--epochs' requires an argument"),
+        ("run --nope 3", "no such option.*--nope"),
+        ("rnu", "no such command 'rnu'.*see rankup --help"),
+        ("report", "missing argument"),
+        ("methods more", "unexpected extra argument"),
+    ],
 )
-def test_an_unknown_option_value_is_refused(
-    option: str, value: str, expected: str, tmp_path: Path
-) -> None:
-    done = rankup("run", option, value, cwd=tmp_path)
-    assert done.returncode == 2
-    assert expected in done.stderr
+def test_what_cannot_be_understood_is_said_in_one_line(typed: str, says: str, call: Call) -> None:
+    done = call(*typed.split())
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(f"rankup: .*({says}).*\n", done.err), done.err
+
+
+def test_nothing_asked_is_help_asked(call: Call) -> None:
+    assert call() == call("--help")
+    assert call().code == 0
+
+
+def test_who_has_read_enough_is_told_nothing() -> None:
+    command = [sys.executable, "-m", "rankup", "run", "--help"]
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        run.stdout.close()
+        assert run.communicate()[1] == b""
 
 
 def test_a_rank_that_is_capped_is_said_once_for_all_seeds(tmp_path: Path) -> None:

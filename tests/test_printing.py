@@ -52,9 +52,9 @@ def of_the_paper(results: Results) -> tables.Table:
     return tables.Table("A table", [tables.Section("digits", measures, rows)], note.strip())
 
 
-def printed(table: Table, width: int, terminal: bool = True) -> str:
+def printed(table: Table, width: int) -> str:
     file = io.StringIO()
-    print_table(Console(width=width, file=file, force_terminal=terminal, color_system=None), table)
+    print_table(Console(width=width, file=file, color_system=None), table)
     return file.getvalue()
 
 
@@ -87,13 +87,6 @@ def test_a_blank_edge_goes_before_a_table_is_too_wide(tmp_path: Path) -> None:
     assert re.search(r"^multitask +85\.00 ± 0\.00 .* 21,938,900$", text, re.M)
     assert max(map(len, text.splitlines())) == 79
     assert re.search(r"^width 32,  *\n60 epochs", text, re.M)
-
-
-def test_without_a_terminal_tables_are_as_they_were() -> None:
-    for width in (40, 60, 80):
-        plain = Console(width=width, file=io.StringIO(), force_terminal=False)
-        plain.print(of_methods())
-        assert printed(of_methods(), width, terminal=False) == plain.file.getvalue()
 
 
 def test_a_note_breaks_between_words_in_a_terminal_alone(

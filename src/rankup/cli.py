@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 app = typer.Typer(
-    no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     help="Networks that learn one task after another and never forget one.",
 )
+
+# What typer raises where it cannot take what was typed. It has no name of its own for it, and where
+# it is defined differs between releases.
+_UsageError: Any = typer.BadParameter.__base__
 
 Plain = Annotated[bool, typer.Option("--plain", help="A name per line, for scripts.")]
 
@@ -65,27 +69,46 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     # As Ctrl-C: a scheduler and `timeout` stop a job so, and it should go on from there, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    words = sys.argv[1:] or ["--help"]
     try:
         try:
-            app()
+            code = app(words, prog_name="rankup", standalone_mode=False)
         finally:
             sys.stdout.flush()
     except RankupError as error:
         _end(str(error))
+    except _UsageError as error:
+        _end(_in_one_sentence(error, words), 2)
+    except typer.Abort:
+        _end("stopped")
     except OSError as error:
         if error.filename is not None:  # whoever opened a file says so
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to write
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            sys.exit(1)
         _end(f"the output cannot be written: {error.strerror}")
     except (MemoryError, RuntimeError) as error:
         if not (sentence := want_of_memory(error)):
             raise
         _end(sentence)
+    sys.exit(code)
 
 
-def _end(sentence: str) -> NoReturn:
+def _end(sentence: str, code: int = 1) -> NoReturn:
     print(f"rankup: {sentence}", file=sys.stderr)
-    sys.exit(1)
+    sys.exit(code)
+
+
+def _in_one_sentence(error: Any, words: list[str]) -> str:
+    """What typer says of what it cannot take, with the word that was given."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    options = getattr(getattr(error, "param", None), "opts", ())
+    apart = [part for word in words for part in word.split("=", 1)]
+    given = [after for before, after in pairwise(apart) if before in options]
+    got = "" if not given or repr(given[-1]) in said else f", got {given[-1]!r}"
+    command = error.ctx.command_path if error.ctx else "rankup"
+    return f"{said[:1].lower()}{said[1:]}{got} (see {command} --help)"
 
 
 @app.command()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from rankup.errors import RankupError, want_of_memory
+from rankup.files import write_file
 from rankup.folder import RunError, check_folder, holds_anything, working_in
 from rankup.launch import Launch
 from rankup.methods import method_info
@@ -24,7 +25,6 @@ from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_
 from rankup.report.runs import read_lines
 from rankup.report.text import spread
 from rankup.run import Progress
-from rankup.store import write_file
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed in a way nobody expected
 

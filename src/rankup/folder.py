@@ -11,9 +11,9 @@ import filelock
 
 from rankup.data.streams import stream_info
 from rankup.errors import RankupError
+from rankup.files import write_file
 from rankup.methods import method_info
 from rankup.report.runs import CONFIG, METRICS, read_config
-from rankup.store import write_file
 
 _LOCK = ".lock"  # which stays behind
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from rankup import models, seeds, stored
 from rankup.errors import RankupError, StoreError
+from rankup.files import write_file
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
 from rankup.network import IncrementalNet
@@ -316,23 +317,3 @@ def _locked(folder: Path) -> Iterator[None]:
             yield
     except filelock.Timeout:
         raise StoreError(f"another process is saving to {folder}: try again later") from None
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and have it on the disk when this returns."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and its entry needs no sync
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
+from rankup.files import write_file
 from rankup.folder import check_folder
 from rankup.launch import Launch
 from rankup.methods import method_info
@@ -24,7 +25,6 @@ from rankup.report.comparison import is_comparison
 from rankup.report.runs import read_lines, read_run, runs_in
 from rankup.run import OnProgress
 from rankup.settings import apart, variant_of
-from rankup.store import write_file
 
 FIRST_SEED = 1000  # of those that trials use
 

@@ -17,6 +17,7 @@ from rankup.data.tasks import Task
 from rankup.dense import redrawn
 from rankup.errors import StoreError
 from rankup.feed import CALIBRATION, Feed
+from rankup.files import write_file
 from rankup.interrupts import undisturbed
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
 from rankup.learner import ModuleLearner
@@ -27,7 +28,6 @@ from rankup.modes import evaluating
 from rankup.plan import Plan, make_plan
 from rankup.specs import HeadSpec, LayerSpec, NormSpec
 from rankup.steps import Learner
-from rankup.store import write_file
 
 _FILE = "weights.safetensors"
 

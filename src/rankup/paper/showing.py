@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from rankup.errors import RankupError
+from rankup.files import write_file
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
 from rankup.progress import tell
 from rankup.report.printing import print_note, print_table
 from rankup.report.theme import DARK, LIGHT
-from rankup.store import write_file
 
 _INTRODUCTION = (
     "Written by `rankup paper`, nothing by hand. Figures are means ± standard deviations over "

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rankup.errors import RankupError
+from rankup.files import write_file
 from rankup.report.comparison import Comparison, Entry
 from rankup.report.comparison_plots import write_comparison_plots
 from rankup.report.comparison_text import (
@@ -26,8 +27,6 @@ from rankup.report.page import PAGE, checked_page, embedded, plots_of, render
 def write_comparison(comparison: Comparison, page: Path) -> Path:
     """Write the page and beside it its tables, beside a `report.html` its plots, too; return the
     page's path."""
-    from rankup.store import write_file
-
     tables = _tables_of(checked_page(page), comparison)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

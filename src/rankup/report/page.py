@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rankup.errors import RankupError
+from rankup.files import write_file
 from rankup.report import text, theme
 from rankup.report.plots import MOST_STACKED, write_plots
 from rankup.report.runs import Run
@@ -20,8 +21,6 @@ PAGE = "report.html"
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
     """Write the page to `path`, beside a `report.html` its plots, too, and return its path."""
-    from rankup.store import write_file
-
     if not runs:
         raise RankupError("a report needs at least one run")
     page = checked_page(path)

@@ -1,5 +1,5 @@
-"""Tables and notes on a terminal that may be narrow: nothing of them is cut off, and no word is
-broken. Where there is no terminal, a reader may be a program, and all is printed as it is."""
+"""Tables and notes in a width that may be small: nothing of them is cut off, and no word is
+broken."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ if TYPE_CHECKING:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table whose column of names is the one that may be folded. In a terminal names break
-    between words alone; a table for which that is not enough has longer lines than the terminal,
-    which wraps or scrolls them."""
-    if not console.is_terminal:
-        console.print(table)
-        return
+    """Print a table whose column of names is the one that may be folded. Names break between words
+    alone; a table for which that is not enough has longer lines than the terminal, which wraps or
+    scrolls them."""
     _keep_words(console, table)
     if _least_width(console, table) <= console.width:
         console.print(table)

@@ -1,0 +1,24 @@
+"""Writing files so that a crash leaves no half of one."""
+
+import os
+from pathlib import Path
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and have it on the disk when this returns."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and its entry needs no sync
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
