@@ -65,7 +65,7 @@ def load_source(
     if not folder.is_dir():
         raise DataError(
             f"there is no data set {name!r}: expected digits, {', '.join(hub.NAMED)} or the path "
-            "of a folder"
+            f"of a folder, and {folder.absolute()} is none"
         )
     tests = named.tests if named else parquet.TESTS
     try:
