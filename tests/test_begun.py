@@ -132,9 +132,13 @@ def test_seeds_that_had_not_begun_go_on_with_the_others(
         patched.setattr("rankup.replicas.run_seeds", stop)
         short = ("--tasks", 2, "--epochs", 2, "--width", 16)
         assert "stopped" in call("run", *short, "--seeds", 3, "--out", out).err
+    assert "nothing has been learned yet in" in call("report", out).err
     again = call("run", "--resume", "--out", out)
     assert again.code == 0, again.err
     assert all(held(out / f"seed-{seed}")["metrics.jsonl"].count("\n") == 2 for seed in range(3))
+    (out / "seed-1" / "metrics.jsonl").unlink()
+    shown = call("report", out)
+    assert (shown.code, shown.err) == (0, "rankup: seed-1: nothing has been learned yet\n")
 
 
 @pytest.mark.parametrize(("command", "what"), [("run", "run"), ("compare", "comparison")])

@@ -240,14 +240,25 @@ def report(
 ) -> None:
     """Write a page about one run or several, or about a comparison, and print their table."""
     from rankup.report import is_comparison
-    from rankup.report.runs import runs_in
 
     page = out or folders[0] / "report.html"
-    folders = [run for folder in folders for run in runs_in(folder) or [folder]]
+    folders = [run for folder in folders for run in _runs_to_show(folder)]
     if is_comparison(folders[0]) and len(folders) == 1:
         show_comparison(folders[0], page)
     else:
         _show(folders, page)
+
+
+def _runs_to_show(folder: Path) -> list[Path]:
+    """The folder, or of one that holds several seeds' runs those that have learned something."""
+    from rankup.report.runs import read_lines, runs_in
+
+    runs = runs_in(folder) or [folder]
+    learned = [run for run in runs if len(runs) == 1 or read_lines(run)]
+    if 0 < len(learned) < len(runs):
+        left_out = ", ".join(run.name for run in runs if run not in learned)
+        print(f"rankup: {left_out}: nothing has been learned yet", file=sys.stderr)
+    return learned or runs
 
 
 @app.command()
