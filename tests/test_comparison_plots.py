@@ -145,6 +145,15 @@ def test_memory_counts_the_buffer() -> None:
     assert (points[0].get_xdata()[0], points[0].get_ydata()[0]) == pytest.approx((1000, 90))
 
 
+def test_labels_have_their_points_colours() -> None:
+    entries = [entry(name, number, [known_run([[0.9]])]) for number, name in enumerate("abc", 1)]
+    figure = memory_plot(entries, LIGHT)
+    points = [line.get_color() for line in figure.axes[0].lines]
+    assert {text.get_text(): text.get_color() for text in figure.texts} == dict(
+        zip("abc", points, strict=True)
+    )
+
+
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_fourteen_methods_look_different(theme: Any) -> None:
     looks = {(colour(theme, i), line_style(theme, i)) for i in range(14)}

@@ -139,7 +139,12 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
     # Labels are set in pixels, in which text has a size.
     canvas: Any = FigureCanvasAgg(figure)
     renderer = canvas.get_renderer()
-    texts = [figure.text(0, 0, entry.name, size=9) for entry in entries]
+    # In their points' colours: where points crowd, a label may be as near to another one's.
+    own_colours = [colour(theme, entry.number - 1) for entry in entries]
+    texts = [
+        figure.text(0, 0, entry.name, size=9, color=own)
+        for entry, own in zip(entries, own_colours, strict=True)
+    ]
     extents = [text.get_window_extent(renderer) for text in texts]
     inch = figure.dpi
     points = [

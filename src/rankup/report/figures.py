@@ -74,9 +74,9 @@ def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
     from matplotlib.text import Text
 
     # Text has colours of its own: on a heat map it may be as white as a surface elsewhere.
-    inks = {old.text: new.text, old.muted: new.muted}
-    tints = {old.surface: new.surface, old.line: new.line}
-    tints |= dict(zip(old.runs, new.runs, strict=True))
+    runs = dict(zip(old.runs, new.runs, strict=True))
+    inks = {old.text: new.text, old.muted: new.muted} | runs
+    tints = {old.surface: new.surface, old.line: new.line} | runs
 
     def ink(given: Any) -> Any:
         return inks.get(to_hex(given), given)
