@@ -13,6 +13,7 @@ import rankup
 from rankup.errors import RankupError
 from rankup.rank import Rank
 from rankup.report import read_run
+from rankup.report.runs import runs_in
 from test_report import constant, write_net, write_run
 
 FIRST = "net/tasks/0001-permutation_01.safetensors"
@@ -105,3 +106,10 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(
     (run / FIRST).mkdir()
     with pytest.raises(RankupError, match=f"{FIRST} cannot be read: Is a directory$"):
         read_run(run)
+
+
+def test_seeds_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        (tmp_path / f"seed-{seed}").mkdir()
+        (tmp_path / f"seed-{seed}" / "config.json").touch()
+    assert [run.name for run in runs_in(tmp_path)] == ["seed-1", "seed-2", "seed-10"]

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import rankup
+from rankup.checkpoint import read_checkpoint, write_checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.folder import RunConfig, RunError, check_folder, tasks_more, write_config
 from rankup.recipe import Recipe
 from rankup.report import read_run
 from rankup.report.runs import read_lines
-from rankup.run import parse_rank, run, versions
+from rankup.run import Progress, parse_rank, run, versions
 from rankup.train import TaskFailed
 
 
@@ -135,6 +136,27 @@ def test_a_run_killed_in_its_first_save_goes_on(
     (killed / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
     run(config, stream, killed, resume=True)
     assert outcome(killed)[1] == outcome(tmp_path / "whole")[1]
+
+
+def test_the_time_of_a_task_counts_what_it_took_before_it_was_stopped(
+    stream: Stream, tmp_path: Path
+) -> None:
+    config, out = config_for(stream, epochs=3), tmp_path / "run"
+
+    def stop(now: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, stream, out, on_progress=stop)
+    point = read_checkpoint(out, 0, pytest.fail)
+    assert point is not None
+    assert point.seconds > 0
+    point.seconds = 1000.0
+    write_checkpoint(out, 0, point)
+    run(config, stream, out, resume=True)
+    first, *others = (line["seconds"] for line in read_lines(out))
+    assert 1000 < first < 1100
+    assert max(others) < 100
 
 
 # One process that loads everything once and forks the runs which are then killed: a new Python

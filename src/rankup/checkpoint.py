@@ -44,12 +44,17 @@ class Checkpoint:
         state: tensors by name, or where they are to be copied from when somebody asks for them:
             copying takes time, and steps change them.
         of: what was being learned, where it is known: another one does not go on from here.
+        seconds: that the task has taken until then, where somebody counts them.
     """
 
     def __init__(
-        self, epoch: int, state: Tensors | Callable[[], Tensors], of: Learning | None = None
+        self,
+        epoch: int,
+        state: Tensors | Callable[[], Tensors],
+        of: Learning | None = None,
+        seconds: float = 0.0,
     ) -> None:
-        self.epoch, self._state, self.of = epoch, state, of
+        self.epoch, self._state, self.of, self.seconds = epoch, state, of, seconds
 
     @property
     def state(self) -> Tensors:
@@ -58,8 +63,8 @@ class Checkpoint:
             self._state = {name: t.detach().to("cpu", copy=True) for name, t in live.items()}
         return self._state
 
-    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Learning | None]]:
-        return Checkpoint, (self.epoch, self.state, self.of)
+    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Learning | None, float]]:
+        return Checkpoint, (self.epoch, self.state, self.of, self.seconds)
 
     def refuse_other(self, here: Learning, wanted: Tensors) -> None:
         """Raise where something else is to be learned, or where its state is of other tensors."""
@@ -127,7 +132,8 @@ class Checkpoints:
 def write_checkpoint(out: Path, task: int, checkpoint: Checkpoint) -> None:
     # Renamed into place, so that a killed process leaves the old one; not forced to the disk,
     # because it is only worth an epoch.
-    about = {"at": json.dumps({"task": task, "epoch": checkpoint.epoch})}
+    at = {"task": task, "epoch": checkpoint.epoch, "seconds": checkpoint.seconds}
+    about = {"at": json.dumps(at)}
     state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
     temporary = out / f".{CHECKPOINT}.tmp"
     try:
@@ -147,10 +153,11 @@ def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkp
         with safetensors.safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["at"])
             of, epoch = int(about["task"]), int(about["epoch"])
+            seconds = float(about.get("seconds", 0))
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         note(f"{path} cannot be read, so its task begins again: {reason}")
         return None
     # One that was left from an earlier task says nothing about this one.
-    return Checkpoint(epoch, state) if of == task else None
+    return Checkpoint(epoch, state, seconds=seconds) if of == task else None

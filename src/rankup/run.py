@@ -109,7 +109,12 @@ def _learn_next(
     checkpoints: Checkpoints,
     on_progress: OnProgress | None,
 ) -> dict[Path, TaskFailed]:
-    started = time.perf_counter()
+    started, before = time.perf_counter(), 0.0
+
+    def seconds() -> float:
+        """That the task has taken, also before it went on. Runs that learn together share them."""
+        return before + (time.perf_counter() - started) / len(runs)
+
     # The others were stopped after they had saved the task, or learn all tasks at once.
     learning = [r for r in runs if r.method.learned == len(r.lines)]
     failures: list[TaskFailed | None] = []
@@ -117,20 +122,20 @@ def _learn_next(
         methods, tasks = [r.method for r in learning], [r.next_task for r in learning]
         watches = [
             # One of them tells of all: telling takes time.
-            r.watch(checkpoints, on_progress if r is learning[0] else None, len(learning))
+            r.watch(checkpoints, seconds, on_progress if r is learning[0] else None, len(learning))
             for r in learning
         ]
         found = [read_checkpoint(r.out, len(r.lines), engine.note) for r in learning]
+        before = max(0.0 if point is None else point.seconds for point in found)
         try:
             failures = learn(methods, tasks, engine, found, watches)
         except CheckpointError as error:
             engine.note(f"task {tasks[0].name!r} begins again: {error}")
+            before = 0.0
             failures = learn(methods, tasks, engine, None, watches)
     failed = {r.out: why for r, why in zip(learning, failures, strict=True) if why is not None}
-    # The time that learning took is lost where a run was stopped just after it. Runs that learn
-    # together share it.
-    seconds = (time.perf_counter() - started) / len(runs)
-    _record([r for r in runs if r.out not in failed], seconds)
+    # Where a run was stopped just after a task was saved, the time of learning it is lost.
+    _record([r for r in runs if r.out not in failed], seconds())
     return failed
 
 
@@ -199,13 +204,18 @@ class SeedRun:
         return self.stream[len(self.lines)]
 
     def watch(
-        self, checkpoints: Checkpoints, on_progress: OnProgress | None, seeds: int
+        self,
+        checkpoints: Checkpoints,
+        seconds: Callable[[], float],
+        on_progress: OnProgress | None,
+        seeds: int,
     ) -> OnEpoch:
         """Keeps a checkpoint and tells how far it is, both only so often that it costs little."""
         index, told, telling = len(self.lines), 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
             nonlocal told, telling
+            checkpoint.seconds = seconds()
             checkpoints.keep(self.out, index, checkpoint)
             now = time.perf_counter()
             if on_progress is not None and now - told > max(_TELL, SHARE * telling):

@@ -165,7 +165,8 @@ def runs_in(folder: Path) -> list[Path]:
     """The folder itself where it is a run's, those of all seeds where it is of several."""
     if (folder / CONFIG).exists():
         return [folder]
-    return sorted(run.parent for run in folder.glob(f"seed-*/{CONFIG}"))
+    found = (run.parent for run in folder.glob(f"seed-*/{CONFIG}"))
+    return sorted(found, key=lambda run: (len(run.name), run.name))  # 10 after 9
 
 
 def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
