@@ -251,6 +251,21 @@ def test_ctrl_c_stops_everything(call: Call, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_methods_own_options_are_for_those_that_have_them(call: Call) -> None:
+    both = ("compare", "--methods", "finetune,supsup", *QUICK, "--epochs", 8)
+    done = call(*both, "--share", 0.4)
+    assert done.code == 0, done.err
+    options = [config_of(name)["options"] for name in ("finetune", "supsup")]
+    assert [own.get("share") for own in options] == [None, 0.4]
+    other = call(*both, "--share", 0.3, "--resume")
+    assert (other.code, other.out) == (1, "")
+    assert "c was begun with share 0.4, not 0.3" in other.err
+    none = call("compare", "--methods", "finetune,rank", "--out", "d", "--share", 0.4)
+    assert none.err == "rankup: --share is an option of none of finetune, rank\n"
+    assert not Path("d").exists()
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_a_methods_own_settings_come_before_those_that_are_given(call: Call) -> None:
     assert call("compare", "--methods", "descent,finetune", *QUICK, "--batch", 32).code == 0
     descent, finetune = config_of("descent")["recipe"], config_of("finetune")["recipe"]

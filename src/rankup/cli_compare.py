@@ -2,11 +2,16 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_options import Request, refuse_if_not_begun, with_request
+from rankup.cli_options import (
+    Request,
+    refuse_if_not_begun,
+    with_method_options,
+    with_request,
+)
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
 
@@ -19,6 +24,7 @@ Methods = Annotated[
 ]
 
 
+@with_method_options
 @with_request
 def compare(
     ctx: typer.Context,
@@ -28,12 +34,13 @@ def compare(
     ] = None,
     *,
     request: Request,
+    method_options: dict[str, Any],
 ) -> None:
     """Run several methods with the same seeds and show them side by side.
 
     Every method has its own settings, on top of which come those that are given here, the same for
-    all. One that fails leaves the others to go on. Writes a run folder METHOD/seed-K for each, a
-    page, report.html, and the table as table.csv, table.md and table.tex.
+    all that have them. One that fails leaves the others to go on. Writes a run folder METHOD/seed-K
+    for each, a page, report.html, and the table as table.csv, table.md and table.tex.
     """
     names = chosen_methods(methods)
     from rankup.compare import MethodRuns
@@ -46,7 +53,7 @@ def compare(
 
     root = out or request.folder("compare")
     launch = Launch(request)
-    runs = MethodRuns(launch, names, root)
+    runs = MethodRuns(launch, names, root, method_options)
     with bars() as bar:
         watch = MethodBars(bar, launch.tasks, len(runs.unfinished))
         runs.run(watch, partial(note, bar))

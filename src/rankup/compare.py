@@ -8,7 +8,7 @@ import gc
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,15 +43,28 @@ class Watch(Protocol):
 
 class MethodRuns:
     """A folder of methods' runs that may begin or go on; refused before anything is run or written
-    where it may not."""
+    where it may not.
 
-    def __init__(self, launch: Launch, methods: Sequence[str], root: Path) -> None:
+    Args:
+        options: methods' own that were given, for all that have them.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        methods: Sequence[str],
+        root: Path,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.root = root
-        self._open = partial(_open, launch, methods, root)
+        own = _own_options(methods, options or {})
+        self._open = partial(_open, _asked(launch) | dict(options or {}), launch, methods, root)
         self.index = self._open()
         self.runs = {
             method: launch.of(
-                method, {}, {seed: seed_folder(root, method, seed) for seed in launch.seeds}
+                method,
+                own[method],
+                {seed: seed_folder(root, method, seed) for seed in launch.seeds},
             )
             for method in methods
         }
@@ -118,9 +131,26 @@ class MethodRuns:
             raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
 
 
-def _open(launch: Launch, methods: Sequence[str], root: Path) -> Index:
+def _own_options(methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was given, by the methods that have it."""
+    own = {
+        method: {
+            item.name: given[item.name]
+            for item in fields(method_info(method).options)
+            if item.name in given
+        }
+        for method in methods
+    }
+    for name in given:
+        if not any(name in options for options in own.values()):
+            flag = name.replace("_", "-")
+            raise RankupError(f"--{flag} is an option of none of {', '.join(methods)}")
+    return own
+
+
+def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root: Path) -> Index:
     index = Index(
-        asked=_asked(launch),
+        asked=dict(asked),
         seeds=list(launch.seeds),
         methods={method: method_info(method).continual for method in methods},
         failed={},
