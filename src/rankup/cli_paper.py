@@ -76,8 +76,9 @@ def paper(
 
         from rankup.launch import chosen_device
         from rankup.paper.overview import overview
+        from rankup.report.printing import print_table
 
-        Console().print(overview(found, chosen_device(device)))
+        print_table(Console(), overview(found, chosen_device(device)))
         return
     if show and only:
         raise RankupError("--only chooses what is run, and with --show nothing is")

@@ -53,6 +53,7 @@ def tune(
     from rankup.compare import failure_in_one_line, release
     from rankup.launch import Launch
     from rankup.progress import bars, note, tell
+    from rankup.report.printing import print_table
     from rankup.tuning import FIRST_SEED, Tuning
 
     root = out or request.folder("tune")
@@ -79,7 +80,7 @@ def tune(
             finally:
                 release(method, tuning.launch.device)
             # In a terminal by the bars' console, which moves them out of the way.
-            (shown.console if console.is_terminal else console).print(_table(outcome))
+            print_table(shown.console if console.is_terminal else console, _table(outcome))
     if failed:
         others = f"; what the others chose is in {root}" if len(failed) < len(wanted) else ""
         which = ", ".join(failed)
@@ -94,7 +95,8 @@ def _table(outcome: "Outcome") -> "Table":
     from rankup.report.text import spread
 
     title = f"{outcome.method} on {outcome.stream}, scored on held-out training data"
-    table = Table("settings", title=title, box=box.SIMPLE_HEAD)
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column("settings", overflow="fold")
     for heading in ("accuracy %", "forgetting"):
         table.add_column(heading, justify="right")
     for trial in sorted(outcome.trials, key=lambda trial: -trial.score):

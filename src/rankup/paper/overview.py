@@ -63,7 +63,8 @@ def overview(results: Results, device: str) -> Table:
     parts = {name: part(name).cells() for name in PARTS}
     each_once = list(dict.fromkeys(own for cells in parts.values() for own in cells))
     pace = pace_of(each_once, results, device)
-    table = Table("name", "what", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table("name", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("what", overflow="fold")
     for heading in ("done", "time", "left, about"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, cells in parts.items():
