@@ -20,10 +20,9 @@ from rankup.layers.head import HeadsShape, block_count, block_size, heads_way, i
 from rankup.layers.rules import MixedShape, mixed_way
 from rankup.rank import Rank
 from rankup.specs import HeadSpec, NormSpec
-from zoo import KINDS, RANKS, inputs, relative_error, taught
+from zoo import GPU, KINDS, RANKS, inputs, relative_error, taught
 
 F64 = torch.float64
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -327,7 +326,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize(("ids", "message"), WRONG.values(), ids=WRONG)
 def test_an_index_out_of_range_is_named_and_does_no_harm(
     ids: list[int], message: str, device: str
@@ -341,7 +340,7 @@ def test_an_index_out_of_range_is_named_and_does_no_harm(
         assert torch.equal(net(x, task=right), expected)
 
 
-@needs_gpu
+@GPU
 def test_the_task_being_learned_is_refused_on_the_gpu_too() -> None:
     net = taught("mlp").to("cuda")
     net.begin_task("open", 3)
@@ -349,7 +348,7 @@ def test_the_task_being_learned_is_refused_on_the_gpu_too() -> None:
         net(inputs("mlp", batch=2).cuda(), task=torch.tensor([0, 3], device="cuda"))
 
 
-@needs_gpu
+@GPU
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixed_batch_on_the_gpu_equals_the_per_task_loop(kind: str) -> None:
     net = taught(kind, tasks=(3, 3, 3), dtype=F64).to("cuda")
@@ -358,7 +357,7 @@ def test_a_mixed_batch_on_the_gpu_equals_the_per_task_loop(kind: str) -> None:
     assert relative_error(net(x, task=ids), loop) < 1e-9
 
 
-@needs_gpu
+@GPU
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_captured_mixed_batch_follows_its_indices(kind: str) -> None:
     net = taught(kind, tasks=(3, 2, 4)).to("cuda")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import rankup
 from rankup.rank import Rank
-from zoo import KINDS, RANKS, assert_same_bits, inputs, logits, module, taught, teach
+from zoo import GPU, KINDS, RANKS, assert_same_bits, inputs, logits, module, taught, teach
 
 
 def test_a_step_is_a_pure_function_of_parameters_and_buffers() -> None:
@@ -64,7 +64,7 @@ def test_gradients_under_torch_func_are_those_of_autograd() -> None:
         torch.testing.assert_close(both[name][1], gradient)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@GPU
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_survive_the_way_to_the_gpu_and_back(kind: str, tmp_path: Path) -> None:
     net = taught(kind, rank=RANKS["with seeded"])
