@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from rankup import seeds
+from rankup import kernels, seeds
 from rankup.feed import Draws
 from rankup.flat import gathered, room, views
 from rankup.layers import Tensors
@@ -17,6 +18,7 @@ from rankup.optimiser import EachItsOwn, make_optimiser
 from rankup.steps import Form, Learner, Steps, precise
 
 _BESIDE = 2  # streams
+_POOL = 32  # streams that torch has of a device
 
 
 class Graph(Steps):
@@ -101,10 +103,12 @@ class Graph(Steps):
         self.total = flat.new_zeros(len(learned))
 
     def _capture(self) -> None:
-        self.streams = [_stream(self.device) for _ in self.captured]
-        for learner in self.captured:
-            learner.beside = [_stream(self.device) for _ in range(_BESIDE)]
-        warm_up, self.graph = _stream(self.device), torch.cuda.CUDAGraph()
+        count = len(self.captured)
+        main, *others = _streams((1 + _BESIDE) * count + 1, self.device)
+        self.streams = others[:count]
+        for number, learner in enumerate(self.captured):
+            learner.beside = others[count + number :: count]
+        self.graph = torch.cuda.CUDAGraph()
         with ExitStack() as stack:
             stack.enter_context(precise(self.captured[0].feed.recipe))
             stack.enter_context(torch.cuda.device(self.device))
@@ -113,13 +117,14 @@ class Graph(Steps):
             elif self.form == "branches":
                 for learner, places in zip(self.captured, self.places, strict=True):
                     stack.enter_context(learner.bound(places))
-            warm_up.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(warm_up):  # libraries make themselves ready in their first call
+                stack.enter_context(kernels.in_use())
+            main.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(main):  # libraries make themselves ready in their first call
                 for _ in range(2):
                     self.now.zero_()
                     self._step()
-            torch.cuda.current_stream().wait_stream(warm_up)
-            with torch.cuda.graph(self.graph):
+            torch.cuda.current_stream().wait_stream(main)
+            with torch.cuda.graph(self.graph, stream=main):
                 self._step()
 
     def _step(self) -> None:
@@ -193,9 +198,15 @@ def _copies(tensors: Tensors) -> Tensors:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream
+def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
+    """So many streams: the first is none of the others, and these differ while there are enough.
+    Torch takes them from a pool in turn; were one of them, say, the stream that it captures on by
+    default, what should run beside that would wait for it."""
+    first, *others = (
+        torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        for _ in range(min(count, _POOL))
+    )
+    return [first, *islice(cycle(others), count - 1)]
 
 
 def _dtype(tensors: Tensors) -> torch.dtype:

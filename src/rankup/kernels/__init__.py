@@ -3,6 +3,7 @@
 import os
 import shutil
 import sysconfig
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,3 +20,12 @@ def is_available() -> bool:
     folders = (sysconfig.get_path("include", s) for s in (_SCHEME, "posix_prefix"))
     headers = any(Path(folder, "Python.h").exists() for folder in folders)
     return find_spec("triton") is not None and headers and any(map(shutil.which, compilers))
+
+
+def in_use() -> AbstractContextManager[object]:
+    """Inside, operations of torch that a kernel stands for are done by it, where it fits."""
+    if not is_available():
+        return nullcontext()
+    from rankup.kernels.norm import OurNorms
+
+    return OurNorms()

@@ -11,6 +11,7 @@ from rankup.recipe import Recipe
 from rankup.settings import apart, settings_for, variant_of
 
 SEEDS = 5
+TASKS = 20  # of all streams of the paper
 
 
 @dataclass(frozen=True)

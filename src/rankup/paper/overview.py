@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankup.paper import PARTS, part
-from rankup.paper.cells import Cell
+from rankup.paper.cells import TASKS, Cell
 from rankup.paper.results import Results
 from rankup.report.text import duration
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 # Seconds for a seed, a task and an epoch, by stream and network.
 Pace = Mapping[tuple[str, str], float]
-
-_TASKS = 20  # of all streams of the paper
 
 
 class Share(NamedTuple):
@@ -35,7 +33,7 @@ def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
     for own, seeds in missing.items():
         rate = pace.get((own.stream, own.net))
         if seeds:
-            steps = seeds * (own.tasks or _TASKS) * own.epochs
+            steps = seeds * (own.tasks or TASKS) * own.epochs
             left = None if left is None or rate is None else left + steps * rate
     spent = sum(run.seconds for own in cells if (found := results.of(own)) for run in found.runs)
     return Share(sum(not seeds for seeds in missing.values()), len(cells), spent, left)
@@ -49,7 +47,7 @@ def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
         found = results.of(own)
         spent = [r.seconds for r in found.runs if r.config.get("device") == device] if found else []
         if spent:
-            seconds = statistics.mean(spent) / ((own.tasks or _TASKS) * own.epochs)
+            seconds = statistics.mean(spent) / ((own.tasks or TASKS) * own.epochs)
             rates.setdefault((own.stream, own.net), []).append(seconds)
     return {case: statistics.median(found) for case, found in rates.items()}
 

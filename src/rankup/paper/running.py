@@ -20,7 +20,7 @@ from rankup.cli_options import Device
 from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
 from rankup.launch import Launch, chosen_device
-from rankup.paper.cells import Cell
+from rankup.paper.cells import TASKS, Cell
 from rankup.paper.results import Result, Results
 from rankup.replicas import run_seeds
 from rankup.report.runs import read_run
@@ -73,8 +73,7 @@ class Runner:
                 if until is None or time.time() < until:
                     yield self._run_timed(cell, hear)
             return
-        # Long ones first, so that none is left to run alone when all others are done.
-        order = [_Job(self, cell, until) for cell in sorted(cells, key=_length, reverse=True)]
+        order = [_Job(self, cell, until) for cell in in_turn(cells)]
         lost = "a process that ran seeds was killed, maybe for want of memory; fewer --jobs need "
         ended = workers.in_processes(_run_job, order, jobs, hear=hear, lost=f"{lost}less")
         with closing(ended):
@@ -140,9 +139,27 @@ def _run_job(job: _Job) -> Ended | None:
     return job.runner._run_timed(job.cell, workers.tell)
 
 
+def in_turn(cells: Sequence[Cell]) -> list[Cell]:
+    """An order in which several at once keep a GPU busy: networks of convolutions, which fill it,
+    take turns with others, which do not; of each the long ones come first, so that none is left to
+    run alone when all others are done.
+
+    >>> from rankup.paper.cells import cell
+    >>> rivals = [cell("p-mnist", method, epochs=5) for method in ("ewc", "agem", "hat")]
+    >>> cells = [*rivals, cell("s-cifar100", net="resnet18", epochs=20), cell("p-mnist", epochs=9)]
+    >>> [f"{own.net} {own.epochs}" for own in in_turn(cells)]
+    ['mlp 9', 'mlp 5', 'resnet18 20', 'mlp 5', 'mlp 5']
+    """
+    place: dict[Cell, float] = {}
+    for net in {own.net for own in cells}:
+        same = sorted((own for own in cells if own.net == net), key=_length, reverse=True)
+        place |= {own: (number + 0.5) / len(same) for number, own in enumerate(same)}
+    return sorted(cells, key=lambda own: place[own])
+
+
 def _length(cell: Cell) -> int:
     """About how long it takes, compared with others."""
-    return cell.epochs * (10 if cell.net == "resnet18" else 1)
+    return cell.epochs * cell.seeds * (cell.tasks or TASKS)
 
 
 def machine(device: Device) -> str:

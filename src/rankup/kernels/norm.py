@@ -1,0 +1,298 @@
+"""Batch norms by the statistics of a batch of images whose channels lie last in memory: four
+launches, forward and back, where torch's own operations take seven that are longer, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+_ROWS = 256  # positions of images that a program looks at together
+_CHANNELS = 32
+# Programs share an input in so many parts at most. Fewer leave room for what other seeds do at the
+# same time, and every program sums up what all of them have found.
+_PARTS = 64
+_WARPS = 8
+_EVEN = 4  # channels that are read together, or twice as many
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class OurNorms(TorchFunctionMode):
+    """Inside, `F.batch_norm` is ours wherever it is called, for inputs that it is made for."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is F.batch_norm and fits(*args, **(kwargs or {})):
+            return batch_norm(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def fits(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> bool:
+    return (
+        training
+        and x.dim() == 4
+        and x.dtype in _DTYPES
+        and x.shape[1] % _EVEN == 0
+        and x.shape[1] < x.numel() < 2**31  # numbered by kernels in 32 bits
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and weight is not None
+        and bias is not None
+        and weight.dtype == bias.dtype == torch.float32
+        and (running_mean is None) == (running_var is None)
+        and (running_mean is None or running_mean.dtype == torch.float32)
+    )
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `F.batch_norm` in training."""
+    y: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps)
+    return y
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        work = _Work(x)
+        parts, found = work.parts(), x.new_empty(2, x.shape[1], dtype=torch.float32)
+        y = torch.empty_like(x)
+        work.launch(_statistics, x, parts)
+        work.launch(
+            _normalise,
+            *(x, y, parts, found, weight, bias),
+            *(found if running_mean is None else running_mean,),
+            *(found if running_var is None else running_var,),
+            momentum,
+            eps,
+            RUNNING=running_mean is not None,
+        )
+        ctx.save_for_backward(x, weight, found)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, found = ctx.saved_tensors
+        by_y = by_y.contiguous(memory_format=torch.channels_last)
+        work = _Work(x)
+        parts, by_affine = work.parts(), torch.empty_like(found)
+        by_x = torch.empty_like(x)
+        work.launch(_to_affine, x, by_y, parts, found)
+        work.launch(_to_input, x, by_y, by_x, parts, found, weight, by_affine)
+        by_bias, by_weight = by_affine
+        return by_x, by_weight, by_bias, None, None, None, None
+
+
+class _Work:
+    """How an input is shared out, as a matrix `[positions, channels]`, among programs."""
+
+    def __init__(self, x: Tensor) -> None:
+        channels = x.shape[1]
+        positions = x.numel() // channels
+        tiles = triton.cdiv(positions, _ROWS)
+        each = triton.cdiv(tiles, _PARTS)
+        self._parts = triton.cdiv(tiles, each)
+        even = math.gcd(channels, 2 * _EVEN)  # so a kernel knows that rows are aligned
+        self._numbers = positions, channels // even, self._parts, each
+        self._sizes = {
+            "ROWS": _ROWS,
+            "CHANNELS": _CHANNELS,
+            "PARTS": _PARTS,
+            "EVEN": even,
+            "num_warps": _WARPS,
+        }
+        self._grid = self._parts, triton.cdiv(channels, _CHANNELS)
+        self.x = x
+
+    def parts(self) -> Tensor:
+        """Room for two numbers of each channel from every part."""
+        return self.x.new_empty(2, self._parts, self.x.shape[1], dtype=torch.float32)
+
+    def launch(self, kernel: Any, *given: Any, **more: Any) -> None:
+        kernel[self._grid](*given, *self._numbers, **more, **self._sizes)
+
+
+# `n` positions, `m` channels in groups of `EVEN`, sums in `p` parts of `t` tiles each.
+_sized = triton.jit(do_not_specialize=["n", "groups", "p", "t"])  # compiled once for all of them
+
+
+@triton.jit
+def _channels(CHANNELS: tl.constexpr):
+    return tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+
+
+@triton.jit
+def _rows(tile, n, ROWS: tl.constexpr):
+    """A tile's positions, and which of them are there."""
+    r = tile * ROWS + tl.arange(0, ROWS)
+    return r, (r < n)[:, None]
+
+
+@triton.jit
+def _load(at, n, m, tile, c, ROWS: tl.constexpr):
+    """A tile as floats, zeros where nothing is."""
+    r, is_row = _rows(tile, n, ROWS)
+    places = at + r[:, None] * m + c[None, :]
+    return tl.load(places, mask=is_row & (c < m)[None, :], other=0).to(tl.float32)
+
+
+@triton.jit
+def _store(at, values, n, m, tile, c, ROWS: tl.constexpr):
+    r, is_row = _rows(tile, n, ROWS)
+    tl.store(at + r[:, None] * m + c[None, :], values, mask=is_row & (c < m)[None, :])
+
+
+@triton.jit
+def _store_two(at, first, second, rows, row, m, c):
+    """Into a table `[2, rows, channels]`."""
+    tl.store(at + row * m + c, first, mask=c < m)
+    tl.store(at + (rows + row) * m + c, second, mask=c < m)
+
+
+@triton.jit
+def _load_parts(at, p, m, c, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    there = (part < p)[:, None] & (c < m)[None, :]
+    places = at + part[:, None] * m + c[None, :]
+    return tl.load(places, mask=there, other=0), tl.load(places + p * m, mask=there, other=0)
+
+
+@triton.jit
+def _load_two(at, m, c):
+    return tl.load(at + c, mask=c < m, other=0), tl.load(at + m + c, mask=c < m, other=0)
+
+
+@_sized
+def _statistics(
+    x, parts, n, groups, p, t,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Of each part the mean and the summed squares of what deviates from it."""
+    m = groups * EVEN
+    c = _channels(CHANNELS)
+    part = tl.program_id(0)
+    mean, squares = tl.zeros((CHANNELS,), tl.float32), tl.zeros((CHANNELS,), tl.float32)
+    before = 0.0
+    for tile in range(part * t, part * t + t):
+        values = _load(x, n, m, tile, c, ROWS)
+        count = tl.maximum(tl.minimum(n - tile * ROWS, ROWS), 0).to(tl.float32)
+        own = tl.sum(values, 0) / tl.maximum(count, 1)
+        _, is_row = _rows(tile, n, ROWS)
+        apart = tl.where(is_row, values - own[None, :], 0.0)
+        off, share = own - mean, count / tl.maximum(before + count, 1)
+        squares += tl.sum(apart * apart, 0) + off * off * before * share
+        mean += off * share
+        before += count
+    _store_two(parts, mean, squares, p, part, m, c)
+
+
+@_sized
+def _normalise(
+    x, y, parts, found, weight, bias, running_mean, running_var, momentum, eps, n, groups, p, t,
+    RUNNING: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    m = groups * EVEN
+    c = _channels(CHANNELS)
+    means, squares = _load_parts(parts, p, m, c, PARTS)
+    first = tl.arange(0, PARTS) * t * ROWS
+    counts = tl.maximum(tl.minimum(n - first, t * ROWS), 0).to(tl.float32)[:, None]
+    mean = tl.sum(means * counts, 0) / n
+    off = means - mean[None, :]
+    total = tl.sum(squares + off * off * counts, 0)
+    scale = 1 / tl.sqrt(total / n + eps)
+    if tl.program_id(0) == 0:
+        _store_two(found, mean, scale, 1, 0, m, c)
+        if RUNNING:
+            before = tl.load(running_mean + c, mask=c < m, other=0)
+            tl.store(running_mean + c, before + momentum * (mean - before), mask=c < m)
+            before = tl.load(running_var + c, mask=c < m, other=0)
+            now = total / (n - 1)
+            tl.store(running_var + c, before + momentum * (now - before), mask=c < m)
+    scale *= tl.load(weight + c, mask=c < m, other=0)
+    start = tl.load(bias + c, mask=c < m, other=0)
+    part = tl.program_id(0)
+    for tile in range(part * t, part * t + t):
+        values = _load(x, n, m, tile, c, ROWS)
+        values = (values - mean[None, :]) * scale[None, :] + start[None, :]
+        _store(y, values, n, m, tile, c, ROWS)
+
+
+@_sized
+def _to_affine(
+    x, by_y, parts, found, n, groups, p, t,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Of each part the sums that are gradients by bias and weight."""
+    m = groups * EVEN
+    c = _channels(CHANNELS)
+    part = tl.program_id(0)
+    mean, scale = _load_two(found, m, c)
+    by_bias, by_weight = tl.zeros((CHANNELS,), tl.float32), tl.zeros((CHANNELS,), tl.float32)
+    for tile in range(part * t, part * t + t):
+        values = _load(x, n, m, tile, c, ROWS)
+        by_values = _load(by_y, n, m, tile, c, ROWS)
+        by_bias += tl.sum(by_values, 0)
+        by_weight += tl.sum(by_values * (values - mean[None, :]), 0)
+    _store_two(parts, by_bias, by_weight * scale, p, part, m, c)
+
+
+@_sized
+def _to_input(
+    x, by_y, by_x, parts, found, weight, by_affine, n, groups, p, t,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    m = groups * EVEN
+    c = _channels(CHANNELS)
+    bias_parts, weight_parts = _load_parts(parts, p, m, c, PARTS)
+    by_bias, by_weight = tl.sum(bias_parts, 0), tl.sum(weight_parts, 0)
+    part = tl.program_id(0)
+    if part == 0:
+        _store_two(by_affine, by_bias, by_weight, 1, 0, m, c)
+    mean, scale = _load_two(found, m, c)
+    scaled = scale * tl.load(weight + c, mask=c < m, other=0)
+    for tile in range(part * t, part * t + t):
+        values = _load(x, n, m, tile, c, ROWS)
+        by_values = _load(by_y, n, m, tile, c, ROWS)
+        normal = (values - mean[None, :]) * scale[None, :]
+        by_values -= (by_bias / n)[None, :] + normal * (by_weight / n)[None, :]
+        _store(by_x, by_values * scaled[None, :], n, m, tile, c, ROWS)
