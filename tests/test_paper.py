@@ -3,6 +3,7 @@ shown."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rankup.paper import PARTS, mlp, part, plots, printed
 from rankup.paper.cells import Cell, cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Result, Results
-from rankup.paper.running import WORK, Runner, Said, in_turn, share
+from rankup.paper.running import WORK, Runner, Said, phases, share
 from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
 
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
@@ -193,15 +194,16 @@ def test_several_are_run_at_once_and_come_to_the_same(results: Results, tmp_path
     assert not list(runner(results).run_all(cells, pytest.fail, jobs=2, minutes=0))
 
 
-def test_networks_take_turns_and_of_each_long_ones_are_begun_first() -> None:
-    cells = [tiny(epochs=epochs) for epochs in (3, 50, 4, 5)]
-    cells += [tiny(epochs=epochs, net="resnet18") for epochs in (20, 80)]
-    order = [(own.net, own.epochs) for own in in_turn(cells)]
-    resnet = [("resnet18", 80), ("resnet18", 20)]
-    mlp = [("mlp", 50), ("mlp", 5), ("mlp", 4), ("mlp", 3)]
-    assert order == [mlp[0], resnet[0], mlp[1], mlp[2], resnet[1], mlp[3]]
-    shorter = [tiny(epochs=9, seeds=2), tiny(epochs=5, seeds=5)]
-    assert in_turn(shorter) == shorter[::-1]
+def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None:
+    small = [tiny(epochs=epochs) for epochs in (3, 50, 4)]
+    resnet = [tiny(epochs=epochs, net="resnet18") for epochs in (20, 80)]
+    wide = [replace(tiny(epochs=7), stream="s-miniimagenet")]
+    found = phases([*small, *resnet, *wide], jobs=8)
+    epochs = [(jobs, [own.epochs for own in some]) for jobs, some in found]
+    assert epochs == [(2, [80, 20]), (2, [7]), (8, [50, 4, 3])]
+    assert [jobs for jobs, _ in phases([*small, *resnet], jobs=3)] == [1, 3]
+    ((_, order),) = phases([tiny(epochs=9, seeds=2), tiny(epochs=5, seeds=5)], jobs=2)
+    assert [own.seeds for own in order] == [5, 2]
 
 
 def test_shares_are_all_cells_and_each_once() -> None:

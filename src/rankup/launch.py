@@ -33,6 +33,8 @@ class Launch:
     def __init__(self, request: Request, at_once: int | None = None) -> None:
         # What a GPU multiplies in several streams is the same every time only with this.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Queues for seeds that run side by side; under NVIDIA's MPS there would be two.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.request, self.at_once = request, at_once or request.seeds
         mlp = request.net is Net.mlp
         self.width = request.width or (256 if mlp else 20)

@@ -4,16 +4,13 @@ launches, forward and back, where torch's own operations take seven that are lon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.overrides import TorchFunctionMode
 
 _ROWS = 256  # positions of images that a program looks at together
 _CHANNELS = 32
@@ -23,21 +20,6 @@ _PARTS = 64
 _WARPS = 8
 _EVEN = 4  # channels that are read together, or twice as many
 _DTYPES = (torch.bfloat16, torch.float32)
-
-
-class OurNorms(TorchFunctionMode):
-    """Inside, `F.batch_norm` is ours wherever it is called, for inputs that it is made for."""
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if function is F.batch_norm and fits(*args, **(kwargs or {})):
-            return batch_norm(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
 
 
 def fits(

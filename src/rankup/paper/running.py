@@ -26,6 +26,7 @@ from rankup.replicas import run_seeds
 from rankup.report.runs import read_run
 from rankup.run import OnProgress, Progress
 
+_LARGE = ("s-miniimagenet",)  # images of 21,168 numbers
 WORK = ".work"  # runs that have not come to their end, in the folder of results
 
 
@@ -73,11 +74,12 @@ class Runner:
                 if until is None or time.time() < until:
                     yield self._run_timed(cell, hear)
             return
-        order = [_Job(self, cell, until) for cell in in_turn(cells)]
         lost = "a process that ran seeds was killed, maybe for want of memory; fewer --jobs need "
-        ended = workers.in_processes(_run_job, order, jobs, hear=hear, lost=f"{lost}less")
-        with closing(ended):
-            yield from (outcome for _, outcome in ended if outcome is not None)
+        for many, some in phases(cells, jobs):
+            order = [_Job(self, cell, until) for cell in some]
+            ended = workers.in_processes(_run_job, order, many, hear=hear, lost=f"{lost}less")
+            with closing(ended):
+                yield from (outcome for _, outcome in ended if outcome is not None)
 
     def _run_timed(self, cell: Cell, hear: Callable[[Said], None]) -> Ended:
         begun = time.perf_counter()
@@ -139,22 +141,24 @@ def _run_job(job: _Job) -> Ended | None:
     return job.runner._run_timed(job.cell, workers.tell)
 
 
-def in_turn(cells: Sequence[Cell]) -> list[Cell]:
-    """An order in which several at once keep a GPU busy: networks of convolutions, which fill it,
-    take turns with others, which do not; of each the long ones come first, so that none is left to
-    run alone when all others are done.
+def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
+    """How many at once of which cells: small networks as many as asked for; a fourth of that of
+    networks that fill a GPU, by many convolutions or by large products. These do not run beside
+    others, whose many short steps would each wait for a long one. Of all, long ones come first, so
+    that none is left to run alone when all others are done.
 
     >>> from rankup.paper.cells import cell
-    >>> rivals = [cell("p-mnist", method, epochs=5) for method in ("ewc", "agem", "hat")]
-    >>> cells = [*rivals, cell("s-cifar100", net="resnet18", epochs=20), cell("p-mnist", epochs=9)]
-    >>> [f"{own.net} {own.epochs}" for own in in_turn(cells)]
-    ['mlp 9', 'mlp 5', 'resnet18 20', 'mlp 5', 'mlp 5']
+    >>> cells = [cell("p-mnist", epochs=epochs) for epochs in (5, 9)]
+    >>> cells.append(cell("s-miniimagenet", epochs=5))
+    >>> [(jobs, [own.epochs for own in some]) for jobs, some in phases(cells, jobs=8)]
+    [(2, [5]), (8, [9, 5])]
     """
-    place: dict[Cell, float] = {}
-    for net in {own.net for own in cells}:
-        same = sorted((own for own in cells if own.net == net), key=_length, reverse=True)
-        place |= {own: (number + 0.5) / len(same) for number, own in enumerate(same)}
-    return sorted(cells, key=lambda own: place[own])
+    few = max(1, jobs // 4)
+    convolutions = [own for own in cells if own.net != "mlp"]
+    large = [own for own in cells if own.net == "mlp" and own.stream in _LARGE]
+    small = [own for own in cells if own.net == "mlp" and own.stream not in _LARGE]
+    kinds = ((few, convolutions), (few, large), (jobs, small))
+    return [(many, sorted(some, key=_length, reverse=True)) for many, some in kinds if some]
 
 
 def _length(cell: Cell) -> int:

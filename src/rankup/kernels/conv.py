@@ -1,0 +1,219 @@
+"""Convolutions of few channels, as in the first stage of a thin network, for images whose channels
+lie last in memory. Where channels are no multiple of eight, cuDNN copies all images into wider ones
+first, for each of its three products again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_CHANNELS = 32  # the most that a program looks at, which is all
+_ROWS = 64  # positions of images that a program looks at together
+_PARTS = 128  # a kernel's gradient is summed up in so many parts at most
+_SUM = 64  # entries of a kernel whose parts are summed up together
+
+
+def fits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> bool:
+    outputs, inputs, *size = weight.shape
+    return (
+        _dtype(x) == torch.bfloat16
+        and x.dim() == weight.dim() == 4
+        and bias is None
+        and groups == 1
+        and _both(stride) == _both(dilation) == (1, 1)
+        and all(side % 2 for side in size)
+        and _both(padding) == tuple(side // 2 for side in size)  # as large as before
+        and max(inputs, outputs) <= _CHANNELS
+        and bool(inputs % 8 or outputs % 8)
+        and 0 < x.numel() < 2**31
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def conv2d(x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> Tensor:
+    """As `F.conv2d` where it fits."""
+    dtype = _dtype(x)
+    kernel = weight.to(dtype, memory_format=torch.channels_last)
+    y: Tensor = _Conv.apply(x.to(dtype), kernel)
+    return y
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """That of the product, which autocast may have chosen."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _both(of: Any) -> Any:
+    return tuple(of) if isinstance(of, tuple | list) else (of, of)
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        return _convolved(x, kernel, kernel.shape[0], flipped=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, kernel = ctx.saved_tensors
+        by_y = by_y.contiguous(memory_format=torch.channels_last)
+        by_x = by_kernel = None
+        if ctx.needs_input_grad[1]:
+            by_kernel = _to_kernel(x, kernel, by_y)
+        if ctx.needs_input_grad[0]:
+            by_x = _convolved(by_y, kernel, kernel.shape[1], flipped=True)
+        return by_x, by_kernel
+
+
+def _convolved(x: Tensor, kernel: Tensor, outputs: int, flipped: bool) -> Tensor:
+    count, inputs, height, width = x.shape
+    y = x.new_empty(count, height, width, outputs).permute(0, 3, 1, 2)
+    positions = count * height * width
+    _convolve[(triton.cdiv(positions, _ROWS),)](
+        *(x, kernel, y, positions),
+        *(inputs // _unit(inputs), outputs // _unit(outputs)),
+        FLIPPED=flipped,
+        **_sizes(x, outputs, kernel),
+    )
+    return y
+
+
+def _unit(channels: int) -> int:
+    """Channels come in groups of so many, which a kernel knows when it is compiled: it reads that
+    many numbers at once."""
+    return math.gcd(channels, 4)
+
+
+def _sizes(x: Tensor, outputs: int, kernel: Tensor) -> dict[str, int]:
+    inputs, height, width = x.shape[1:]
+    tall, wide = kernel.shape[2:]
+    return {
+        "IN": _unit(inputs),
+        "OUT": _unit(outputs),
+        "HEIGHT": height,
+        "WIDTH": width,
+        "TALL": tall,
+        "WIDE": wide,
+        "ROWS": _ROWS,
+        "CHANNELS": _CHANNELS,
+        # Numbers under a row of the kernel; a product of tensor cores takes no fewer than 16.
+        "SEEN": max(16, triton.next_power_of_2(inputs * wide)),
+    }
+
+
+def _to_kernel(x: Tensor, kernel: Tensor, by_y: Tensor) -> Tensor:
+    count, inputs, height, width = x.shape
+    outputs, tall = kernel.shape[0], kernel.shape[2]
+    positions = count * height * width
+    tiles = triton.cdiv(positions, _ROWS)
+    each = triton.cdiv(tiles, _PARTS)
+    parts = x.new_empty(triton.cdiv(tiles, each), kernel.numel(), dtype=torch.float32)
+    _multiply[(len(parts), tall)](
+        *(x, by_y, parts, positions),
+        *(inputs // _unit(inputs), outputs // _unit(outputs), each),
+        **_sizes(x, outputs, kernel),
+    )
+    by_kernel = torch.empty_like(kernel)
+    _sum_parts[(triton.cdiv(kernel.numel(), _SUM),)](
+        parts, by_kernel, len(parts), kernel.numel(), PARTS=_PARTS, SUM=_SUM
+    )
+    return by_kernel
+
+
+# A row of pixels under a kernel is one piece of memory, `[WIDE, channels]`, at which programs look
+# as at `SEEN` numbers. Compiled for each size of images, by which they divide all the time.
+_sized = triton.jit(do_not_specialize=["n", "groups_in", "groups_out", "each"])
+
+
+@triton.jit
+def _column(groups, UNIT: tl.constexpr, SEEN: tl.constexpr):
+    """Numbers of a row under the kernel, and in which of its columns they are."""
+    k = tl.arange(0, SEEN)
+    return k, tl.max_constancy(k // (groups * UNIT), UNIT)
+
+
+@triton.jit
+def _under(
+    at, r, n, groups, down,
+    UNIT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    WIDE: tl.constexpr, SEEN: tl.constexpr,
+):  # fmt: skip
+    """What is under one row of the kernel at some positions, zeros beyond the border."""
+    k, column = _column(groups, UNIT, SEEN)
+    y, x = r // WIDTH % HEIGHT + down, (r % WIDTH)[:, None] + column[None, :] - WIDE // 2
+    is_there = ((r < n) & (y >= 0) & (y < HEIGHT))[:, None] & (x >= 0) & (x < WIDTH)
+    first = (r + down * WIDTH - WIDE // 2)[:, None] * (groups * UNIT)
+    return tl.load(at + first + k[None, :], mask=is_there & (column < WIDE)[None, :], other=0)
+
+
+@_sized
+def _convolve(
+    x, kernel, y, n, groups_in, groups_out,
+    FLIPPED: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    SEEN: tl.constexpr,
+):  # fmt: skip
+    """The gradient by an input is a convolution, too, with the kernel flipped in all dimensions."""
+    inputs, outputs = groups_in * IN, groups_out * OUT
+    r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)
+    k, column = _column(groups_in, IN, SEEN)
+    is_entry = (column < WIDE)[:, None] & (c < outputs)[None, :]
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for row in tl.static_range(TALL):
+        seen = _under(x, r, n, groups_in, row - TALL // 2, IN, HEIGHT, WIDTH, WIDE, SEEN)
+        if FLIPPED:
+            tap = TALL * WIDE - 1 - row * WIDE - column
+            places = ((k % inputs * TALL * WIDE + tap) * outputs)[:, None] + c[None, :]
+        else:
+            places = (row * WIDE * inputs + k)[:, None] + (c * TALL * WIDE * inputs)[None, :]
+        weights = tl.load(kernel + places, mask=is_entry, other=0)
+        total += tl.dot(seen, weights, input_precision="ieee")
+    there = (r < n)[:, None] & (c < outputs)[None, :]
+    tl.store(y + r[:, None] * outputs + c[None, :], total, mask=there)
+
+
+@_sized
+def _multiply(
+    x, by_y, parts, n, groups_in, groups_out, each,
+    IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    SEEN: tl.constexpr,
+):  # fmt: skip
+    """A part of the gradient by one row of a kernel: `Σ by_y · x` over some of the positions."""
+    inputs, outputs = groups_in * IN, groups_out * OUT
+    part, row = tl.program_id(0), tl.program_id(1)
+    c = tl.arange(0, CHANNELS)
+    total = tl.zeros((CHANNELS, SEEN), tl.float32)
+    for tile in range(part * each, part * each + each):
+        r = tile * ROWS + tl.arange(0, ROWS)
+        seen = _under(x, r, n, groups_in, row - TALL // 2, IN, HEIGHT, WIDTH, WIDE, SEEN)
+        by_seen = _under(by_y, r, n, groups_out, 0, OUT, HEIGHT, WIDTH, 1, CHANNELS)
+        total += tl.dot(tl.trans(by_seen), seen, input_precision="ieee")
+    k, column = _column(groups_in, IN, SEEN)
+    places = parts + ((part * outputs + c) * TALL + row)[:, None] * (WIDE * inputs) + k[None, :]
+    tl.store(places, total, mask=(c < outputs)[:, None] & (column < WIDE)[None, :])
+
+
+@triton.jit(do_not_specialize=["p", "n"])
+def _sum_parts(parts, by_kernel, p, n, PARTS: tl.constexpr, SUM: tl.constexpr):
+    at, part = tl.program_id(0) * SUM + tl.arange(0, SUM), tl.arange(0, PARTS)
+    there = (part < p)[:, None] & (at < n)[None, :]
+    total = tl.sum(tl.load(parts + part[:, None] * n + at[None, :], mask=there, other=0), 0)
+    tl.store(by_kernel + at, total, mask=at < n)

@@ -1,0 +1,34 @@
+"""Operations of torch that kernels of ours stand for."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from rankup.kernels import conv, norm
+
+# What says whether arguments fit, and what then takes them.
+_OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] = {
+    F.batch_norm: (norm.fits, norm.batch_norm),
+    torch.conv2d: (conv.fits, conv.conv2d),
+}
+
+
+class Exchange(TorchFunctionMode):
+    """Inside, they are done by our kernels wherever they are called, if these are made for it."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if (ours := _OURS.get(function)) is not None:
+            fits, kernel = ours
+            if fits(*args, **given):
+                return kernel(*args, **given)
+        return function(*args, **given)
