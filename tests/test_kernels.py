@@ -112,40 +112,44 @@ def test_batch_norms_are_torchs_own(
             assert float(off.detach()) <= near * float(size) + 1e-4
 
 
-# Samples, inputs, outputs, height, width, sides of the kernel.
+# Samples, inputs, outputs, height, width, sides of the kernel, stride.
 CONVOLUTIONS = [
-    (2, 20, 20, 7, 9, 3, 3),
-    (2, 3, 20, 6, 6, 3, 3),
-    (3, 1, 6, 5, 4, 1, 3),
-    (2, 30, 12, 4, 6, 1, 1),
-    (1, 20, 28, 5, 5, 5, 3),
+    (2, 20, 20, 7, 9, 3, 3, 1),
+    (2, 3, 20, 6, 6, 3, 3, 1),
+    (3, 1, 6, 5, 4, 1, 3, 1),
+    (2, 30, 12, 4, 6, 1, 1, 1),
+    (1, 20, 22, 5, 5, 5, 3, 1),
+    (2, 20, 40, 7, 6, 3, 3, 2),
+    (2, 20, 40, 6, 7, 1, 1, 2),
 ]
 if DEVICE.type == "cuda":
-    CONVOLUTIONS += [(64, 20, 20, 32, 32, 3, 3), (64, 20, 20, 42, 42, 3, 3)]
+    CONVOLUTIONS += [(64, 20, 20, 32, 32, 3, 3, 1), (64, 20, 20, 42, 42, 3, 3, 1)]
+    CONVOLUTIONS += [(64, 20, 40, 32, 32, 3, 3, 2), (64, 20, 40, 32, 32, 1, 1, 2)]
+    CONVOLUTIONS += [(64, 3, 20, 84, 84, 3, 3, 2)]
 
 
 @pytest.mark.parametrize("sizes", CONVOLUTIONS, ids=str)
 def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
     from rankup.kernels import conv
 
-    count, inputs, outputs, height, width, tall, wide = sizes
+    count, inputs, outputs, height, width, tall, wide, stride = sizes
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:  # numbers that bfloat16 has
         return torch.randint(-8, 9, shape, generator=draw).div(8).to(DEVICE)
 
     x = random(count, inputs, height, width).contiguous(memory_format=torch.channels_last)
-    kernel, towards = random(outputs, inputs, tall, wide), random(count, outputs, height, width)
-    padding = tall // 2, wide // 2
+    kernel, about = random(outputs, inputs, tall, wide), (stride, (tall // 2, wide // 2))
     # In Python, Triton cannot multiply numbers of sixteen bits.
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     own = [t.to(dtype).requires_grad_() for t in (x, kernel)]
-    assert conv.fits(own[0].bfloat16(), kernel, padding=padding)
-    found = conv.conv2d(*own, padding=padding)
+    assert conv.fits(own[0].bfloat16(), kernel, None, *about)
+    found = conv.conv2d(*own, None, *about)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
     wide_own = [t.double().requires_grad_() for t in (x, kernel)]
-    expected = F.conv2d(*wide_own, padding=padding)
+    expected = F.conv2d(*wide_own, None, *about)
+    towards = random(*expected.shape)
     grads = torch.autograd.grad(found, own, towards.to(dtype))
     wanted = torch.autograd.grad(expected, wide_own, towards.double())
     near = 2**-8 if dtype == torch.bfloat16 else 1e-6
@@ -153,21 +157,23 @@ def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
         torch.testing.assert_close(one.double(), other, rtol=near, atol=near)
 
 
-def test_convolutions_that_cudnn_does_well_or_that_change_the_size_are_left_to_it() -> None:
+def test_convolutions_that_cudnn_does_well_or_that_leave_out_borders_are_left_to_it() -> None:
     from rankup.kernels import conv
 
     x = torch.zeros(2, 20, 8, 8, dtype=torch.bfloat16, device=DEVICE)
     x = x.contiguous(memory_format=torch.channels_last)
     kernel = torch.zeros(20, 20, 3, 3, device=DEVICE)
     assert conv.fits(x, kernel, None, 1, 1)
-    assert not conv.fits(x, kernel, None, (2, 2), (1, 1))
+    assert conv.fits(x, kernel, None, (2, 2), (1, 1))
+    assert not conv.fits(x, kernel, None, (2, 1), (1, 1))
+    assert not conv.fits(x, kernel, None, (3, 3), (1, 1))
     assert not conv.fits(x, kernel)  # no padding: smaller than before
     assert not conv.fits(x, kernel, torch.zeros(20, device=DEVICE), padding=1)
     assert not conv.fits(x, kernel, padding="same")
     assert not conv.fits(x.float(), kernel, padding=1)
     assert not conv.fits(x.contiguous(), kernel, padding=1)
     assert not conv.fits(x[:, :16].contiguous(memory_format=torch.channels_last), kernel[:16, :16])
-    assert not conv.fits(x, torch.zeros(40, 20, 3, 3, device=DEVICE), padding=1)
+    assert not conv.fits(x, torch.zeros(80, 20, 3, 3, device=DEVICE), padding=1)
 
 
 def test_a_mode_exchanges_the_norms_that_fit_and_no_others() -> None:

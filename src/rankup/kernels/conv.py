@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_CHANNELS = 32  # the most that a program looks at, which is all
+_CHANNELS = 64  # the most that a program looks at, which is all
+_SEEN = 128  # the same of numbers under a row of a kernel
 _ROWS = 64  # positions of images that a program looks at together
 _PARTS = 128  # a kernel's gradient is summed up in so many parts at most
 _SUM = 64  # entries of a kernel whose parts are summed up together
@@ -34,21 +35,25 @@ def fits(
         and x.dim() == weight.dim() == 4
         and bias is None
         and groups == 1
-        and _both(stride) == _both(dilation) == (1, 1)
+        and _both(stride) in ((1, 1), (2, 2))
+        and _both(dilation) == (1, 1)
         and all(side % 2 for side in size)
-        and _both(padding) == tuple(side // 2 for side in size)  # as large as before
+        and _both(padding) == tuple(side // 2 for side in size)  # so nothing is lost at borders
         and max(inputs, outputs) <= _CHANNELS
+        and max(inputs, outputs) * size[1] <= _SEEN
         and bool(inputs % 8 or outputs % 8)
         and 0 < x.numel() < 2**31
         and x.is_contiguous(memory_format=torch.channels_last)
     )
 
 
-def conv2d(x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> Tensor:
+def conv2d(
+    x: Tensor, weight: Tensor, bias: None = None, stride: Any = 1, *rest: Any, **more: Any
+) -> Tensor:
     """As `F.conv2d` where it fits."""
     dtype = _dtype(x)
     kernel = weight.to(dtype, memory_format=torch.channels_last)
-    y: Tensor = _Conv.apply(x.to(dtype), kernel)
+    y: Tensor = _Conv.apply(x.to(dtype), kernel, _both(stride)[0])
     return y
 
 
@@ -64,32 +69,47 @@ def _both(of: Any) -> Any:
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, stride: int) -> Tensor:
         ctx.save_for_backward(x, kernel)
-        return _convolved(x, kernel, kernel.shape[0], flipped=False)
+        ctx.stride = stride
+        return _convolved(x, kernel, kernel.shape[0], stride)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, kernel = ctx.saved_tensors
         by_y = by_y.contiguous(memory_format=torch.channels_last)
         by_x = by_kernel = None
         if ctx.needs_input_grad[1]:
-            by_kernel = _to_kernel(x, kernel, by_y)
+            by_kernel = _to_kernel(x, kernel, by_y, ctx.stride)
         if ctx.needs_input_grad[0]:
-            by_x = _convolved(by_y, kernel, kernel.shape[1], flipped=True)
-        return by_x, by_kernel
+            by_x = _to_input(x, kernel, by_y, ctx.stride)
+        return by_x, by_kernel, None
 
 
-def _convolved(x: Tensor, kernel: Tensor, outputs: int, flipped: bool) -> Tensor:
-    count, inputs, height, width = x.shape
+def _to_input(x: Tensor, kernel: Tensor, by_y: Tensor, stride: int) -> Tensor:
+    if stride == 1:
+        return _convolved(by_y, kernel, kernel.shape[1], 1, flipped=True)
+    padding = [side // 2 for side in kernel.shape[2:]]
+    by_x: Tensor = torch.ops.aten.convolution_backward(
+        *(by_y, x, kernel, None, [stride, stride], padding, [1, 1], False, [0, 0], 1),
+        [True, False, False],
+    )[0]
+    return by_x
+
+
+def _convolved(
+    x: Tensor, kernel: Tensor, outputs: int, stride: int, flipped: bool = False
+) -> Tensor:
+    count, inputs, *size = x.shape
+    height, width = (triton.cdiv(side, stride) for side in size)
     y = x.new_empty(count, height, width, outputs).permute(0, 3, 1, 2)
     positions = count * height * width
     _convolve[(triton.cdiv(positions, _ROWS),)](
         *(x, kernel, y, positions),
         *(inputs // _unit(inputs), outputs // _unit(outputs)),
         FLIPPED=flipped,
-        **_sizes(x, outputs, kernel),
+        **_sizes(x, outputs, kernel, stride),
     )
     return y
 
@@ -100,7 +120,7 @@ def _unit(channels: int) -> int:
     return math.gcd(channels, 4)
 
 
-def _sizes(x: Tensor, outputs: int, kernel: Tensor) -> dict[str, int]:
+def _sizes(x: Tensor, outputs: int, kernel: Tensor, stride: int) -> dict[str, int]:
     inputs, height, width = x.shape[1:]
     tall, wide = kernel.shape[2:]
     return {
@@ -110,24 +130,24 @@ def _sizes(x: Tensor, outputs: int, kernel: Tensor) -> dict[str, int]:
         "WIDTH": width,
         "TALL": tall,
         "WIDE": wide,
+        "STRIDE": stride,
         "ROWS": _ROWS,
-        "CHANNELS": _CHANNELS,
+        "CHANNELS": max(16, triton.next_power_of_2(outputs)),
         # Numbers under a row of the kernel; a product of tensor cores takes no fewer than 16.
         "SEEN": max(16, triton.next_power_of_2(inputs * wide)),
     }
 
 
-def _to_kernel(x: Tensor, kernel: Tensor, by_y: Tensor) -> Tensor:
-    count, inputs, height, width = x.shape
-    outputs, tall = kernel.shape[0], kernel.shape[2]
-    positions = count * height * width
+def _to_kernel(x: Tensor, kernel: Tensor, by_y: Tensor, stride: int) -> Tensor:
+    inputs, outputs = x.shape[1], kernel.shape[0]
+    positions = by_y.numel() // outputs
     tiles = triton.cdiv(positions, _ROWS)
     each = triton.cdiv(tiles, _PARTS)
     parts = x.new_empty(triton.cdiv(tiles, each), kernel.numel(), dtype=torch.float32)
-    _multiply[(len(parts), tall)](
+    _multiply[(len(parts), kernel.shape[2])](
         *(x, by_y, parts, positions),
         *(inputs // _unit(inputs), outputs // _unit(outputs), each),
-        **_sizes(x, outputs, kernel),
+        **_sizes(x, outputs, kernel, stride),
     )
     by_kernel = torch.empty_like(kernel)
     _sum_parts[(triton.cdiv(kernel.numel(), _SUM),)](
@@ -150,15 +170,18 @@ def _column(groups, UNIT: tl.constexpr, SEEN: tl.constexpr):
 
 @triton.jit
 def _under(
-    at, r, n, groups, down,
-    UNIT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    WIDE: tl.constexpr, SEEN: tl.constexpr,
+    at, r, n, groups, row,
+    UNIT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+    WIDE: tl.constexpr, STRIDE: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """What is under one row of the kernel at some positions, zeros beyond the border."""
     k, column = _column(groups, UNIT, SEEN)
-    y, x = r // WIDTH % HEIGHT + down, (r % WIDTH)[:, None] + column[None, :] - WIDE // 2
+    height, width = (HEIGHT - 1) // STRIDE + 1, (WIDTH - 1) // STRIDE + 1  # of positions
+    y = r // width % height * STRIDE + row - TALL // 2
+    left = r % width * STRIDE - WIDE // 2
+    x = left[:, None] + column[None, :]
     is_there = ((r < n) & (y >= 0) & (y < HEIGHT))[:, None] & (x >= 0) & (x < WIDTH)
-    first = (r + down * WIDTH - WIDE // 2)[:, None] * (groups * UNIT)
+    first = ((r // (width * height) * HEIGHT + y) * WIDTH + left)[:, None] * (groups * UNIT)
     return tl.load(at + first + k[None, :], mask=is_there & (column < WIDE)[None, :], other=0)
 
 
@@ -167,8 +190,8 @@ def _convolve(
     x, kernel, y, n, groups_in, groups_out,
     FLIPPED: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    TALL: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    SEEN: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """The gradient by an input is a convolution, too, with the kernel flipped in all dimensions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
@@ -177,7 +200,7 @@ def _convolve(
     is_entry = (column < WIDE)[:, None] & (c < outputs)[None, :]
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for row in tl.static_range(TALL):
-        seen = _under(x, r, n, groups_in, row - TALL // 2, IN, HEIGHT, WIDTH, WIDE, SEEN)
+        seen = _under(x, r, n, groups_in, row, IN, HEIGHT, WIDTH, TALL, WIDE, STRIDE, SEEN)
         if FLIPPED:
             tap = TALL * WIDE - 1 - row * WIDE - column
             places = ((k % inputs * TALL * WIDE + tap) * outputs)[:, None] + c[None, :]
@@ -193,8 +216,8 @@ def _convolve(
 def _multiply(
     x, by_y, parts, n, groups_in, groups_out, each,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    TALL: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    SEEN: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """A part of the gradient by one row of a kernel: `Σ by_y · x` over some of the positions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
@@ -203,8 +226,9 @@ def _multiply(
     total = tl.zeros((CHANNELS, SEEN), tl.float32)
     for tile in range(part * each, part * each + each):
         r = tile * ROWS + tl.arange(0, ROWS)
-        seen = _under(x, r, n, groups_in, row - TALL // 2, IN, HEIGHT, WIDTH, WIDE, SEEN)
-        by_seen = _under(by_y, r, n, groups_out, 0, OUT, HEIGHT, WIDTH, 1, CHANNELS)
+        seen = _under(x, r, n, groups_in, row, IN, HEIGHT, WIDTH, TALL, WIDE, STRIDE, SEEN)
+        there = (r < n)[:, None] & (c < outputs)[None, :]
+        by_seen = tl.load(by_y + r[:, None] * outputs + c[None, :], mask=there, other=0)
         total += tl.dot(tl.trans(by_seen), seen, input_precision="ieee")
     k, column = _column(groups_in, IN, SEEN)
     places = parts + ((part * outputs + c) * TALL + row)[:, None] * (WIDE * inputs) + k[None, :]
