@@ -11,7 +11,7 @@ from learning import F64, RANKS, RATE, RECIPE, after_steps, assert_agree, learne
 from rankup.chain import ChainLearner
 from rankup.engine import Engine
 from rankup.feed import Feed
-from rankup.graph import Graph
+from rankup.graph import Graph, _streams
 from rankup.learner import RankLearner
 from rankup.rank import Rank
 from rankup.recipe import Recipe
@@ -37,6 +37,17 @@ def test_captured_learners_may_have_recipes_of_their_own() -> None:
         found.append((losses, flat))
     assert_agree(*found)
     assert not torch.allclose(found[0][1][0], found[0][1][2])
+
+
+@GPU
+def test_captured_steps_have_streams_that_are_all_different() -> None:
+    device = torch.device("cuda")
+    torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as anybody may take one
+    for _ in range(4):
+        assert len({stream.cuda_stream for stream in _streams(16, device)}) == 16
+    first, *others = _streams(97, device)  # more than there are
+    assert len(others) == 96
+    assert first.cuda_stream not in {stream.cuda_stream for stream in others}
 
 
 @GPU

@@ -1,0 +1,238 @@
+"""The kernels behind `build.py`: products of factors, for all layers of a network at once. On which
+part of which layer a program works, it finds in a table of tiles; a layer's tensors, in the order
+of `Factors` and `_Room`, in a table of places."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(tiles):
+    at = tiles + 3 * tl.program_id(0)
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2)
+
+
+@triton.jit
+def _of(base, places, layer, column: tl.constexpr):
+    """Where a layer's tensor begins: at a multiple of eight numbers, as the compiler sees."""
+    return base + tl.load(places + 12 * layer + column) * 8
+
+
+@triton.jit
+def _size(sizes, layer, column: tl.constexpr):
+    return tl.load(sizes + 6 * layer + column)
+
+
+@triton.jit
+def _even(sizes, layer, column: tl.constexpr, EVEN: tl.constexpr):
+    return _size(sizes, layer, column) // EVEN * EVEN
+
+
+@triton.jit
+def _place(sizes, layer, o, i):
+    """Where an entry of the matrix `[out, in]` is in a kernel that is stored channels last."""
+    inputs, channels, positions = (
+        _size(sizes, layer, 1),
+        _size(sizes, layer, 4),
+        _size(sizes, layer, 5),
+    )
+    return o * inputs + (i % positions) * channels + i // positions
+
+
+@triton.jit
+def _product(
+    us,
+    vs,
+    selector,
+    count,
+    outputs,
+    inputs,
+    o,
+    i,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+):
+    """Σ_r selector[r] · us[r, o] · vs[r, i] over so many factors."""
+    total = tl.zeros((OUT, IN), tl.float32)
+    is_out, is_in = o < outputs, i < inputs
+    for start in range(0, count, RANK):
+        r = start + tl.arange(0, RANK)
+        has = r < count
+        u = tl.load(
+            us + r[None, :] * outputs + o[:, None], mask=has[None, :] & is_out[:, None], other=0
+        )
+        s = tl.load(selector + r, mask=has, other=0)
+        v = tl.load(
+            vs + r[:, None] * inputs + i[None, :], mask=has[:, None] & is_in[None, :], other=0
+        )
+        total += tl.dot(u * s[None, :], v, input_precision="tf32")
+    return total
+
+
+@triton.jit
+def weights(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    layer, first_o, first_i = _tile(tiles)
+    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
+    old, new = _size(sizes, layer, 2), _size(sizes, layer, 3)
+    o, i = first_o // OUT * OUT + tl.arange(0, OUT), first_i // IN * IN + tl.arange(0, IN)
+    selector = _of(floats, places, layer, 4)
+    U, V = _of(floats, places, layer, 0), _of(floats, places, layer, 1)
+    kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK)
+    new_U, new_V = _of(floats, places, layer, 2), _of(floats, places, layer, 3)
+    kernel += _product(new_U, new_V, selector + old, new, outputs, inputs, o, i, OUT, IN, RANK)
+    tl.store(
+        _of(halves, places, layer, 5) + _place(sizes, layer, o[:, None], i[None, :]),
+        kernel.to(tl.bfloat16),
+        mask=(o < outputs)[:, None] & (i < inputs)[None, :],
+    )
+
+
+@triton.jit
+def in_order(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """The gradient by a kernel as one by the matrix: what reads it, reads it many times."""
+    layer, first_o, first_i = _tile(tiles)
+    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
+    o, i = first_o + tl.arange(0, OUT)[:, None], first_i + tl.arange(0, IN)[None, :]
+    there = (o < outputs) & (i < inputs)
+    grad = tl.load(_of(halves, places, layer, 6) + _place(sizes, layer, o, i), mask=there, other=0)
+    tl.store(_of(halves, places, layer, 11) + o * inputs + i, grad, mask=there)
+
+
+@triton.jit
+def to_selector(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """A share of the selector's gradient, that of some outputs, and new factors' by U."""
+    layer, first, part = _tile(tiles)
+    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
+    old, new = _size(sizes, layer, 2), _size(sizes, layer, 3)
+    is_new = first >= old
+    if is_new:
+        us, vs = _of(floats, places, layer, 2), _of(floats, places, layer, 3)
+    else:
+        us, vs = _of(floats, places, layer, 0), _of(floats, places, layer, 1)
+    at = first + tl.arange(0, RANK)  # among all factors
+    r = at - tl.where(is_new, old, 0)  # among old or new ones
+    has = r < tl.where(is_new, new, old)
+    o = part * OUT + tl.arange(0, OUT)
+    is_out = o < outputs
+    grad = _of(halves, places, layer, 11)
+    seen = tl.zeros((RANK, OUT), tl.float32)  # the gradient, as V sees it
+    for start in range(0, inputs, IN):
+        i = start + tl.arange(0, IN)
+        is_in = i < inputs
+        v = tl.load(
+            vs + r[:, None] * inputs + i[None, :], mask=has[:, None] & is_in[None, :], other=0
+        )
+        g = tl.load(
+            grad + o[None, :] * inputs + i[:, None],
+            mask=is_out[None, :] & is_in[:, None],
+            other=0,
+        )
+        seen += tl.dot(v, g.to(tl.float32), input_precision="tf32")
+    u = tl.load(
+        us + r[:, None] * outputs + o[None, :], mask=has[:, None] & is_out[None, :], other=0
+    )
+    tl.store(
+        _of(floats, places, layer, 10) + part * (old + new) + at, tl.sum(u * seen, 1), mask=has
+    )
+    s = tl.load(_of(floats, places, layer, 4) + at, mask=has, other=0)
+    tl.store(
+        _of(floats, places, layer, 7) + r[:, None] * outputs + o[None, :],
+        seen * s[:, None],
+        mask=is_new & has[:, None] & is_out[None, :],
+    )
+
+
+@triton.jit
+def to_V(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    layer, first_r, first_i = _tile(tiles)
+    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
+    old, new = _size(sizes, layer, 2), _size(sizes, layer, 3)
+    r, i = first_r + tl.arange(0, RANK), first_i + tl.arange(0, IN)
+    has, is_in = r < new, i < inputs
+    new_U, grad = _of(floats, places, layer, 2), _of(halves, places, layer, 11)
+    total = tl.zeros((RANK, IN), tl.float32)
+    for start in range(0, outputs, OUT):
+        o = start + tl.arange(0, OUT)
+        is_out = o < outputs
+        u = tl.load(
+            new_U + r[:, None] * outputs + o[None, :], mask=has[:, None] & is_out[None, :], other=0
+        )
+        g = tl.load(
+            grad + o[:, None] * inputs + i[None, :],
+            mask=is_out[:, None] & is_in[None, :],
+            other=0,
+        )
+        total += tl.dot(u, g.to(tl.float32), input_precision="tf32")
+    s = tl.load(_of(floats, places, layer, 4) + old + r, mask=has, other=0)
+    tl.store(
+        _of(floats, places, layer, 8) + r[:, None] * inputs + i[None, :],
+        total * s[:, None],
+        mask=has[:, None] & is_in[None, :],
+    )
+
+
+@triton.jit
+def sum_parts(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    layer, first, _ = _tile(tiles)
+    outputs, rank = _size(sizes, layer, 0), _size(sizes, layer, 2) + _size(sizes, layer, 3)
+    r = first + tl.arange(0, SUM)
+    total = tl.zeros((SUM,), tl.float32)
+    for part in range(0, tl.cdiv(outputs, OUT)):
+        total += tl.load(_of(floats, places, layer, 10) + part * rank + r, mask=r < rank, other=0)
+    tl.store(_of(floats, places, layer, 9) + r, total, mask=r < rank)
