@@ -15,6 +15,7 @@ from rankup.layers import FactoredConv
 
 _MANY = 512  # factors of a layer from which on its products are large ones
 _SUM = 128  # factors whose gradients are summed up together
+_SHARED = 128 * 1024  # bytes of a processor's memory that large tiles take
 
 
 class Tiling(NamedTuple):
@@ -73,12 +74,12 @@ class Builder:
 
     def __init__(self, layers: Sequence[Factors]) -> None:
         self.layers = layers
-        many = [layer.has_many for layer in layers]
+        has_room = _has_room(layers[0].U.device)
+        self._many = many = [has_room and layer.has_many for layer in layers]
         self._groups = [
             _Group([layer for layer, own in zip(layers, many, strict=True) if own == kind], kind)
             for kind in sorted(set(many))
         ]
-        self._many = many
 
     def __call__(self) -> Sequence[Tensor]:
         """`[out, channels, height, width]` for each layer, in bfloat16 and channels-last order,
@@ -99,6 +100,14 @@ class Builder:
             found[group.many] = iter(group.backward(own))
         for many in self._many:
             yield from next(found[many])
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether a GPU's processors have the memory for large tiles."""
+    if device.type != "cuda":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 0) >= _SHARED
 
 
 class _Room(NamedTuple):

@@ -27,8 +27,8 @@ class Exchange(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        if (ours := _OURS.get(function)) is not None:
-            fits, kernel = ours
-            if fits(*args, **given):
-                return kernel(*args, **given)
+        fits, kernel = _OURS.get(function, (None, function))
+        # What a module maps with torch.func knows no nodes of ours.
+        if fits and not torch._C._are_functorch_transforms_active() and fits(*args, **given):
+            return kernel(*args, **given)
         return function(*args, **given)
