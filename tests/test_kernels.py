@@ -116,7 +116,7 @@ def test_batch_norms_are_torchs_own(
 CONVOLUTIONS = [
     (2, 20, 20, 7, 9, 3, 3, 1),
     (2, 3, 20, 6, 6, 3, 3, 1),
-    (3, 1, 6, 5, 4, 1, 3, 1),
+    (3, 2, 6, 5, 4, 1, 3, 1),
     (2, 30, 12, 4, 6, 1, 1, 1),
     (1, 20, 22, 5, 5, 5, 3, 1),
     (2, 20, 40, 7, 6, 3, 3, 2),
@@ -143,7 +143,7 @@ def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
     # In Python, Triton cannot multiply numbers of sixteen bits.
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     own = [t.to(dtype).requires_grad_() for t in (x, kernel)]
-    assert conv.fits(own[0].bfloat16(), kernel, None, *about)
+    assert conv.fits(own[0].bfloat16(), kernel.bfloat16(), None, *about)
     found = conv.conv2d(*own, None, *about)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -160,20 +160,63 @@ def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
 def test_convolutions_that_cudnn_does_well_or_that_leave_out_borders_are_left_to_it() -> None:
     from rankup.kernels import conv
 
+    def fits(x: Tensor, kernel: Tensor, *rest: Any, **more: Any) -> bool:
+        images = x.contiguous(memory_format=torch.channels_last)
+        return conv.fits(images, kernel, *rest, **more)
+
     x = torch.zeros(2, 20, 8, 8, dtype=torch.bfloat16, device=DEVICE)
-    x = x.contiguous(memory_format=torch.channels_last)
-    kernel = torch.zeros(20, 20, 3, 3, device=DEVICE)
-    assert conv.fits(x, kernel, None, 1, 1)
-    assert conv.fits(x, kernel, None, (2, 2), (1, 1))
-    assert not conv.fits(x, kernel, None, (2, 1), (1, 1))
-    assert not conv.fits(x, kernel, None, (3, 3), (1, 1))
-    assert not conv.fits(x, kernel)  # no padding: smaller than before
-    assert not conv.fits(x, kernel, torch.zeros(20, device=DEVICE), padding=1)
-    assert not conv.fits(x, kernel, padding="same")
-    assert not conv.fits(x.float(), kernel, padding=1)
-    assert not conv.fits(x.contiguous(), kernel, padding=1)
-    assert not conv.fits(x[:, :16].contiguous(memory_format=torch.channels_last), kernel[:16, :16])
-    assert not conv.fits(x, torch.zeros(80, 20, 3, 3, device=DEVICE), padding=1)
+    kernel = x.new_zeros(20, 20, 3, 3)
+    assert fits(x, kernel, None, 1, 1)
+    assert fits(x, kernel, None, (2, 2), (1, 1))
+    assert not fits(x, kernel, None, (2, 1), (1, 1))
+    assert not fits(x, kernel, None, (3, 3), (1, 1))
+    assert not fits(x, kernel)  # no padding: smaller than before
+    assert not fits(x, kernel, x.new_zeros(20), padding=1)
+    assert not fits(x, kernel, padding="same")
+    assert not fits(x[:, :16], kernel[:16, :16], padding=1)  # of eights
+    assert not fits(x, x.new_zeros(80, 20, 3, 3), padding=1)  # too many
+    assert not conv.fits(x, kernel, padding=1)  # channels do not lie last
+    assert not conv.fits(x.new_zeros(2, 1, 8, 8), kernel[:, :1], padding=1)  # or may not
+    # Torch refuses these, or has another dtype for them.
+    assert not fits(x, kernel.float(), padding=1)
+    assert not fits(x.float(), kernel.float(), padding=1)
+    assert not fits(x[:, :12], kernel, padding=1)
+    # More than 32 bits count.
+    large = torch.empty(800, 3, 224, 224, dtype=x.dtype, device=DEVICE)
+    large = torch.empty_like(large, memory_format=torch.channels_last)
+    assert conv.fits(large, kernel[:, :3], padding=1)
+    assert not conv.fits(large, x.new_zeros(60, 3, 1, 1))
+
+
+def test_autocast_chooses_the_dtype_of_convolutions_but_not_of_float64() -> None:
+    from rankup.kernels import conv
+
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        for dtype, expected in ((torch.float32, True), (torch.float64, False)):
+            x = torch.zeros(2, 20, 4, 4, dtype=dtype, device=DEVICE)
+            x = x.contiguous(memory_format=torch.channels_last)
+            assert conv.fits(x, x.new_zeros(20, 20, 3, 3), padding=1) is expected
+
+
+def test_norms_of_other_tensors_than_rows_of_floats_are_left_to_torch() -> None:
+    from rankup.kernels import norm
+
+    x = torch.zeros(2, 8, 3, 3, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    row, pair = torch.ones(8, device=DEVICE), torch.ones(8, 2, device=DEVICE)
+    assert norm.fits(x, None, None, row, row, training=True)
+    for wrong in (pair[:, 0], row[:4], row.double(), row[:1].expand(8), None):
+        assert not norm.fits(x, None, None, wrong, row, training=True)
+        assert not norm.fits(x, None, None, row, wrong, training=True)
+        assert not norm.fits(x, row, wrong, row, row, training=True)
+
+
+def test_channels_far_from_zero_are_normalised() -> None:
+    from rankup.kernels import norm
+
+    x = 1e20 * (1 + 0.01 * torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0)))
+    x = x.to(DEVICE).contiguous(memory_format=torch.channels_last)
+    row = torch.ones(4, device=DEVICE)
+    assert norm.batch_norm(x, None, None, row, row).isfinite().all()
 
 
 def test_a_mode_exchanges_the_norms_that_fit_and_no_others() -> None:
@@ -193,3 +236,62 @@ def test_a_mode_exchanges_the_norms_that_fit_and_no_others() -> None:
             last[:, :3].contiguous(memory_format=torch.channels_last)
         )
     assert type(odd.grad_fn).__name__ != "_BatchNormBackward"
+
+
+SIXTEEN_BITS = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+
+
+def module_of(kind: str) -> Any:
+    if kind == "norm":
+        return torch.nn.BatchNorm2d(4).to(DEVICE)
+    return torch.nn.Conv2d(4, 4, 3, padding=1, bias=False).to(DEVICE, SIXTEEN_BITS)
+
+
+def images() -> Tensor:
+    x = torch.randn(3, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    return x.to(DEVICE, SIXTEEN_BITS).contiguous(memory_format=torch.channels_last)
+
+
+def exchanged(kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """What a kernel gives, also where numbers of sixteen bits cannot be multiplied."""
+    from rankup.kernels import conv, exchange
+
+    if DEVICE.type == "cpu":
+        ours = (lambda *given: True), conv.conv2d
+        monkeypatch.setitem(exchange._OURS, torch.conv2d, ours)
+    with exchange.Exchange():
+        y: Tensor = module_of(kind)(x)
+    assert type(y.grad_fn).__name__ in ("_ConvBackward", "_BatchNormBackward")
+    return y
+
+
+@pytest.mark.parametrize("kind", ["convolution", "norm"])
+def test_what_a_kernel_gives_can_be_changed_in_place(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = images().requires_grad_()
+    y = exchanged(kind, x, monkeypatch)
+    y += 1
+    torch.relu_(y).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("kind", ["convolution", "norm"])
+def test_second_derivatives_are_refused_and_not_taken_for_zero(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = images().requires_grad_()
+    y = exchanged(kind, x, monkeypatch)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+
+
+def test_what_is_computed_once_more_in_a_backward_pass_is_left_to_torch() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    from rankup.kernels.exchange import Exchange
+
+    norm, x = module_of("norm"), images().requires_grad_()
+    with Exchange():
+        checkpoint(norm, x, use_reentrant=False).square().sum().backward()
+    assert norm.weight.grad is not None

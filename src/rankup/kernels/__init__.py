@@ -8,11 +8,26 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 _SCHEME = sysconfig.get_default_scheme()
 
 
 @cache
 def is_available() -> bool:
+    """Whether there is all that kernels need, and one that does next to nothing can be run."""
+    if not _is_there():
+        return False
+    try:
+        from rankup.kernels.trial import run
+
+        run()
+    except Exception:  # of Triton, of its compilers or of a disk: torch has operations, too
+        return False
+    return True
+
+
+def _is_there() -> bool:
     """Triton comes with torch where torch has GPUs to run on; it needs a compiler of C, and
     Python's own headers."""
     compilers = os.environ.get("CC", "gcc"), "clang"
@@ -29,3 +44,10 @@ def in_use() -> AbstractContextManager[object]:
     from rankup.kernels.exchange import Exchange
 
     return Exchange()
+
+
+def refuse_second_derivatives() -> None:
+    """For backward passes of ours, which torch could not differentiate: it would take what they
+    give for constant."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("kernels of ours have no second derivatives")

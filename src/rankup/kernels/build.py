@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rankup.kernels import products
+from rankup.kernels import products, refuse_second_derivatives
 from rankup.layers import FactoredConv
 
 _MANY = 512  # factors of a layer from which on its products are large ones
@@ -222,6 +222,7 @@ class _Build(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         return None, *ctx.builder.backward(grads)
 
 

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rankup.kernels import refuse_second_derivatives
 
 _CHANNELS = 64  # the most that a program looks at, which is all
 _SEEN = 128  # the same of numbers under a row of a kernel
@@ -21,7 +22,7 @@ _SUM = 64  # entries of a kernel whose parts are summed up together
 
 
 def fits(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -31,36 +32,40 @@ def fits(
 ) -> bool:
     outputs, inputs, *size = weight.shape
     return (
-        _dtype(x) == torch.bfloat16
-        and x.dim() == weight.dim() == 4
+        input.dim() == weight.dim() == 4
+        and input.shape[1] == inputs
+        and _dtype(input, weight) == torch.bfloat16
         and bias is None
         and groups == 1
         and _both(stride) in ((1, 1), (2, 2))
         and _both(dilation) == (1, 1)
         and all(side % 2 for side in size)
         and _both(padding) == tuple(side // 2 for side in size)  # so nothing is lost at borders
-        and max(inputs, outputs) <= _CHANNELS
+        and 0 < max(inputs, outputs) <= _CHANNELS
         and max(inputs, outputs) * size[1] <= _SEEN
         and bool(inputs % 8 or outputs % 8)
-        and 0 < x.numel() < 2**31
-        and x.is_contiguous(memory_format=torch.channels_last)
+        and 0 < input.numel() // inputs * max(inputs, outputs) < 2**31  # numbered in 32 bits
+        and input.is_contiguous(memory_format=torch.channels_last)
+        and input.stride(1) == 1  # one channel lies both ways
     )
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: None = None, stride: Any = 1, *rest: Any, **more: Any
+    input: Tensor, weight: Tensor, bias: None = None, stride: Any = 1, *rest: Any, **more: Any
 ) -> Tensor:
     """As `F.conv2d` where it fits."""
-    dtype = _dtype(x)
-    kernel = weight.to(dtype, memory_format=torch.channels_last)
-    y: Tensor = _Conv.apply(x.to(dtype), kernel, _both(stride)[0])
+    dtype = _dtype(input, weight)
+    kernel = weight.to(dtype).contiguous(memory_format=torch.channels_last)
+    y: Tensor = _Conv.apply(input.to(dtype), kernel, _both(stride)[0])
     return y
 
 
-def _dtype(x: Tensor) -> torch.dtype:
-    """That of the product, which autocast may have chosen."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
+    """That of the product, which autocast may choose; None where torch would refuse them."""
+    kinds = {x.dtype, weight.dtype}
+    if torch.is_autocast_enabled(x.device.type) and torch.float64 not in kinds:
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype if len(kinds) == 1 else None
 
 
 def _both(of: Any) -> Any:
@@ -75,8 +80,8 @@ class _Conv(torch.autograd.Function):
         return _convolved(x, kernel, kernel.shape[0], stride)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        refuse_second_derivatives()
         x, kernel = ctx.saved_tensors
         by_y = by_y.contiguous(memory_format=torch.channels_last)
         by_x = by_kernel = None
@@ -103,7 +108,12 @@ def _convolved(
 ) -> Tensor:
     count, inputs, *size = x.shape
     height, width = (triton.cdiv(side, stride) for side in size)
-    y = x.new_empty(count, height, width, outputs).permute(0, 3, 1, 2)
+    y = torch.empty(
+        *(count, outputs, height, width),
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=torch.channels_last,
+    )
     positions = count * height * width
     _convolve[(triton.cdiv(positions, _ROWS),)](
         *(x, kernel, y, positions),

@@ -28,7 +28,13 @@ class Exchange(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         fits, kernel = _OURS.get(function, (None, function))
-        # What a module maps with torch.func knows no nodes of ours.
-        if fits and not torch._C._are_functorch_transforms_active() and fits(*args, **given):
+        if fits and not _is_watched() and fits(*args, **given):
             return kernel(*args, **given)
         return function(*args, **given)
+
+
+def _is_watched() -> bool:
+    """Whether torch.func maps what is computed, which knows no nodes of ours; or whether somebody
+    keeps what it saves, as to compute it once more in a backward pass, which no mode reaches."""
+    kept = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return kept is not None or torch._C._are_functorch_transforms_active()

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rankup.kernels import refuse_second_derivatives
 
 _ROWS = 256  # positions of images that a program looks at together
 _CHANNELS = 32
@@ -32,6 +33,7 @@ def fits(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> bool:
+    running = [each for each in (running_mean, running_var) if each is not None]
     return (
         training
         and x.dim() == 4
@@ -41,10 +43,13 @@ def fits(
         and x.is_contiguous(memory_format=torch.channels_last)
         and weight is not None
         and bias is not None
-        and weight.dtype == bias.dtype == torch.float32
-        and (running_mean is None) == (running_var is None)
-        and (running_mean is None or running_mean.dtype == torch.float32)
+        and len(running) != 1
+        and all(_is_of_channels(each, x.shape[1]) for each in (weight, bias, *running))
     )
+
+
+def _is_of_channels(row: Tensor, channels: int) -> bool:
+    return row.shape == (channels,) and row.dtype == torch.float32 and row.is_contiguous()
 
 
 def batch_norm(
@@ -91,8 +96,8 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         x, weight, found = ctx.saved_tensors
         by_y = by_y.contiguous(memory_format=torch.channels_last)
         work = _Work(x)
@@ -201,7 +206,7 @@ def _statistics(
         _, is_row = _rows(tile, n, ROWS)
         apart = tl.where(is_row, values - own[None, :], 0.0)
         off, share = own - mean, count / tl.maximum(before + count, 1)
-        squares += tl.sum(apart * apart, 0) + off * off * before * share
+        squares += tl.sum(apart * apart, 0) + off * before * (off * share)
         mean += off * share
         before += count
     _store_two(parts, mean, squares, p, part, m, c)
@@ -220,7 +225,7 @@ def _normalise(
     counts = tl.maximum(tl.minimum(n - first, t * ROWS), 0).to(tl.float32)[:, None]
     mean = tl.sum(means * counts, 0) / n
     off = means - mean[None, :]
-    total = tl.sum(squares + off * off * counts, 0)
+    total = tl.sum(squares + off * counts * off, 0)
     scale = 1 / tl.sqrt(total / n + eps)
     if tl.program_id(0) == 0:
         _store_two(found, mean, scale, 1, 0, m, c)

@@ -76,6 +76,8 @@ class Runner:
             return
         lost = "a process that ran seeds was killed, maybe for want of memory; fewer --jobs need "
         for many, some in phases(cells, jobs):
+            if until is not None and time.time() >= until:
+                return
             order = [_Job(self, cell, until) for cell in some]
             ended = workers.in_processes(_run_job, order, many, hear=hear, lost=f"{lost}less")
             with closing(ended):
