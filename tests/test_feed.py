@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 import rankup
+from rankup import kernels
 from rankup.feed import Feed
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from zoo import blobs
+from zoo import GPU, blobs
 
 CPU = torch.device("cpu")
 
@@ -48,3 +49,27 @@ def test_only_images_can_be_mirrored_and_shifted(recipe: Recipe) -> None:
     with pytest.raises(rankup.RankupError, match=message):
         rankup.fit(net, blobs(0, 12), recipe)
     assert net.learning is None
+
+
+@GPU
+@pytest.mark.parametrize("seeds", [0, 3], ids=["alone", "replicas"])
+def test_batches_are_the_same_with_and_without_kernels_on_a_gpu(
+    seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, draw = torch.device("cuda"), torch.Generator("cuda").manual_seed(0)
+    x = torch.randint(256, (50, 3, 9, 7), generator=draw, dtype=torch.uint8, device=device)
+    y = torch.arange(50, device=device) % 5
+    task = rankup.Task("images", 5, x, y, x[:5], y[:5])
+    feed = Feed(task, Recipe(batch=16, flip=True, crop=3, pixels="centred"), device)
+    feed.channels_last = True
+    drawn = [{k: t[0] for k, t in feed.draws(draw).items()} for _ in range(max(1, seeds))]
+    table, entry = x, drawn[0]
+    if seeds:
+        table = torch.stack([x, x.flip(0), x.flip(1)])
+        entry = {name: torch.stack([own[name] for own in drawn]) for name in entry}
+    found = []
+    for available in (True, False):
+        monkeypatch.setattr(kernels, "is_available", lambda answer=available: answer)
+        found.append(feed.batch(table, entry))
+    assert found[0].shape == ((3,) if seeds else ()) + (16, 3, 9, 7)
+    assert torch.equal(*found)

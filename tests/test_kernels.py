@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankup.data.transforms import augment, draw_augmentation, to_float
+from rankup.feed import scaled
+from rankup.recipe import Recipe
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":  # Triton then runs kernels in Python, far from fast but the same.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -236,6 +240,25 @@ def test_a_mode_exchanges_the_norms_that_fit_and_no_others() -> None:
             last[:, :3].contiguous(memory_format=torch.channels_last)
         )
     assert type(odd.grad_fn).__name__ != "_BatchNormBackward"
+
+
+@pytest.mark.parametrize("pixels", ["unit", "centred", "raw"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(9, 3, 6, 5), (4, 1, 28, 28)], ids=str)
+def test_augmented_images_are_those_of_torchs_operations(
+    shape: tuple[int, ...], channels_last: bool, pixels: Any
+) -> None:
+    from rankup.kernels.augment import augmented
+
+    draw = torch.Generator(DEVICE).manual_seed(0)
+    images = torch.randint(256, shape, generator=draw, dtype=torch.uint8, device=DEVICE)
+    rows = torch.randint(shape[0], (64,), generator=draw, device=DEVICE)
+    drawn = draw_augmentation(64, 4, draw)
+    found = augmented(images, rows, *drawn, 4, pixels, channels_last)
+    plain = to_float(augment(images[rows], 4, drawn))
+    assert torch.equal(found, scaled(plain, Recipe(pixels=pixels)))
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert found.is_contiguous(memory_format=layout)
 
 
 SIXTEEN_BITS = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankup import seeds
-from rankup.data.transforms import Augmentation, Permutation, augment, draw_augmentation, to_float
+from rankup import kernels, seeds
+from rankup.data.transforms import (
+    Augmentation,
+    Permutation,
+    augment,
+    check_pad,
+    draw_augmentation,
+    to_float,
+)
 from rankup.errors import RankupError
 from rankup.recipe import Recipe
 
@@ -47,6 +54,7 @@ class Feed:
         self.dtype = dtype  # of the inputs
         self.batch_size = min(recipe.batch, len(self))
         self.steps = math.ceil(len(self) / self.batch_size)  # in an epoch
+        self.channels_last = False  # how images lie best in memory for who learns from them
 
     def __len__(self) -> int:
         return len(self.task.train_y)
@@ -109,6 +117,8 @@ class Feed:
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
         """Inputs of one step from `x`, augmented where the recipe says so. `at` are the rows'
         places, where they are known already."""
+        if "coins" in draw and self._has_kernel(x):
+            return self._by_kernel(x, draw, places(draw["rows"], x.shape[1]) if at is None else at)
         picked = take(x, draw["rows"]) if at is None else take_places(x, at)
         if "coins" not in draw:
             return self.scaled(to_float(picked))
@@ -118,6 +128,32 @@ class Feed:
         if self.task.transform is not None:
             changed = self.task.transform(changed)
         return self.scaled(changed.view_as(picked))
+
+    def _has_kernel(self, x: Tensor) -> bool:
+        return (
+            x.is_cuda
+            and x.dtype == torch.uint8
+            and x.is_contiguous()
+            and self.dtype == torch.float32
+            and self.task.transform is None
+            and not torch._C._are_functorch_transforms_active()
+            and kernels.is_available()
+        )
+
+    def _by_kernel(self, x: Tensor, draw: Draws, at: Tensor) -> Tensor:
+        from rankup.kernels.augment import augmented
+
+        check_pad(self.recipe.crop, x.shape)
+        made = augmented(
+            x.view(-1, *x.shape[-3:]),
+            at.flatten(),
+            draw["coins"].flatten(),
+            draw["offsets"].flatten(0, -2),
+            self.recipe.crop,
+            self.recipe.pixels,
+            self.channels_last and at.dim() == 1,
+        )
+        return made if at.dim() == 1 else made.view(*at.shape, *x.shape[-3:])
 
     def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Training data as it is, in chunks; of more than `most` samples so many, the same ones

@@ -60,6 +60,7 @@ class ModuleLearner(Learner):
         self.look_at("x", feed.x)
         self.look_at("y", feed.task.train_y)
         self._convolves = any(_convolves(part) for part in body.modules())
+        feed.channels_last = self._convolves
         own_steps = type(self).gradient is not Learner.gradient or (
             type(self).settle is not Learner.settle
         )
