@@ -1,6 +1,8 @@
 """Kernels compute what the operations they stand for do."""
 
+import copy
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import rankup
 from rankup.data.transforms import augment, draw_augmentation, to_float
 from rankup.feed import scaled
 from rankup.recipe import Recipe
@@ -318,3 +321,40 @@ def test_what_is_computed_once_more_in_a_backward_pass_is_left_to_torch() -> Non
     with Exchange():
         checkpoint(norm, x, use_reentrant=False).square().sum().backward()
     assert norm.weight.grad is not None
+
+
+def test_a_network_with_all_it_can_exchange_learns_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rankup.kernels import conv, exchange
+
+    used = dict.fromkeys(exchange._OURS, 0)
+
+    def counted(operation: Any, fits: Any, kernel: Any) -> Any:
+        def run(*given: Any, **more: Any) -> Any:
+            used[operation] += 1
+            return kernel(*given, **more)
+
+        return fits, run
+
+    def in_half(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+        return conv.fits(x.bfloat16(), weight.bfloat16(), *rest)
+
+    for operation, (fits, kernel) in list(exchange._OURS.items()):
+        asks = in_half if operation is torch.conv2d else fits
+        monkeypatch.setitem(exchange._OURS, operation, counted(operation, asks, kernel))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    net = rankup.models.resnet18(width=20).to(DEVICE, memory_format=torch.channels_last)
+    x = torch.rand(6, 3, 16, 16, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    found = []
+    for mode in (nullcontext(), exchange.Exchange()):
+        own = copy.deepcopy(net)
+        with mode:
+            loss = F.cross_entropy(own(x), torch.arange(6, device=DEVICE))
+            grads = torch.autograd.grad(loss, list(own.parameters()))
+        found.append([loss.detach(), *grads, *own.buffers()])
+    assert used == {F.batch_norm: 20, torch.conv2d: 7}
+    for one, other in zip(*found, strict=True):
+        off = (one.double() - other.double()).norm()
+        assert float(off) <= 1e-4 * float(other.double().norm()) + 1e-5
