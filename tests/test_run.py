@@ -105,6 +105,24 @@ def test_a_run_folder_that_exists_is_refused(stream: Stream, tmp_path: Path) -> 
         run(config, stream, tmp_path / "mine" / "thesis.tex" / "run")
 
 
+def test_a_run_that_was_killed_while_it_wrote_its_first_file_can_begin_again(
+    stream: Stream, tmp_path: Path
+) -> None:
+    killed = """
+        import os, pathlib, sys
+        from rankup.files import write_file
+        os.replace = lambda *_: os.kill(os.getpid(), 9)
+        write_file(pathlib.Path(sys.argv[1]), b"{")
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(killed), str(tmp_path / "config.json")]
+    assert subprocess.run(command, env=env).returncode == -9
+    assert [file.name for file in tmp_path.iterdir()] == [".config.json.tmp"]
+    run(config_for(stream), stream, tmp_path)
+    assert len(read_lines(tmp_path)) == 3
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
 def test_a_task_that_fails_stops_the_run_and_keeps_the_tasks_before(tmp_path: Path) -> None:
     stream = make_stream("p-digits", tasks=2)
     bad = replace(stream[1], train_x=torch.zeros_like(stream[1].train_x))

@@ -3,10 +3,12 @@
 import os
 from pathlib import Path
 
+_UNFINISHED = ".tmp"
+
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, and have it on the disk when this returns."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -22,3 +24,8 @@ def write_file(path: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a process that was killed left it behind: the next one writes over it."""
+    return path.name.startswith(".") and path.suffix == _UNFINISHED

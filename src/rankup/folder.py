@@ -11,7 +11,7 @@ import filelock
 
 from rankup.data.streams import stream_info
 from rankup.errors import RankupError
-from rankup.files import write_file
+from rankup.files import is_unfinished, write_file
 from rankup.methods import method_info
 from rankup.report.runs import CONFIG, METRICS, read_config
 
@@ -66,7 +66,8 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
 
 
 def holds_anything(folder: Path) -> bool:
-    return any(entry.name != _LOCK for entry in folder.iterdir())
+    """But for what a process leaves there that was killed before its run began."""
+    return any(entry.name != _LOCK and not is_unfinished(entry) for entry in folder.iterdir())
 
 
 def tasks_more(config: RunConfig, out: Path) -> int:

@@ -26,7 +26,7 @@ from torch import nn
 
 from rankup import models, seeds, stored
 from rankup.errors import RankupError, StoreError
-from rankup.files import write_file
+from rankup.files import is_unfinished, write_file
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
 from rankup.network import IncrementalNet
@@ -307,7 +307,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """One process at a time; what another left half-done when it died is cleared away."""
     folder.mkdir(parents=True, exist_ok=True)
     # One look: between two of them another process may commit its first save.
-    names = {entry.name for entry in folder.iterdir() if entry.suffix != ".tmp"}
+    names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}
     if MANIFEST not in names and names - {BASE, _LOCK, "tasks"}:
         raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
     try:
