@@ -150,6 +150,21 @@ def test_the_importance_does_not_depend_on_how_many_gradients_are_computed_at_on
     torch.testing.assert_close(ewc.importance(feed), whole, rtol=1e-5, atol=1e-9)
 
 
+def test_the_importance_of_a_module_that_cannot_be_mapped_over_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ewc, feed = opened(net=Twice)
+    whole, tried = ewc.importance(feed), list[object]()
+
+    def fails(*_: object, **__: object) -> object:
+        tried.append(1)
+        raise RuntimeError("view size is not compatible with input tensor's size and stride")
+
+    monkeypatch.setattr("rankup.methods.ewc.vmap", fails)
+    torch.testing.assert_close(ewc.importance(feed), whole, rtol=1e-5, atol=1e-9)
+    assert tried
+
+
 def test_labels_are_drawn_from_the_network() -> None:
     """Many draws come close to the expectation over the network's answers, and not to what the
     data's labels give."""

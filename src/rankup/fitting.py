@@ -14,6 +14,7 @@ from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layers import FactoredConv2d
+from rankup.layout import for_answers
 from rankup.learner import ApartLearner, RankLearner
 from rankup.modes import evaluating, modes_kept
 from rankup.network import IncrementalNet
@@ -86,12 +87,14 @@ class NetPupil:
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         with evaluating(self.net):
-            logits: Tensor = self.net(x, task)
+            logits: Tensor = self.net(for_answers(self.net.body, x, task), task)
         return logits
 
     def end(self) -> None:
         draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
-        self.net.commit_task(calibrate=self._feed.sample(CALIBRATION, draw))
+        samples = self._feed.sample(CALIBRATION, draw)
+        body, task = self.net.body, self.learned
+        self.net.commit_task(calibrate=(for_answers(body, x, task) for x in samples))
 
     def abandon(self) -> None:
         if self.net.learning is not None:

@@ -15,7 +15,6 @@ from rankup import kernels
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, take
 from rankup.layers import (
-    CONVOLUTIONS,
     FactoredConv,
     FactoredLayer,
     FactoredLinear,
@@ -24,9 +23,9 @@ from rankup.layers import (
     active,
 )
 from rankup.layers.given import Built, built, projected
+from rankup.layout import channels_last, convolves, takes_channels_last
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
-from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ class ModuleLearner(Learner):
         self.changed = tuple(self._reads) if learns else ()
         self.look_at("x", feed.x)
         self.look_at("y", feed.task.train_y)
-        self._convolves = any(_convolves(part) for part in body.modules())
-        feed.channels_last = self._convolves
+        self._convolves = convolves(body)
         own_steps = type(self).gradient is not Learner.gradient or (
             type(self).settle is not Learner.settle
         )
@@ -104,9 +102,10 @@ class ModuleLearner(Learner):
         return self._laid_out(self.feed.batch(self.x, draw))
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        if self._convolves and x.is_cuda and x.dim() == 4:
-            return x.contiguous(memory_format=torch.channels_last)
-        return x
+        if not (self._convolves and takes_channels_last(self.body, x, self.index)):
+            return x
+        self.feed.channels_last = True  # batches are made so from now on, where that is possible
+        return channels_last(x)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.feed.recipe.precision != "bfloat16":
@@ -134,12 +133,6 @@ def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
         for part in body.modules()
     )
     return not hooked and feed.x.dtype != torch.int64
-
-
-def _convolves(part: nn.Module) -> bool:
-    if isinstance(part, TaskLayer):
-        return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
-    return isinstance(part, CONVOLUTIONS)
 
 
 class RankLearner(ModuleLearner):

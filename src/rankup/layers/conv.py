@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.layers.base import over_space
-from rankup.layers.factored import FactoredLayer
+from rankup.layers.factored import Block, FactoredLayer
 from rankup.layers.given import BUILT
 from rankup.specs import ConvGeometry, FactoredSpec
 
@@ -113,6 +113,14 @@ class FactoredConv(FactoredLayer):
                 memory_format=torch.channels_last if last else torch.preserve_format,
             )
         return convolve(x, kernel, self.conv)
+
+    def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
+        # A CPU takes hardly less time for a convolution to one channel than to sixteen, so new
+        # factors go together with the frozen ones, though gradients by these are thrown away.
+        if len(blocks) > 1:
+            U, V, selector = map(torch.cat, zip(*blocks, strict=True))
+            blocks = [(U, V, selector)]
+        return super()._factored(x, blocks)
 
     def _kernel(self, matrix: Tensor) -> Tensor:
         return matrix.view(-1, self.in_channels, *self.conv.kernel_size)

@@ -20,6 +20,7 @@ from rankup.feed import CALIBRATION, Feed
 from rankup.files import write_file
 from rankup.interrupts import undisturbed
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
+from rankup.layout import for_answers
 from rankup.learner import ModuleLearner
 from rankup.methods.base import Method, Setting
 from rankup.methods.heads import LearningHeads
@@ -106,7 +107,7 @@ class DenseMethod(Method):
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         with evaluating(self.body), active(task):
-            logits: Tensor = self.body(x)
+            logits: Tensor = self.body(for_answers(self.body, x, task))
         return logits
 
     def end(self) -> None:

@@ -141,11 +141,27 @@ class EWC(DenseMethod):
         def surprise(weights: Tensors, x: Tensor, label: Tensor) -> Tensor:
             return F.cross_entropy(functional_call(self.body, weights, (x[None],)), label[None])
 
-        gradients = vmap(grad(surprise), in_dims=(None, 0, 0))
+        def alone(x: Tensor, label: Tensor) -> list[Tensor]:
+            leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+            with torch.enable_grad():
+                loss = surprise(leaves, x, label)
+            return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+
+        def gradients(x: Tensor, labels: Tensor) -> Tensors:
+            try:
+                of_all: Tensors = vmap(grad(surprise), in_dims=(None, 0, 0))(weights, x, labels)
+                return of_all
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # what a module calls, as `x.view`, may not work for all at once
+                each = [alone(*one) for one in zip(x, labels, strict=True)]
+                stacked = map(torch.stack, zip(*each, strict=True))
+                return dict(zip(weights, stacked, strict=True))
+
         room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
         at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
         for part in zip(*(torch.split(t, at_once) for t in (x, labels)), strict=True):
-            for name, own in gradients(weights, *part).items():
+            for name, own in gradients(*part).items():
                 squares[name] += own.square().sum(0)
 
     def _weights(self) -> Tensors:

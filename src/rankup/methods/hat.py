@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.feed import Draws, Feed
-from rankup.layers import TaskNorm, Tensors
+from rankup.layers import TaskNorm, Tensors, active
 from rankup.layers.base import over_space
 from rankup.methods.base import Setting
 from rankup.methods.bits import pack, unpack
 from rankup.methods.guard import GuardedLearner, GuardedMethod
 from rankup.methods.options import HatOptions
+from rankup.modes import evaluating
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
@@ -139,9 +140,9 @@ class HardAttention(GuardedMethod):
                 layer, place = self.body.get_submodule(spec.name), self.places[spec.name]
                 hooks.enter_context(layer.register_forward_pre_hook(partial(look, spec)))
                 hooks.enter_context(place.register_forward_hook(partial(in_use, spec)))
-            with gated(claimed), torch.no_grad():
-                (x,) = feed.sample(2, torch.Generator())
-                super().predict(torch.full_like(x, math.nan), self.learned)
+            (x,) = feed.sample(2, torch.Generator())
+            with gated(claimed), torch.no_grad(), evaluating(self.body), active(self.learned):
+                self.body(torch.full_like(x, math.nan))
         return reached
 
 

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from rankup import seeds
 from rankup.feed import Feed
 from rankup.layers import Tensors, active
+from rankup.layout import for_answers
 from rankup.methods.base import Setting
 from rankup.methods.bits import pack, unpack
 from rankup.methods.guard import GuardedLearner, GuardedMethod, buffer_name
@@ -60,7 +61,8 @@ class PackNet(GuardedMethod):
         if task == self.learned:  # All weights are in use.
             return super().predict(x, task)
         with evaluating(self.body), active(task):
-            logits: Tensor = functional_call(self.body, self._of(task), (x,))
+            inputs = for_answers(self.body, x, task)
+            logits: Tensor = functional_call(self.body, self._of(task), (inputs,))
         return logits
 
     def consolidate(self, feed: Feed) -> None:

@@ -1,0 +1,59 @@
+"""How images lie in memory: with their channels last, where a module can take them so, because
+convolutions then are faster, on a CPU as on a GPU."""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rankup import seeds
+from rankup.layers import CONVOLUTIONS, TaskLayer, active
+from rankup.specs import FactoredSpec
+
+# By whether the module was in training mode: it may do something else then.
+_FOUND: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
+
+
+def convolves(body: nn.Module) -> bool:
+    return any(map(_is_convolution, body.modules()))
+
+
+def for_answers(body: nn.Module, x: Tensor, task: int) -> Tensor:
+    """Inputs as the module answers them soonest. A GPU gains in training alone."""
+    return x if x.is_cuda or not takes_channels_last(body, x, task) else channels_last(x)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def takes_channels_last(body: nn.Module, x: Tensor, task: int) -> bool:
+    """Whether the module convolves and answers images that lie so. One that calls
+    `x.view(len(x), -1)` after a convolution cannot.
+
+    Tried once, with the first two samples and copies of all that the module might change, so that
+    the answer depends on nothing but the module and its mode.
+    """
+    found = _FOUND.setdefault(body, {})
+    if body.training not in found:
+        found[body.training] = convolves(body) and x.dim() == 4 and _answers(body, x, task)
+    return found[body.training]
+
+
+@torch.no_grad()
+def _answers(body: nn.Module, x: Tensor, task: int) -> bool:
+    tensors = dict(body.named_parameters()) | dict(body.named_buffers())
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    with active(task), seeds.drawing(x.device, 0):
+        try:
+            functional_call(body, copies, (channels_last(x[:2]),))
+        except RuntimeError:
+            return False
+    return True
+
+
+def _is_convolution(part: nn.Module) -> bool:
+    if isinstance(part, TaskLayer):
+        return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
+    return isinstance(part, CONVOLUTIONS)

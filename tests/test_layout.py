@@ -1,0 +1,166 @@
+"""Images whose channels lie last in memory: faster, and only for modules that can take them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankup
+from rankup import layout
+from rankup.engine import Engine
+from rankup.methods import METHODS, method_class, method_options
+from rankup.methods.base import Setting
+from rankup.network import IncrementalNet
+from rankup.plan import Growth
+from rankup.rank import Rank
+from rankup.recipe import Recipe
+from rankup.train import learn
+from zoo import GPU
+
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+
+
+def coloured(number: int = 0) -> rankup.Task:
+    """Which of three colours is the strongest."""
+    draw = torch.Generator().manual_seed(number)
+    x = torch.rand(240, 3, 6, 6, generator=draw)
+    y = torch.arange(240) % 3
+    x[torch.arange(240), (y + number) % 3] += 0.5
+    return rankup.Task(f"{number}", 3, x, y, x[:90], y[:90])
+
+
+class Net(nn.Module):
+    """Flattens as a subclass says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.register_buffer("runs", torch.zeros(()), persistent=False)
+        self.head = nn.Linear(8 * 36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return self.head(self.flat(self.norm(self.first(x)).relu()))
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class Viewing(Net):
+    def flat(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+class ViewingInAnswers(Net):
+    def flat(self, x: Tensor) -> Tensor:
+        return x.flatten(1) if self.training else x.view(len(x), -1)
+
+
+class ViewingInTraining(Net):
+    def flat(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1) if self.training else x.flatten(1)
+
+
+def seen_by(body: nn.Module) -> dict[bool, set[bool]]:
+    """Whether channels lie last in what its norm is given, in answers (False) and in training."""
+    seen: dict[bool, set[bool]] = {False: set(), True: set()}
+
+    def look(part: nn.Module, inputs: tuple[Tensor]) -> None:
+        if len(inputs[0]) > 2:  # of a trial there are two
+            last = inputs[0].is_contiguous(memory_format=torch.channels_last)
+            seen[body.training].add(last)
+
+    body.get_submodule("norm").register_forward_pre_hook(look)
+    return seen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("kind", "in_answers", "in_training"),
+    [
+        (Net, True, True),
+        (Viewing, False, False),
+        (ViewingInAnswers, False, True),
+        (ViewingInTraining, True, False),
+    ],
+)
+def test_a_network_learns_however_it_flattens(
+    kind: type[Net], in_answers: bool, in_training: bool, device: str
+) -> None:
+    net = rankup.grow(kind().to(device), Rank(3, 1))
+    seen = seen_by(net.body)
+    for number in range(2):
+        rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32))
+        x, y = coloured(number).test_x.to(device), coloured(number).test_y.to(device)
+        assert float((net.eval()(x, number).argmax(1) == y).float().mean()) > 0.8
+    assert seen[True] == {in_training}
+    if device == "cpu":  # the other is our own question of the network
+        assert seen[False] == {in_answers, False}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_a_module_that_views(name: str, device: str) -> None:
+    tasks = [coloured(number).to(device) for number in range(2)]
+    recipe = Recipe(**{**METHODS[name].recipe, "epochs": 2, "batch": 32})
+    setting = Setting(Viewing().to(device), GROWTH, recipe, 0, tasks, method_options(name, {}))
+    method = method_class(name)(setting)
+    for task in tasks:
+        if method.learned < len(tasks):
+            learn([method], [task], Engine(pytest.fail))
+    assert method.predict(tasks[0].test_x, 0).shape == (90, 3)
+
+
+def test_a_trial_leaves_no_trace() -> None:
+    body = Net().train()
+    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    assert layout.takes_channels_last(body, torch.rand(5, 3, 6, 6, generator=torch.Generator()), 0)
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in body.state_dict().items())
+    assert body.runs == 0
+    assert body.training
+
+
+def test_it_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+    answers = layout._answers
+
+    def counted(body: nn.Module, x: Tensor, task: int) -> bool:
+        tried.append(body.training)
+        return answers(body, x, task)
+
+    monkeypatch.setattr(layout, "_answers", counted)
+    net = rankup.grow(Net(), Rank(3, 1))
+    for number in range(2):
+        rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32))
+    assert sorted(tried) == [False, True]
+
+
+def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned() -> IncrementalNet:
+        torch.manual_seed(0)
+        net = rankup.grow(Net().double(), Rank(3, 1))
+        for number in range(2):
+            task = coloured(number)
+            task = replace(task, train_x=task.train_x.double(), test_x=task.test_x.double())
+            rankup.fit(net, task, Recipe(epochs=4, batch=32))
+        return net.eval()
+
+    last = learned()
+    monkeypatch.setattr(layout, "_answers", lambda *_: False)
+    plain = learned()
+    x = coloured().test_x.double()
+    for task in range(2):
+        torch.testing.assert_close(last(x, task), plain(x, task), rtol=1e-8, atol=1e-8)
+
+
+def test_what_has_no_images_is_left_as_it_is() -> None:
+    assert not layout.takes_channels_last(nn.Linear(3, 3), torch.rand(4, 3), 0)
+    one_dimension = nn.Sequential(nn.Conv1d(3, 4, 3))
+    assert not layout.takes_channels_last(one_dimension, torch.rand(4, 3, 8), 0)
