@@ -78,6 +78,7 @@ def seen_by(body: nn.Module) -> dict[bool, set[bool]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "in_answers", "in_training"),
     [
@@ -88,12 +89,12 @@ def seen_by(body: nn.Module) -> dict[bool, set[bool]]:
     ],
 )
 def test_a_network_learns_however_it_flattens(
-    kind: type[Net], in_answers: bool, in_training: bool, device: str
+    kind: type[Net], in_answers: bool, in_training: bool, precision: str, device: str
 ) -> None:
     net = rankup.grow(kind().to(device), Rank(3, 1))
     seen = seen_by(net.body)
     for number in range(2):
-        rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32))
+        rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32, precision=precision))
         x, y = coloured(number).test_x.to(device), coloured(number).test_y.to(device)
         assert float((net.eval()(x, number).argmax(1) == y).float().mean()) > 0.8
     assert seen[True] == {in_training}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup import kernels
+from rankup import kernels, seeds
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, take
 from rankup.layers import (
@@ -163,6 +163,8 @@ class RankLearner(ModuleLearner):
         # Steps of its own are only for convolutions.
         self.replicas = "branches" if self._convolves or self.changed else "vmap"
         self._builder: Builder | None = None
+        # Kernels that are built aside lie with their channels last, and so would what they give.
+        self._builds = self._convolves and self._takes_channels_last()
         self.register_buffer("seen", self._project())
         self._reads |= self._padded_tables()
         if self.seen is not None:
@@ -186,7 +188,7 @@ class RankLearner(ModuleLearner):
                 layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
-        if not (self.beside and self._convolves):
+        if not (self.beside and self._builds):
             return super().gradient(draw)
         with built(self._build_aside()):
             answer = super().gradient(draw)
@@ -199,7 +201,7 @@ class RankLearner(ModuleLearner):
             together = [layer for layer in self._convolutions() if layer.is_built_with_others]
             bf16 = self.feed.recipe.precision == "bfloat16"
             self._builder = None
-            if self.beside and bf16 and together and kernels.is_available():
+            if self.beside and bf16 and together and self._builds and kernels.is_available():
                 from rankup.kernels.build import Builder, Factors
 
                 self._built_with_others = [layer.spec.name for layer in together]
@@ -208,6 +210,10 @@ class RankLearner(ModuleLearner):
 
     def _convolutions(self) -> list[FactoredConv]:
         return [layer for layer in self._factored.values() if isinstance(layer, FactoredConv)]
+
+    def _takes_channels_last(self) -> bool:
+        some = next(iter(self.feed.sample(2, seeds.generator(0, "layout"))))
+        return takes_channels_last(self.body, some, self.index)
 
     def _build_aside(self) -> dict[str, Built]:
         """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a
