@@ -121,7 +121,7 @@ def test_a_trial_leaves_no_trace() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    assert layout.takes_channels_last(body, torch.rand(5, 3, 6, 6, generator=torch.Generator()), 0)
+    assert layout.takes_channels_last(body, torch.rand(5, 3, 6, 6, generator=torch.Generator()))
     assert torch.equal(torch.rand(4), expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in body.state_dict().items())
     assert body.runs == 0
@@ -132,9 +132,9 @@ def test_it_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> None
     tried: list[bool] = []
     answers = layout._answers
 
-    def counted(body: nn.Module, x: Tensor, task: int) -> bool:
+    def counted(body: nn.Module, x: Tensor) -> bool:
         tried.append(body.training)
-        return answers(body, x, task)
+        return answers(body, x)
 
     monkeypatch.setattr(layout, "_answers", counted)
     net = rankup.grow(Net(), Rank(3, 1))
@@ -161,7 +161,17 @@ def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(last(x, task), plain(x, task), rtol=1e-8, atol=1e-8)
 
 
+def test_a_network_that_knows_nothing_says_so() -> None:
+    net = rankup.grow(Net(), Rank(3, 1))
+    with pytest.raises(rankup.RankupError, match="there is no task '0', only none"):
+        rankup.accuracy(net, coloured())
+    rankup.fit(net, coloured(), Recipe(epochs=8, batch=32))
+    with pytest.raises(rankup.RankupError, match="there is no task '1', only '0'"):
+        rankup.accuracy(net, coloured(1))
+    assert rankup.accuracy(net, coloured()) > 0.8
+
+
 def test_what_has_no_images_is_left_as_it_is() -> None:
-    assert not layout.takes_channels_last(nn.Linear(3, 3), torch.rand(4, 3), 0)
+    assert not layout.takes_channels_last(nn.Linear(3, 3), torch.rand(4, 3))
     one_dimension = nn.Sequential(nn.Conv1d(3, 4, 3))
-    assert not layout.takes_channels_last(one_dimension, torch.rand(4, 3, 8), 0)
+    assert not layout.takes_channels_last(one_dimension, torch.rand(4, 3, 8))

@@ -87,14 +87,13 @@ class NetPupil:
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         with evaluating(self.net):
-            logits: Tensor = self.net(for_answers(self.net.body, x, task), task)
+            logits: Tensor = self.net(for_answers(self.net.body, x), task)
         return logits
 
     def end(self) -> None:
         draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
         samples = self._feed.sample(CALIBRATION, draw)
-        body, task = self.net.body, self.learned
-        self.net.commit_task(calibrate=(for_answers(body, x, task) for x in samples))
+        self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in samples))
 
     def abandon(self) -> None:
         if self.net.learning is not None:
@@ -174,8 +173,14 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     """
     _check_asked("accuracy tests", task, recipe)
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
+
+    def answer(x: Tensor) -> Tensor:
+        # A network that knows no task is not to be tried, and says so itself.
+        logits: Tensor = net(for_answers(net.body, x) if net.tasks else x, task.name)
+        return logits
+
     with evaluating(net):
-        return share_right(lambda x: net(x, task.name), feed.test())
+        return share_right(answer, feed.test())
 
 
 def _check_asked(doing: str, task: object, recipe: object) -> None:

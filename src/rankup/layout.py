@@ -19,35 +19,36 @@ def convolves(body: nn.Module) -> bool:
     return any(map(_is_convolution, body.modules()))
 
 
-def for_answers(body: nn.Module, x: Tensor, task: int) -> Tensor:
-    """Inputs as the module answers them soonest. A GPU gains in training alone."""
-    return x if x.is_cuda or not takes_channels_last(body, x, task) else channels_last(x)
+def for_answers(body: nn.Module, x: Tensor) -> Tensor:
+    """Inputs as the module answers them soonest: on a CPU in about half the time."""
+    return channels_last(x) if x.device.type == "cpu" and takes_channels_last(body, x) else x
 
 
 def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def takes_channels_last(body: nn.Module, x: Tensor, task: int) -> bool:
+def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
     """Whether the module convolves and answers images that lie so. One that calls
     `x.view(len(x), -1)` after a convolution cannot.
 
-    Tried once, with the first two samples and copies of all that the module might change, so that
-    the answer depends on nothing but the module and its mode.
+    Tried once, with two samples, its first task and copies of all that the module might change: the
+    answer depends on nothing but the module and its mode.
     """
     found = _FOUND.setdefault(body, {})
     if body.training not in found:
-        found[body.training] = convolves(body) and x.dim() == 4 and _answers(body, x, task)
+        known = x.dim() == 4 and x.device.type in ("cpu", "cuda")
+        found[body.training] = known and convolves(body) and _answers(body, x[:2])
     return found[body.training]
 
 
 @torch.no_grad()
-def _answers(body: nn.Module, x: Tensor, task: int) -> bool:
+def _answers(body: nn.Module, x: Tensor) -> bool:
     tensors = dict(body.named_parameters()) | dict(body.named_buffers())
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    with active(task), seeds.drawing(x.device, 0):
+    with active(0), seeds.drawing(x.device, 0):
         try:
-            functional_call(body, copies, (channels_last(x[:2]),))
+            functional_call(body, copies, (channels_last(x),))
         except RuntimeError:
             return False
     return True

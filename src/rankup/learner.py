@@ -102,7 +102,7 @@ class ModuleLearner(Learner):
         return self._laid_out(self.feed.batch(self.x, draw))
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        if not (self._convolves and takes_channels_last(self.body, x, self.index)):
+        if not (self._convolves and takes_channels_last(self.body, x)):
             return x
         self.feed.channels_last = True  # batches are made so from now on, where that is possible
         return channels_last(x)
@@ -213,7 +213,7 @@ class RankLearner(ModuleLearner):
 
     def _takes_channels_last(self) -> bool:
         some = next(iter(self.feed.sample(2, seeds.generator(0, "layout"))))
-        return takes_channels_last(self.body, some, self.index)
+        return takes_channels_last(self.body, some)
 
     def _build_aside(self) -> dict[str, Built]:
         """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a

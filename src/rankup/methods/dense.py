@@ -107,7 +107,7 @@ class DenseMethod(Method):
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         with evaluating(self.body), active(task):
-            logits: Tensor = self.body(for_answers(self.body, x, task))
+            logits: Tensor = self.body(for_answers(self.body, x))
         return logits
 
     def end(self) -> None:

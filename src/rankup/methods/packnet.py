@@ -61,7 +61,7 @@ class PackNet(GuardedMethod):
         if task == self.learned:  # All weights are in use.
             return super().predict(x, task)
         with evaluating(self.body), active(task):
-            inputs = for_answers(self.body, x, task)
+            inputs = for_answers(self.body, x)
             logits: Tensor = functional_call(self.body, self._of(task), (inputs,))
         return logits
 
