@@ -14,8 +14,8 @@ def keep_freed_memory() -> None:
     """Have it kept for the next tensor, where the C library is glibc.
 
     Left to itself, glibc hands large tensors back to the system as soon as they are freed, and the
-    system clears every page of the next one: a third of the time of a convolutional network's step
-    on a CPU. This holds for the whole process, so it is for processes of our own alone.
+    system clears every page of the next one: a quarter of the time of ResNet18 on a CPU, see
+    docs/performance.md. It holds for the whole process, so it is for processes of our own alone.
     """
     if sys.platform != "linux":
         return

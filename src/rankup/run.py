@@ -89,7 +89,8 @@ def run_together(
     """
     torch.set_num_threads(runs[0].config.threads)
     torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
-    keep_freed_memory()
+    if runs[0].config.device == "cpu":
+        keep_freed_memory()
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
     engine, failures = Engine(note, alike=alike), dict[Path, TaskFailed]()
     checkpoints = Checkpoints(note)

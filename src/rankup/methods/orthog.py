@@ -13,6 +13,7 @@ from rankup.errors import RankupError
 from rankup.feed import Draws, Feed
 from rankup.layers import CONVOLUTIONS, active_task
 from rankup.layers.base import over_last
+from rankup.layout import convolves
 from rankup.methods.base import Setting
 from rankup.methods.er_ring import ERRing, ERRingLearner
 from rankup.methods.options import OrthogOptions
@@ -160,8 +161,7 @@ class Orthog(ERRing):
 def _stays_orthonormal(setting: Setting) -> bool:
     assert isinstance(setting.options, OrthogOptions)
     asked = setting.options.stiefel
-    convolves = any(isinstance(part, CONVOLUTIONS) for part in setting.module.modules())
-    return asked == "yes" or (asked == "auto" and convolves)
+    return asked == "yes" or (asked == "auto" and convolves(setting.module))
 
 
 def tangent(weight: Tensor, grad: Tensor) -> Tensor:
