@@ -3,6 +3,7 @@ shown."""
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from rankup.errors import RankupError
 from rankup.methods import METHODS, method_options
 from rankup.paper import PARTS, mlp, part, plots, printed
 from rankup.paper.cells import Cell, cell
+from rankup.paper.pieces import pieces_in
 from rankup.paper.plots import Figure
 from rankup.paper.results import Result, Results
 from rankup.paper.running import WORK, Runner, Said, phases, share
+from rankup.paper.showing import write_page
 from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
 
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
@@ -357,3 +360,36 @@ def test_what_all_settings_lack_is_said_once(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said_in_a_sentence(words: list[str], why: str, tmp_path: Path) -> None:
     with pytest.raises(RankupError, match=why):
         asked(*words, "--results", str(tmp_path))
+
+
+def test_pieces_say_how_long_one_waited(results: Results, tmp_path: Path) -> None:
+    cells, page = [tiny(seeds=1), tiny("finetune", seeds=1)], tmp_path / "page.md"
+    rows = [Row(own.method, own, [None]) for own in cells]
+    table = Table("A table", [Section("digits", ("accuracy",), rows)])
+    for own in cells:
+        assert [ended.failed for ended in runner(results).run_all([own], lambda _: None)] == [""]
+        write_page({"accuracy": table}, results, page)
+        settings = "1 of all 2" if own == cells[0] else "All 2"
+        assert f"{settings} settings took 0 min on one " in page.read_text()
+    first, second = pieces_in(results.root)
+    assert first.cells == [str(cells[0].folder())]
+    assert second.cells == [str(cells[1].folder())]
+    assert min(first.seconds, second.seconds) > 0
+    assert not list(runner(results).run_all([], lambda _: None))  # nothing to wait for
+    assert len(pieces_in(results.root)) == 2
+
+
+def test_a_piece_that_was_stopped_counts_with_what_it_finished(results: Results) -> None:
+    cells = [tiny("finetune", seeds=1), tiny(seeds=1)]
+    with closing(runner(results).run_all(cells, lambda _: None)) as ended:
+        next(ended)
+    (own,) = pieces_in(results.root)
+    assert own.cells == [str(cells[0].folder())]
+
+
+def test_a_file_that_is_no_piece_is_named(results: Results) -> None:
+    path = results.root / "pieces" / "broken.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(RankupError, match=r"broken\.json does not say how long a piece took"):
+        pieces_in(results.root)

@@ -21,6 +21,7 @@ from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
 from rankup.launch import Launch, chosen_device
 from rankup.paper.cells import TASKS, Cell
+from rankup.paper.pieces import piece
 from rankup.paper.results import Result, Results
 from rankup.replicas import run_seeds
 from rankup.report.runs import read_run
@@ -69,6 +70,20 @@ class Runner:
     ) -> Generator[Ended, None, None]:
         """Run cells, so many of them at once; after so many minutes begin no other."""
         until = None if minutes is None else time.time() + 60 * minutes
+        if not cells or minutes == 0:
+            return
+        with (
+            piece(self.results.root, machine(self.device), self.command) as has_ended,
+            closing(self._run_each(cells, hear, jobs, until)) as each,
+        ):
+            for ended in each:
+                if not self.results.missing(ended.cell):
+                    has_ended(ended.cell)
+                yield ended
+
+    def _run_each(
+        self, cells: Sequence[Cell], hear: Callable[[Said], None], jobs: int, until: float | None
+    ) -> Generator[Ended, None, None]:
         if jobs == 1:
             for cell in cells:
                 if until is None or time.time() < until:

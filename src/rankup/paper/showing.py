@@ -8,6 +8,7 @@ from rich.console import Console
 
 from rankup.errors import RankupError
 from rankup.files import write_file
+from rankup.paper.pieces import waits
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
@@ -81,4 +82,6 @@ def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str
     lines = [f"- {n:,} on {machine}, torch {torch}" for (machine, torch), n in where.most_common()]
     failed = sum(len(results.failures(own)) for own in cells)
     also = f" and {failed} that failed" if failed else ""
-    return [f"{len(runs):,} runs{also}, {when}:", "", *lines]
+    text = [f"{len(runs):,} runs{also}, {when}:", "", *lines]
+    took = waits(results.root, cells)
+    return [*text, "", " ".join(took)] if took else text
