@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.chain import ChainLearner, is_chain
@@ -21,6 +22,7 @@ from rankup.network import IncrementalNet
 from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
+from rankup.teaching import Teacher
 from rankup.train import OnEpoch, learn, share_right
 
 if TYPE_CHECKING:
@@ -34,10 +36,23 @@ class NetPupil:
 
     Args:
         reuse: whether a task may select from factors of earlier tasks.
+        teacher: gives a module that answers for a task, where tasks are learned from answers.
     """
 
-    def __init__(self, net: IncrementalNet, recipe: Recipe, seed: int, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        net: IncrementalNet,
+        recipe: Recipe,
+        seed: int,
+        reuse: bool = True,
+        teacher: Callable[[Task], nn.Module] | None = None,
+    ) -> None:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
+        self.teacher = teacher
+        if teacher is not None and recipe.loss != "cross-entropy":
+            raise RankupError(
+                f"a teacher's answers are not compared by {recipe.loss}, leave it out"
+            )
 
     @property
     def learned(self) -> int:
@@ -56,7 +71,9 @@ class NetPupil:
             net.train()
             self._feed = Feed(task, recipe, net.device, net.dtype)
             self._try(task.classes)
-            return self._kind()(net, self._feed, _PAD if net.device.type == "cuda" else 1)
+            teacher = None if self.teacher is None else Teacher(self.teacher(task), self._feed)
+            pad = _PAD if net.device.type == "cuda" else 1
+            return self._kind()(net, self._feed, pad, teacher)
         except BaseException:
             self.abandon()
             raise
@@ -83,7 +100,8 @@ class NetPupil:
     def _kind(self) -> type[RankLearner]:
         if not self.reuse:
             return ApartLearner
-        return ChainLearner if is_chain(self.net, self._feed) else RankLearner
+        by_hand = self.teacher is None and is_chain(self.net, self._feed)
+        return ChainLearner if by_hand else RankLearner
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         with evaluating(self.net):
@@ -106,6 +124,7 @@ def fit(
     recipe: Recipe | None = None,
     *,
     seed: int | None = None,
+    teacher: nn.Module | None = None,
     resume: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> IncrementalNet:
@@ -125,13 +144,17 @@ def fit(
     Args:
         recipe: how; without one the default for such a task and network, as `rankup run` has it,
             in full precision.
+        teacher: a module that answers for the task already, or a grown network that has learned a
+            task of that name. The task is then learned from its answers in place of labels, for
+            inputs as the network gets them; `softness` of the recipe says how they are compared.
         on_epoch: is told after each epoch how far it is, and given a `Checkpoint`, which may be
             kept.
         resume: a checkpoint of this task, to go on from as if nothing had happened.
     """
     _check_asked("fit learns", task, recipe)
     recipe = recipe or default_recipe(net, task)
-    pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed)
+    answers = None if teacher is None else lambda task: answering(teacher, task)
+    pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed, teacher=answers)
     try:
         with modes_kept(net):
             (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
@@ -140,6 +163,11 @@ def fit(
     if failure is not None:
         raise failure
     return net
+
+
+def answering(teacher: nn.Module, task: Task) -> nn.Module:
+    """What of a teacher answers for a task."""
+    return teacher.merged(task.name) if isinstance(teacher, IncrementalNet) else teacher
 
 
 def default_recipe(net: IncrementalNet, task: Task) -> Recipe:

@@ -27,6 +27,7 @@ from rankup.layout import channels_last, convolves, takes_channels_last
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
 from rankup.steps import Learner
+from rankup.teaching import Teacher, distance
 
 if TYPE_CHECKING:
     from rankup.kernels.build import Builder
@@ -142,12 +143,19 @@ class RankLearner(ModuleLearner):
         pad: fill the tables of frozen factors up to a multiple of so many rows with zeros, which
             change nothing and get no gradient. Tasks of different rank so have the same shapes,
             and one captured graph serves them all.
+        teacher: what answers for the task already, to be learned from in place of labels.
     """
 
     seen: Tensor | None
+    teacher: Teacher | None
 
-    def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1) -> None:
+    def __init__(
+        self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None
+    ) -> None:
         super().__init__(net.body, feed, len(net.tasks))
+        self.register_module("teacher", None)
+        if teacher is not None:
+            self.look_at("teacher", teacher)
         # In lists, because a module that is an attribute has its tensors listed a second time.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
         if not runs_as_traced(net.body, feed):
@@ -236,6 +244,15 @@ class RankLearner(ModuleLearner):
             kernels[layer.spec.name] = Built(kernel, ready)
         return kernels
 
+    def forward(self, draw: Draws) -> Tensor:
+        if self.teacher is None:
+            return super().forward(draw)
+        with active(self.index), self._autocast():
+            x = self.inputs(draw)
+            return distance(
+                self._answers(x, draw["rows"]), self.teacher(x), self.feed.recipe.softness
+            )
+
     def logits(self, draw: Draws) -> Tensor:
         if self.seen is None:
             return super().logits(draw)
@@ -244,7 +261,13 @@ class RankLearner(ModuleLearner):
             x = self.inputs(draw)
         else:  # Without factors of its own, the layer looks at nothing but the projection.
             x = self.feed.scaled(to_float(self.x[:1])).expand(len(rows), *self.x.shape[1:])
-        with projected(first.spec.name, take(self.seen, rows)):
+        return self._answers(x, rows)
+
+    def _answers(self, x: Tensor, rows: Tensor) -> Tensor:
+        own: AbstractContextManager[object] = nullcontext()
+        if self.seen is not None:
+            own = projected(self._first[0].spec.name, take(self.seen, rows))
+        with own:
             logits: Tensor = self.body(x)
         return logits
 
@@ -285,8 +308,10 @@ class RankLearner(ModuleLearner):
 class ApartLearner(RankLearner):
     """One whose selectors over factors of earlier tasks stay at zero, where they have to start."""
 
-    def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1) -> None:
-        super().__init__(net, feed, pad)
+    def __init__(
+        self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None
+    ) -> None:
+        super().__init__(net, feed, pad, teacher)
         self.replicas = "branches"
 
     @torch.no_grad()

@@ -54,6 +54,9 @@ class Recipe:
     loss: Literal["cross-entropy", "mse"] = _option(
         "cross-entropy", "Cross-entropy, or the squared error of the softmax as in the paper."
     )
+    softness: float = _option(
+        1.0, "With a teacher: by how much its answers and ours are softened before comparing them."
+    )
     pixels: Literal["unit", "centred", "raw"] = _option(
         "unit", "Pixel values from 0 to 1, from -1 to 1, or from 0 to 255."
     )
@@ -79,7 +82,7 @@ class Recipe:
         for name, least in (("epochs", 1), ("batch", 1), ("crop", 0)):
             if getattr(self, name) < least:
                 raise RankupError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("lr", "factors"):
+        for name in ("lr", "factors", "softness"):
             if not getattr(self, name) > 0:
                 raise RankupError(f"{name} must be positive, got {getattr(self, name)}")
         for name in ("first_lr", "first_factors", "weight_decay"):

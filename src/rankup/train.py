@@ -223,12 +223,21 @@ def share_right(
     return int(right) / seen
 
 
+def is_guessing(reached: float, guess: float, samples: int) -> bool:
+    """Whether an accuracy on so many samples is not three standard errors above guessing.
+
+    >>> is_guessing(0.55, 0.5, samples=100), is_guessing(0.55, 0.5, samples=10_000)
+    (True, False)
+    """
+    error = math.sqrt(guess * (1 - guess) / samples)
+    # A handful of samples cannot be three errors away, but all of them can be right.
+    return reached <= guess + 3 * error and reached < 1
+
+
 def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
     """Whether a task's accuracy on its own training data is no better than guessing."""
     reached, guess = _reached(pupil, feed, _WITNESS), feed.guess()
-    error = math.sqrt(guess * (1 - guess) / min(len(feed), _WITNESS))
-    # A handful of samples cannot be three errors away, but all of them can be right.
-    if reached <= guess + 3 * error and reached < 1:
+    if is_guessing(reached, guess, min(len(feed), _WITNESS)):
         return TaskFailed(
             f"task {feed.task.name!r} was not learned: {reached:.1%} on its own training data is "
             f"not three standard errors above guessing ({guess:.1%}); another learning rate or "

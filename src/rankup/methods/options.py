@@ -51,6 +51,11 @@ class RankOptions(Options):
     store: Literal["full", "float16", "int8"] = option(
         "full", "What a task's numbers are rounded to and stored as; fewer bits, smaller files."
     )
+    teacher: str = option(
+        "",
+        "Folder of a run that has learned these tasks, whose answers are learned in place of "
+        "labels.",
+    )
 
 
 @dataclass(frozen=True)

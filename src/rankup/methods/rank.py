@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from torch import Tensor
 
 from rankup.data.tasks import Task
-from rankup.fitting import NetPupil
-from rankup.manifest import MANIFEST
+from rankup.errors import RankupError
+from rankup.fitting import NetPupil, answering
+from rankup.manifest import MANIFEST, Manifest
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint
@@ -31,11 +33,18 @@ class RankUpdate(Method):
     @classmethod
     def check(cls, setting: Setting) -> None:
         make_plan(setting.module, _growth(setting))
+        assert isinstance(setting.options, RankOptions)
+        if setting.options.teacher:
+            _check_teacher(Path(setting.options.teacher), setting)
 
     def _know(self, setting: Setting, net: IncrementalNet) -> None:
         assert isinstance(setting.options, RankOptions)
         self.setting, self.net = setting, net
-        self._pupil = NetPupil(net, setting.recipe, setting.seed, setting.options.reuse)
+        folder, teacher = setting.options.teacher, None
+        if folder:
+            own = load(_taught_in(Path(folder), setting.seed)).to(net.device)
+            teacher = partial(answering, own)
+        self._pupil = NetPupil(net, setting.recipe, setting.seed, setting.options.reuse, teacher)
 
     @property
     def learned(self) -> int:
@@ -72,6 +81,31 @@ class RankUpdate(Method):
         net = load(folder, setting.module)
         method._know(setting, net.to(next(setting.module.parameters()).device))
         return method
+
+
+def _check_teacher(folder: Path, setting: Setting) -> None:
+    manifest = Manifest.read(_taught_in(folder, setting.seed))
+    if manifest.growth.seed != setting.seed:
+        raise RankupError(
+            f"the teacher {folder} has learned its tasks with seed {manifest.growth.seed}, and "
+            f"with seed {setting.seed} they are others"
+        )
+    known = {task.name: task.classes for task, _ in manifest.tasks}
+    for task in setting.tasks:
+        if known.get(task.name) != task.classes:
+            raise RankupError(f"the teacher {folder} has learned no task {task.name!r}")
+
+
+def _taught_in(folder: Path, seed: int) -> Path:
+    """Where a teacher's network is: in the folder of a run, of runs with a seed each, or there."""
+    places = (folder / f"seed-{seed}" / "net", folder / "net", folder)
+    for place in places:
+        if (place / MANIFEST).exists():
+            return place
+    raise RankupError(
+        f"the teacher {folder} is no folder of a run by the rank update, and has none for seed "
+        f"{seed} in it"
+    )
 
 
 def _growth(setting: Setting) -> Growth:

@@ -1,8 +1,10 @@
 """What a number of a table is measured on: one setting of one method on one stream, over seeds."""
 
+from __future__ import annotations
+
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ class Cell:
     width: int | None = None
     tasks: int | None = None
     seeds: int = SEEDS
+    teacher: Cell | None = None  # whose networks' answers are learned in place of labels
 
     @property
     def epochs(self) -> int:
@@ -36,10 +39,11 @@ class Cell:
     def known(self) -> dict[str, Any]:
         """All that tells its runs from others, but for the seed: also what a method is tuned to,
         which may change."""
-        about = {k: v for k, v in asdict(self).items() if k not in ("settings", "seeds")}
+        about = {k: v for k, v in vars(self).items() if k not in ("settings", "seeds")}
         variant = variant_of(self.method, self.rank or "1", self.options())
         tuned = settings_for(self.method, self.stream, self.net, self.recipe, variant)
         about["settings"] = {**tuned.recipe, **tuned.options, **dict(self.settings)}
+        about["teacher"] = self.teacher and self.teacher.known()
         return {name: value for name, value in about.items() if value is not None}
 
     def folder(self) -> Path:
@@ -81,6 +85,7 @@ class Cell:
         parts += [f"{self.recipe} recipe"] if self.recipe != "default" else []
         names = ("rank", "seeded", "width", "tasks")
         parts += [f"{n} {getattr(self, n)}" for n in names if getattr(self, n) is not None]
+        parts += ["taught"] if self.teacher else []
         return ", ".join(parts + [f"{name} {value}" for name, value in self.settings])
 
 

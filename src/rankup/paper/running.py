@@ -9,9 +9,9 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +56,7 @@ class Runner:
     data: Path | None
     command: str
     download: bool = False
+    teachers: frozenset[Cell] = frozenset()  # whose networks others are yet to learn from
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in cells if self.results.missing(cell)]
@@ -72,9 +73,11 @@ class Runner:
         until = None if minutes is None else time.time() + 60 * minutes
         if not cells or minutes == 0:
             return
+        teachers = frozenset(cell.teacher for cell in cells if cell.teacher)
+        own = replace(self, teachers=teachers)
         with (
             piece(self.results.root, machine(self.device), self.command) as has_ended,
-            closing(self._run_each(cells, hear, jobs, until)) as each,
+            closing(own._run_each(cells, hear, jobs, until)) as each,
         ):
             for ended in each:
                 if not self.results.missing(ended.cell):
@@ -85,7 +88,7 @@ class Runner:
         self, cells: Sequence[Cell], hear: Callable[[Said], None], jobs: int, until: float | None
     ) -> Generator[Ended, None, None]:
         if jobs == 1:
-            for cell in cells:
+            for cell in sorted(cells, key=_is_taught):
                 if until is None or time.time() < until:
                     yield self._run_timed(cell, hear)
             return
@@ -109,22 +112,43 @@ class Runner:
         A run that fails of itself has that as its result. One that was refused, or found too little
         memory, has none: another machine may have what it lacked.
         """
-        device = chosen_device(self.device)
-        missing = self.results.missing(cell)
-        work = {seed: self._work(cell) / f"seed-{seed}" for seed in missing}
-        started = time.perf_counter()
+        missing, options, teacher = self.results.missing(cell), cell.options(), cell.teacher
         try:
-            launch = Launch(cell.request(self.device, self.data, self.download))
-            seeds = launch.of(cell.method, cell.options(), work)
-            failures = run_seeds(seeds, on_progress=on_progress, note=note)
+            if teacher is not None:
+                failed = self._run_seeds(teacher, missing, teacher.options(), on_progress, note)
+                if failed:
+                    return f"its teacher failed: {failed}"
+                options["teacher"] = str(self._work(teacher))
+            failed = self._run_seeds(cell, missing, options, on_progress, note)
         except Exception as error:
             return failure_in_one_line(error, self._work(cell))
         finally:
-            release(str(cell), device, "the same command")
-        seconds = (time.perf_counter() - started) / len(missing)
-        done = [self._result(cell, seed, failures.get(seed, ""), seconds) for seed in missing]
-        self.results.add(cell, done)
-        shutil.rmtree(self._work(cell), ignore_errors=True)
+            release(str(cell), chosen_device(self.device), "the same command")
+        done = {cell} - self.teachers if teacher is None else {cell, teacher}
+        for own in done:
+            shutil.rmtree(self._work(own), ignore_errors=True)
+        return failed
+
+    def _run_seeds(
+        self,
+        cell: Cell,
+        seeds: Sequence[int],
+        options: dict[str, Any],
+        on_progress: OnProgress | None,
+        note: Callable[[str], None],
+    ) -> str:
+        """Have networks of these seeds in the folder of work, and results of those that had none;
+        give back why some failed, if they did."""
+        folders = {seed: self._work(cell) / f"seed-{seed}" for seed in seeds}
+        started = time.perf_counter()
+        launch = Launch(cell.request(self.device, self.data, self.download))
+        runs = launch.of(cell.method, options, folders)
+        failures = run_seeds(runs, on_progress=on_progress, note=note)
+        seconds = (time.perf_counter() - started) / len(seeds)
+        new = [seed for seed in self.results.missing(cell) if seed in folders]
+        if new:
+            done = [self._result(cell, seed, failures.get(seed, ""), seconds) for seed in new]
+            self.results.add(cell, done)
         return next(iter(failures.values()), "")
 
     def _work(self, cell: Cell) -> Path:
@@ -132,9 +156,12 @@ class Runner:
 
     def _result(self, cell: Cell, seed: int, failed: str, seconds: float) -> Result:
         run = None if failed else read_run(self._work(cell) / f"seed-{seed}")
+        config = dict(run.config) if run else {}
+        if run and cell.teacher is not None:  # where it was on this machine is of no use elsewhere
+            config["options"] = {**config["options"], "teacher": str(cell.teacher.folder())}
         return Result(
             seed=seed,
-            config=run.config if run else {},
+            config=config,
             accuracy=run.matrix.rows if run else [],
             parameters=run.parameters if run else 0.0,
             buffer=run.buffer if run else 0.0,
@@ -162,7 +189,8 @@ def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
     """How many at once of which cells: small networks as many as asked for; a fourth of that of
     networks that fill a GPU, by many convolutions or by large products. These do not run beside
     others, whose many short steps would each wait for a long one. Of all, long ones come first, so
-    that none is left to run alone when all others are done.
+    that none is left to run alone when all others are done; what is taught comes after its
+    teachers.
 
     >>> from rankup.paper.cells import cell
     >>> cells = [cell("p-mnist", epochs=epochs) for epochs in (5, 9)]
@@ -175,7 +203,17 @@ def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
     large = [own for own in cells if own.net == "mlp" and own.stream in _LARGE]
     small = [own for own in cells if own.net == "mlp" and own.stream not in _LARGE]
     kinds = ((few, convolutions), (few, large), (jobs, small))
-    return [(many, sorted(some, key=_length, reverse=True)) for many, some in kinds if some]
+    ordered = [(many, sorted(some, key=_length, reverse=True)) for many, some in kinds]
+    found = [
+        (many, [own for own in some if _is_taught(own) == taught])
+        for taught in (False, True)
+        for many, some in ordered
+    ]
+    return [(many, some) for many, some in found if some]
+
+
+def _is_taught(cell: Cell) -> bool:
+    return cell.teacher is not None
 
 
 def _length(cell: Cell) -> int:

@@ -1,0 +1,76 @@
+"""Learning from the answers of a network that knows a task already, in place of labels: knowledge
+distillation (Hinton et al., 2015), by a teacher that sees the very images that are learned from
+(Beyer et al., 2022)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from rankup.errors import RankupError
+from rankup.feed import Feed
+from rankup.layout import takes_channels_last
+from rankup.train import is_guessing, share_right
+
+_LOOK = 2048  # training samples for which a teacher has to answer before anyone learns from it
+
+
+class Teacher(nn.Module):
+    """Answers for one task, as steps take them: without gradients, and in evaluation mode.
+
+    Args:
+        module: what answers. It is copied, and stays as it is.
+    """
+
+    def __init__(self, module: nn.Module, feed: Feed) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module).eval().requires_grad_(False)
+        self.module.to(feed.device, feed.dtype)
+        self._refuse_if_ignorant(feed)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.module(x if takes_channels_last(self.module, x) else x.contiguous())
+        return logits
+
+    def train(self, mode: bool = True) -> Teacher:
+        return self  # who learns from it does not change it
+
+    def _refuse_if_ignorant(self, feed: Feed) -> None:
+        """It may have learned another stream, or the same one with another seed."""
+        x, _ = next(feed.train(2))
+        wanted = [len(x), feed.task.classes]
+        try:
+            answer = self(x)
+        except RuntimeError as error:
+            raise RankupError(
+                f"the teacher cannot answer inputs of shape {list(x.shape)}: {error}"
+            ) from error
+        given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        if given != wanted:
+            raise RankupError(
+                f"a teacher answers with a tensor of logits, {wanted} for {len(x)} samples of task "
+                f"{feed.task.name!r}, got {given}"
+            )
+        right, guess = share_right(self, feed.train(_LOOK)), feed.guess()
+        if is_guessing(right, guess, min(len(feed), _LOOK)):
+            raise RankupError(
+                f"the teacher knows nothing of task {feed.task.name!r}: it is right for "
+                f"{right:.1%} of its training data, no better than guessing ({guess:.1%}); it must "
+                "have learned the same tasks, from the same seed"
+            )
+
+
+def distance(logits: Tensor, wanted: Tensor, softness: float) -> Tensor:
+    """How far answers are from a teacher's: the divergence of both after a softmax of logits that
+    were divided by `softness`. With a higher one it also matters how unlikely a teacher thinks each
+    wrong class is. Gradients are of the same size with any.
+
+    >>> logits = torch.tensor([[2.0, 0.0]])
+    >>> distance(logits, logits, 4.0), distance(logits, -logits, 1.0)
+    (tensor(0.), tensor(1.5232))
+    """
+    own, other = ((answers / softness).log_softmax(1) for answers in (logits, wanted))
+    return softness**2 * (other.exp() * (other - own)).sum(1).mean()
