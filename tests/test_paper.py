@@ -393,3 +393,45 @@ def test_a_file_that_is_no_piece_is_named(results: Results) -> None:
     path.write_text("{}")
     with pytest.raises(RankupError, match=r"broken\.json does not say how long a piece took"):
         pieces_in(results.root)
+
+
+def test_a_taught_cell_learns_from_its_teachers_networks(results: Results) -> None:
+    teacher = tiny(seeds=1, rank="0,0", seeded="64", epochs=8)
+    pupil, alone = tiny(seeds=1, teacher=teacher), tiny(seeds=1)
+    assert pupil.folder() not in (teacher.folder(), alone.folder())
+    assert "taught" in str(pupil)
+    # Whatever comes first, teachers do; and what they know is kept until it is not needed.
+    ended = [own.cell for own in runner(results).run_all([pupil, teacher, alone], lambda _: None)]
+    assert ended == [teacher, alone, pupil]
+    assert not list((results.root / WORK).rglob("net"))
+    found = [results.of(own) for own in (teacher, alone, pupil)]
+    assert all(found)
+    assert found[1].runs[0].accuracy != found[2].runs[0].accuracy  # type: ignore[union-attr]
+    told = found[2].runs[0].config["options"]["teacher"]  # type: ignore[union-attr]
+    assert told == str(teacher.folder())
+
+
+def test_a_taught_cell_alone_has_its_teacher_learn_first(results: Results) -> None:
+    teacher = tiny(seeds=1, epochs=8)
+    pupil = tiny(seeds=1, epochs=1, teacher=teacher)
+    assert runner(results).run(pupil, None, pytest.fail) == ""
+    assert results.of(teacher) is not None
+    again = results.path(teacher).read_bytes()
+    other = tiny(seeds=1, epochs=2, teacher=teacher)  # has to learn once more what was forgotten
+    assert runner(results).run(other, None, pytest.fail) == ""
+    assert results.path(teacher).read_bytes() == again
+    assert not list((results.root / WORK).rglob("net"))
+
+
+def test_a_pupil_of_a_teacher_that_failed_is_not_run(results: Results) -> None:
+    teacher = tiny(seeds=1, lr=1e9)
+    pupil = tiny(seeds=1, teacher=teacher)
+    assert "its teacher failed" in runner(results).run(pupil, None, pytest.fail)
+    assert results.missing(pupil) == [0]
+    assert results.failures(teacher)
+
+
+def test_what_is_taught_comes_after_all_teachers() -> None:
+    teacher = cell("p-mnist", epochs=5)
+    cells = [cell("s-cifar100", net="resnet18", epochs=1, teacher=teacher), teacher]
+    assert [some for _, some in phases(cells, 4)] == [[teacher], [cells[0]]]
