@@ -22,6 +22,9 @@ from rankup.report.runs import CONFIG, no_setting, read_config, setting
 from rankup.run import parse_rank, versions
 from rankup.settings import Settings, settings_for, variant_of
 
+_QUEUES = 32  # the most that a process can have
+_ALL_QUEUES = 96  # that processes may have together: twelve with eight each ran, with 32 none did
+
 
 class Launch:
     """What all runs of one request share. Streams are made once, whatever learns them.
@@ -33,8 +36,7 @@ class Launch:
     def __init__(self, request: Request, at_once: int | None = None) -> None:
         # What a GPU multiplies in several streams is the same every time only with this.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Queues for seeds that run side by side; under NVIDIA's MPS there would be two.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        share_queues(1)
         self.request, self.at_once = request, at_once or request.seeds
         mlp = request.net is Net.mlp
         self.width = request.width or (256 if mlp else 20)
@@ -118,6 +120,14 @@ class Launch:
             asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
         )
         return hold_out(made, asked.held_out, seed) if asked.held_out else made
+
+
+def share_queues(processes: int) -> None:
+    """Have queues to a GPU for seeds that run side by side, where so many processes like this one
+    use it. Under NVIDIA's MPS there would be two, and five seeds of a deep network wait for each
+    other; of 32 for each of twelve processes a GPU has too few, and fails."""
+    each = min(_QUEUES, max(1, _ALL_QUEUES // processes))
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(each))
 
 
 def fingerprint(stream: Stream) -> str:

@@ -77,18 +77,18 @@ def pieces_in(root: Path) -> list[Piece]:
 
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
-    """For each machine how many of these cells were run in pieces, and how long those took. What a
-    piece lost by being stopped is counted, and so is what it ran beside these cells."""
+    """For each machine on which all of these cells were run how long that took. What a piece lost
+    by being stopped is counted, and so is what it ran beside these cells."""
     shown = {str(own.folder()) for own in cells}
     by_machine: dict[str, list[Piece]] = {}
     for own in pieces_in(root):
         by_machine.setdefault(own.machine, []).append(own)
     lines = []
     for machine, pieces in by_machine.items():
-        done = shown & {name for own in pieces for name in own.cells}
-        if done:
+        if shown <= {name for own in pieces for name in own.cells}:
             minutes = sum(own.seconds for own in pieces) / 60
-            share = f"All {len(shown)}" if done == shown else f"{len(done)} of all {len(shown)}"
             which = "one piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
-            lines.append(f"{share} settings took {minutes:.0f} min on one {machine}, in {which}.")
+            lines.append(
+                f"All {len(shown)} settings took {minutes:.0f} min on one {machine}, in {which}."
+            )
     return lines

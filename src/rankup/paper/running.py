@@ -19,7 +19,7 @@ from rankup import workers
 from rankup.cli_options import Device
 from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
-from rankup.launch import Launch, chosen_device
+from rankup.launch import Launch, chosen_device, share_queues
 from rankup.paper.cells import TASKS, Cell
 from rankup.paper.pieces import piece
 from rankup.paper.results import Result, Results
@@ -96,7 +96,7 @@ class Runner:
         for many, some in phases(cells, jobs):
             if until is not None and time.time() >= until:
                 return
-            order = [_Job(self, cell, until) for cell in some]
+            order = [_Job(self, cell, until, min(many, len(some))) for cell in some]
             ended = workers.in_processes(_run_job, order, many, hear=hear, lost=f"{lost}less")
             with closing(ended):
                 yield from (outcome for _, outcome in ended if outcome is not None)
@@ -177,9 +177,11 @@ class _Job(NamedTuple):
     runner: Runner
     cell: Cell
     until: float | None  # when to begin no more
+    at_once: int  # how many jobs share a GPU
 
 
 def _run_job(job: _Job) -> Ended | None:
+    share_queues(job.at_once)
     if job.until is not None and time.time() >= job.until:
         return None
     return job.runner._run_timed(job.cell, workers.tell)
