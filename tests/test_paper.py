@@ -443,7 +443,8 @@ def test_what_is_taught_comes_after_all_teachers() -> None:
 def test_processes_share_the_queues_of_a_gpu(
     processes: int, queues: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")  # and after the test what it was before
+    del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
     share_queues(processes)
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == queues
     share_queues(1)  # as a run in that process does after it
