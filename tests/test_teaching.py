@@ -195,6 +195,11 @@ def test_who_cannot_teach_is_refused_and_nothing_is_lost(
     assert net.learning is None
 
 
+def test_the_name_of_a_folder_is_no_teacher(stream: Stream) -> None:
+    with pytest.raises(RankupError, match="a teacher is a module, got str"):
+        rankup.fit(grown(flat), stream[0], RECIPE, teacher="runs/large")  # type: ignore[arg-type]
+
+
 def test_squared_error_is_for_labels(stream: Stream, known: IncrementalNet) -> None:
     with pytest.raises(RankupError, match="a teacher's answers are not compared by mse"):
         rankup.fit(grown(flat), stream[0], replace(RECIPE, loss="mse"), teacher=known)

@@ -152,6 +152,8 @@ def fit(
         resume: a checkpoint of this task, to go on from as if nothing had happened.
     """
     _check_asked("fit learns", task, recipe)
+    if not isinstance(teacher, nn.Module | None):
+        raise RankupError(f"a teacher is a module, got {type(teacher).__name__}")
     recipe = recipe or default_recipe(net, task)
     answers = None if teacher is None else lambda task: answering(teacher, task)
     pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed, teacher=answers)
