@@ -389,6 +389,14 @@ def test_a_piece_that_was_stopped_counts_with_what_it_finished(results: Results)
     assert own.cells == [str(cells[0].folder())]
 
 
+def test_where_nothing_can_be_written_nothing_is_run(tmp_path: Path) -> None:
+    (tmp_path / "pieces").write_text("a file")
+    said: list[Said] = []
+    with pytest.raises(RankupError, match=r"pieces/.*\.json cannot be written: "):
+        list(runner(Results(tmp_path)).run_all([tiny()], said.append))
+    assert not said
+
+
 def test_a_file_that_is_no_piece_is_named(results: Results) -> None:
     path = results.root / "pieces" / "broken.json"
     path.parent.mkdir(parents=True)

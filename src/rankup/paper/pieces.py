@@ -47,16 +47,20 @@ def piece(root: Path, machine: str, command: str) -> Iterator[Callable[[Cell], N
     who = f"{platform.node()} {os.getpid()} {now.timestamp()}"
     digest = hashlib.sha256(who.encode()).hexdigest()[:6]
     path = root / FOLDER / f"{now:%Y-%m-%dT%H-%M-%S}-{digest}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
 
     def write() -> None:
         own.seconds = round(time.perf_counter() - began, 1)
-        write_file(path, json.dumps(asdict(own), ensure_ascii=False).encode() + b"\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, json.dumps(asdict(own), ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            raise RankupError(f"{path} cannot be written: {error.strerror}") from error
 
     def ended(cell: Cell) -> None:
         own.cells.append(str(cell.folder()))
         write()  # now, so that little is lost if this process is killed
 
+    write()  # before anything is run, so that nothing is run in vain
     try:
         yield ended
     finally:
