@@ -41,16 +41,14 @@ def class_count(classes: Any) -> int:
     return count
 
 
-def start(selectors: Any, norms: Any, factors: Any, draw: Any) -> Start:
+def start(selectors: Any, norms: Any, factors: Any) -> Start:
     if selectors != "previous" and not _is_number(selectors):
         raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
     if norms not in ("fresh", "previous"):
         raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
     if not _is_number(factors) or factors <= 0:
         raise RankupError(f"factors must start with a positive length, got {factors!r}")
-    if not isinstance(draw, int) or draw < 0:
-        raise RankupError(f"draw must be a whole number from 0 on, got {draw!r}")
-    return Start(selectors, norms, factors, draw)
+    return Start(selectors, norms, factors)
 
 
 def _is_number(value: Any) -> bool:

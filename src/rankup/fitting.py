@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +14,7 @@ from rankup.checkpoint import Checkpoint
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
-from rankup.layers import FactoredConv2d, FactoredLayer
+from rankup.layers import FactoredConv2d
 from rankup.layout import for_answers
 from rankup.learner import ApartLearner, RankLearner
 from rankup.modes import evaluating, modes_kept
@@ -26,7 +23,7 @@ from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 from rankup.teaching import Teacher
-from rankup.train import OnEpoch, learn, practise, share_right
+from rankup.train import OnEpoch, learn, share_right
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
@@ -42,8 +39,6 @@ class NetPupil:
         teacher: gives a module that answers for a task, where tasks are learned from answers.
     """
 
-    _draw = 0  # of the factors that a task starts with
-
     def __init__(
         self,
         net: IncrementalNet,
@@ -54,7 +49,6 @@ class NetPupil:
     ) -> None:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
         self.teacher = teacher
-        self._scouting = Engine()
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers are not compared by {recipe.loss}, leave it out"
@@ -66,18 +60,14 @@ class NetPupil:
 
     def begin(self, task: Task) -> Learner:
         net, recipe = self.net, self.recipe
-        best = self._best_start(task) if recipe.starts > 1 and self._adds_factors() else []
         net.begin_task(
             task.name,
             task.classes,
             selectors=recipe.selector_start() if self.reuse else 0.0,
             norms=recipe.norms,
             factors=(recipe.first_factors if self.learned == 0 else 0) or recipe.factors,
-            draw=self._draw,
         )
         try:
-            for parameter, found in zip(net.parameters() if best else (), best, strict=True):
-                parameter.data = found
             net.train()
             self._feed = Feed(task, recipe, net.device, net.dtype)
             self._try(task.classes)
@@ -87,20 +77,6 @@ class NetPupil:
         except BaseException:
             self.abandon()
             raise
-
-    def _adds_factors(self) -> bool:
-        """Whether the next task adds some to what there is: its start matters more than that of the
-        first, whose many factors make up for each other."""
-        factored = (part.spec.rank for part in self.net.parts if isinstance(part, FactoredLayer))
-        return self.learned > 0 and any(rank.added(self.learned) for rank in factored)
-
-    def _best_start(self, task: Task) -> list[Tensor]:
-        """What copies of the network learn of the task in a short while, each from new factors of
-        its own: that of the one whose loss is least; nothing where all of them diverged."""
-        scouts = [_Scout(self, draw) for draw in range(self.recipe.starts)]
-        losses = practise(scouts, task, self._scouting)
-        loss, best = min(zip(losses, scouts, strict=True), key=lambda pair: pair[0])
-        return [p.detach() for p in best.net.parameters()] if math.isfinite(loss) else []
 
     def _try(self, classes: int) -> None:
         """Before anything is learned: the module must answer with logits and nothing else, and what
@@ -140,22 +116,6 @@ class NetPupil:
     def abandon(self) -> None:
         if self.net.learning is not None:
             self.net.abandon_task()
-
-
-class _Scout(NetPupil):
-    """A copy of a network, which tries how far a task gets in a short while from a start of its
-    own."""
-
-    def __init__(self, lead: NetPupil, draw: int) -> None:
-        short = replace(lead.recipe, epochs=math.ceil(lead.recipe.epochs / 7), starts=1)
-        super().__init__(copy.deepcopy(lead.net), short, lead.seed, lead.reuse, lead.teacher)
-        self._draw, self._body = draw, id(lead.net.body)
-
-    def begin(self, task: Task) -> Learner:
-        learner = super().begin(task)
-        assert isinstance(learner, RankLearner)
-        learner.kind = self._body  # copies take the same steps: one captured graph serves all tasks
-        return learner
 
 
 def fit(

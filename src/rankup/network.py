@@ -147,7 +147,6 @@ class IncrementalNet(nn.Module):
         selectors: float | Literal["previous"] = 0.0,
         norms: Literal["fresh", "previous"] = "fresh",
         factors: float = 1.0,
-        draw: int = 0,
     ) -> None:
         """Add a task to learn: new factors, selectors, biases, norms and a head, all of them in
         `parameters()` until it is committed.
@@ -161,10 +160,9 @@ class IncrementalNet(nn.Module):
             norms: whether the weights of its norms start `"fresh"` or where the `"previous"`
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
-            draw: which of many they are: another number, other ones.
         """
         task = self._roster.begin(name, classes)
-        start = checks.start(selectors, norms, factors, draw)
+        start = checks.start(selectors, norms, factors)
         started = [part.start(task.classes, start) for part in self.parts]
         try:
             for part, values in zip(self.parts, started, strict=True):

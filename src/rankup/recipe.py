@@ -70,11 +70,6 @@ class Recipe:
     first_factors: float = _option(
         0.0, "The same for the first task, where it differs: long ones stay fit for later tasks."
     )
-    starts: int = _option(
-        1,
-        "Try so many starts of a later task's new factors for a seventh of the epochs each, and go "
-        "on from the best.",
-    )
     flip: bool = _option(False, "Mirror half of the training images.")
     precision: Literal["float32", "tf32", "bfloat16"] = _option(
         "float32", "How matrices are multiplied in training: less precisely is faster on a GPU."
@@ -84,7 +79,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for item in fields(self):
             check_type(item.name, item.type, getattr(self, item.name))
-        for name, least in (("epochs", 1), ("batch", 1), ("starts", 1), ("crop", 0)):
+        for name, least in (("epochs", 1), ("batch", 1), ("crop", 0)):
             if getattr(self, name) < least:
                 raise RankupError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for name in ("lr", "factors", "softness"):

@@ -113,22 +113,6 @@ def learn(
             pupil.abandon()
 
 
-def practise(pupils: Sequence[Pupil], task: Task, engine: Engine) -> list[float]:
-    """Let pupils that differ in where they start go through a task's epochs, and leave it open.
-    Gives back the loss of each in the last one, infinite where it diverged."""
-    losses = [math.inf] * len(pupils)
-    steps = engine.start([pupil.begin(task) for pupil in pupils])
-
-    def listening(number: int) -> OnEpoch:
-        def on_epoch(epoch: Epoch, _: Checkpoint) -> None:
-            losses[number] = epoch.loss
-
-        return on_epoch
-
-    failures = _train(pupils, steps, [None] * len(pupils), [*map(listening, range(len(pupils)))])
-    return [math.inf if why else loss for why, loss in zip(failures, losses, strict=True)]
-
-
 def _as_long(pupils: Sequence[Pupil], learners: Sequence[Learner]) -> list[list[int]]:
     """Which of them take the same number of epochs and steps, by their places."""
     groups: dict[tuple[int, int], list[int]] = {}

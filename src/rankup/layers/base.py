@@ -43,13 +43,12 @@ def active_task() -> int | Tensor | None:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a new task's selectors over old factors and its norms' weights start, how long its own
-    factors' vectors are at first, and which of several draws they are."""
+    """Where a new task's selectors over old factors and its norms' weights start, and how long its
+    own factors' vectors are at first."""
 
     selectors: float | Literal["previous"] = 0.0
     norms: Literal["fresh", "previous"] = "fresh"
     factors: float = 1.0
-    draw: int = 0
 
 
 def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
@@ -155,12 +154,11 @@ class TaskLayer(nn.Module, ABC):
     def _draw(self, *purpose: object) -> torch.Generator:
         return seeds.generator(self.seed, *purpose, self.spec.name, self.count)
 
-    def _orthogonal(self, rows: int, length: int, purpose: str, draw: int = 0) -> Tensor:
+    def _orthogonal(self, rows: int, length: int, purpose: str) -> Tensor:
         # On the CPU and at least in float32, whatever the network's device and dtype: the same
         # start everywhere, and there is no QR in half precision.
         drawn = torch.empty(rows, length, dtype=at_least_float32(self.dtype), device="cpu")
-        other = (draw,) if draw else ()
-        nn.init.orthogonal_(drawn, generator=self._draw(purpose, *other))
+        nn.init.orthogonal_(drawn, generator=self._draw(purpose))
         return drawn.to(**self._factory)
 
 

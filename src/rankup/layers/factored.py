@@ -145,8 +145,8 @@ class FactoredLayer(TaskLayer):
         added = rank.added(self.count)
         values = {"selector": self._start_selector(start)}
         if added:
-            values["U"] = self._orthogonal(added, outputs, "U", start.draw) * start.factors
-            values["V"] = self._orthogonal(added, inputs, "V", start.draw) * start.factors
+            values["U"] = self._orthogonal(added, outputs, "U") * start.factors
+            values["V"] = self._orthogonal(added, inputs, "V") * start.factors
             if self.base_weight is not None:
                 # A pretrained layer starts as it was; V and the selector keep the gradient alive.
                 values["U"].zero_()

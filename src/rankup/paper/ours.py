@@ -18,7 +18,6 @@ LONGER: dict[str, dict[str, Any]] = {
     "s-cifar100": {"epochs": 60, "lr": 5e-3},
     "s-miniimagenet": {"epochs": 60, "lr": 5e-3, "weight_decay": 0.1, "crop": 12},
 }
-STARTS = 6  # of a task's new factors, where one of them is all that a task adds to what it needs
 RESNET_LONGER = {"epochs": 80}
 PAPER_EPOCHS = 50  # of the notebook's 500: as many as a GPU has time for in a table of five seeds
 
@@ -91,9 +90,6 @@ def rows(stream: str, net: str = "mlp") -> dict[str, Cell]:
     most, longest = best(stream, net), longer(stream, net)
     wide = f", width {most.width}" if most.width else ""
     found = {"rank": default(stream, net), f"rank, {_epochs(longest)}": longest}
-    if stream == "p-mnist":
-        several = cell(stream, net=net, starts=STARTS, **LONGER[stream])
-        found[f"rank, {_epochs(several)}, {STARTS} starts"] = several
     if (stream, net) in TAUGHT:
         pupil = taught(stream, net)
         found[f"rank, taught, {_epochs(pupil)}"] = pupil
