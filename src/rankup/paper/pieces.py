@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ def piece(root: Path, machine: str, command: str) -> Iterator[Callable[[Cell], N
     """Inside, runs are made, and it is told of each cell that came to its end. However it ends, its
     time is written down."""
     began, now = time.perf_counter(), datetime.now(UTC)
-    own = Piece(now.isoformat(timespec="seconds"), machine, torch.__version__, command)
+    own = Piece(now.isoformat(timespec="microseconds"), machine, torch.__version__, command)
     # Two processes may begin in the same second, on one machine or on two.
     who = f"{platform.node()} {os.getpid()} {now.timestamp()}"
     digest = hashlib.sha256(who.encode()).hexdigest()[:6]
@@ -70,14 +71,15 @@ def piece(root: Path, machine: str, command: str) -> Iterator[Callable[[Cell], N
 def pieces_in(root: Path) -> list[Piece]:
     """In the order in which they were begun."""
     found = []
-    for path in sorted((root / FOLDER).glob("*.json")):
+    for path in (root / FOLDER).glob("*.json"):
         try:
-            found.append(Piece(**json.loads(path.read_bytes())))
+            own = Piece(**json.loads(path.read_bytes()))
+            found.append((datetime.fromisoformat(own.begun), own))
         except (OSError, ValueError, TypeError):
             raise RankupError(
                 f"{path} does not say how long a piece took: remove it, and it will not be counted"
             ) from None
-    return found
+    return [own for _, own in sorted(found, key=itemgetter(0))]
 
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
