@@ -12,6 +12,7 @@ from calling import Call, Done
 from pictures import Pictures
 from rankup.cli import main
 from rankup.data import decode
+from rankup.paper.results import Results
 
 # What a test draws is the same in every run: one that fails fails again.
 settings.register_profile("same", derandomize=True)
@@ -58,3 +59,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     threads = torch.get_num_threads()
     yield call
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Of cells of the paper: none yet."""
+    return Results(tmp_path / "results")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calling import Call
+from cells import result, tiny
 from known import entry, known_run
 from rankup.paper import tables
 from rankup.paper.results import Results
@@ -18,7 +19,6 @@ from rankup.paper.showing import show_parts
 from rankup.report import comparison_table, methods_table, run_table
 from rankup.report.comparison import Comparison
 from rankup.report.printing import print_table
-from test_paper import result, tiny
 from test_report import constant, named, write_run
 
 NAMES = ["multitask", "rank, seeded, width 32, 60 epochs", "ewc"]

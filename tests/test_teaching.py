@@ -34,7 +34,9 @@ class Picture(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        # A bias would have a gradient of nothing but rounding in front of the norm, and Adam makes
+        # steps of full length of it.
+        self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(4)
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(4 * 64, 10)
@@ -227,6 +229,19 @@ def test_a_run_learns_from_another_run(tmp_path: Path, call: Call) -> None:
     other = call("run", *small, "--seed", "7", "--teacher", teacher + "/seed-0", "--out", out)
     assert other.code != 0
     assert "has learned its tasks with seed 0, and with seed 7 they are others" in other.err
+
+
+def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:
+    teacher, out = tmp_path / "teacher", tmp_path / "taught"
+    small = ["--width", "16", "--device", "cpu", "--threads", "1"]
+    assert call("run", *small, "--tasks", "2", "--epochs", "15", "--out", teacher).code == 0
+    own = ["--tasks", "1", "--epochs", "3", "--teacher", teacher]
+    assert call("run", *small, *own, "--out", out).code == 0
+    for file in (teacher / "net" / "tasks").iterdir():  # its manifest alone is still looked at
+        file.unlink()
+    again = call("run", "--resume", "--out", out)
+    assert again.code == 0, again.err
+    assert call("run", "--resume", "--out", out, "--tasks", "2").code != 0
 
 
 @GPU

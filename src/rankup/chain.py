@@ -33,8 +33,8 @@ _FEWEST = 512  # factors that are worth a sum of their own
 
 
 class ChainLearner(RankLearner):
-    def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: None = None) -> None:
-        super().__init__(net, feed, pad, teacher)
+    def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1) -> None:
+        super().__init__(net, feed, pad)
         self.replicas = "stacked"
         self._chain = chain_layers(net)
         self._heads = [part for part in net.parts if isinstance(part, TaskHead)]

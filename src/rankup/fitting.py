@@ -14,8 +14,7 @@ from rankup.checkpoint import Checkpoint
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
-from rankup.layers import FactoredConv2d
-from rankup.layout import for_answers
+from rankup.layout import convolves, for_answers
 from rankup.learner import ApartLearner, RankLearner
 from rankup.modes import evaluating, modes_kept
 from rankup.network import IncrementalNet
@@ -23,7 +22,7 @@ from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 from rankup.teaching import Teacher
-from rankup.train import OnEpoch, learn, share_right
+from rankup.train import OnEpoch, check_answer, learn, share_right
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
@@ -70,38 +69,33 @@ class NetPupil:
         try:
             net.train()
             self._feed = Feed(task, recipe, net.device, net.dtype)
-            self._try(task.classes)
-            teacher = None if self.teacher is None else Teacher(self.teacher(task), self._feed)
-            pad = _PAD if net.device.type == "cuda" else 1
-            return self._kind()(net, self._feed, pad, teacher)
+            self._try(task)
+            return self._learner(task)
         except BaseException:
             self.abandon()
             raise
 
-    def _try(self, classes: int) -> None:
+    def _try(self, task: Task) -> None:
         """Before anything is learned: the module must answer with logits and nothing else, and what
         it may not change while it learns has to be known."""
         x, _ = next(self._feed.train(2))
         with torch.no_grad(), seeds.drawing(self.net.device, 0):
-            self._check_answer(self.predict(x, self.learned), x, classes)
+            self._check_answer(self.predict(x, self.learned), x, task)
             if len(x) > 1:  # norms can do nothing with one
-                self._check_answer(self.net(x, self.learned), x, classes)
+                self._check_answer(self.net(x, self.learned), x, task)
         self.net.undo_trial()
 
-    def _check_answer(self, answer: object, x: Tensor, classes: int) -> None:
-        given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        if given != [len(x), classes]:
-            raise RankupError(
-                f"fit needs a module that answers with a tensor of logits, {[len(x), classes]} for "
-                f"{len(x)} samples of {classes} classes, got {given}; begin_task and commit_task "
-                "take any"
-            )
+    def _check_answer(self, answer: object, x: Tensor, task: Task) -> None:
+        way_out = "; begin_task and commit_task take any"
+        check_answer(answer, x, task, "fit needs a module that", way_out)
 
-    def _kind(self) -> type[RankLearner]:
-        if not self.reuse:
-            return ApartLearner
-        by_hand = self.teacher is None and is_chain(self.net, self._feed)
-        return ChainLearner if by_hand else RankLearner
+    def _learner(self, task: Task) -> RankLearner:
+        net, feed = self.net, self._feed
+        pad = _PAD if net.device.type == "cuda" else 1
+        if self.reuse and self.teacher is None and is_chain(net, feed):
+            return ChainLearner(net, feed, pad)
+        teacher = None if self.teacher is None else Teacher(self.teacher(task), feed)
+        return (RankLearner if self.reuse else ApartLearner)(net, feed, pad, teacher)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         with evaluating(self.net):
@@ -176,13 +170,12 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
     """What `fit` takes where it is given none."""
     shape = task.train_x.shape[1:]
     factored = [part.spec.rank for part in net.parts if isinstance(part.spec, FactoredSpec)]
-    convolves = any(isinstance(part, FactoredConv2d) for part in net.parts)
     return recipe_for(
         "default",
         colour=len(shape) == 3 and shape[0] == 3 and task.train_x.dtype == torch.uint8,
         size=shape[-1] if shape else 1,
         samples=len(task.train_y),
-        net="mlp" if net.plan.chain else "resnet18" if convolves else "other",
+        net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
         learned=any(rank.added(number) for rank in factored for number in (0, 1)),
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layout import takes_channels_last
-from rankup.train import is_guessing, share_right
+from rankup.train import check_answer, is_guessing, share_right
 
 _LOOK = 2048  # training samples for which a teacher has to answer before anyone learns from it
 
@@ -41,19 +41,13 @@ class Teacher(nn.Module):
     def _refuse_if_ignorant(self, feed: Feed) -> None:
         """It may have learned another stream, or the same one with another seed."""
         x, _ = next(feed.train(2))
-        wanted = [len(x), feed.task.classes]
         try:
             answer = self(x)
         except RuntimeError as error:
             raise RankupError(
                 f"the teacher cannot answer inputs of shape {list(x.shape)}: {error}"
             ) from error
-        given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        if given != wanted:
-            raise RankupError(
-                f"a teacher answers with a tensor of logits, {wanted} for {len(x)} samples of task "
-                f"{feed.task.name!r}, got {given}"
-            )
+        check_answer(answer, x, feed.task, "a teacher")
         right, guess = share_right(self, feed.train(_LOOK)), feed.guess()
         if is_guessing(right, guess, min(len(feed), _LOOK)):
             raise RankupError(

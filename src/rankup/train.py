@@ -223,6 +223,17 @@ def share_right(
     return int(right) / seen
 
 
+def check_answer(answer: object, x: Tensor, task: Task, who: str, way_out: str = "") -> None:
+    """Refuse an answer that is not a logit for each sample and class."""
+    wanted = [len(x), task.classes]
+    given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+    if given != wanted:
+        raise RankupError(
+            f"{who} answers with a tensor of logits, {wanted} for {len(x)} samples of the "
+            f"{task.classes} classes of task {task.name!r}, got {given}{way_out}"
+        )
+
+
 def is_guessing(reached: float, guess: float, samples: int) -> bool:
     """Whether an accuracy on so many samples is not three standard errors above guessing.
 

@@ -41,7 +41,7 @@ class RankUpdate(Method):
         assert isinstance(setting.options, RankOptions)
         self.setting, self.net = setting, net
         folder, teacher = setting.options.teacher, None
-        if folder:
+        if folder and self.learned < len(setting.tasks):  # at once, while it can be refused
             own = load(_taught_in(Path(folder), setting.seed)).to(net.device)
             teacher = partial(answering, own)
         self._pupil = NetPupil(net, setting.recipe, setting.seed, setting.options.reuse, teacher)

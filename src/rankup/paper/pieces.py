@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from rankup.files import write_file
 from rankup.paper.cells import Cell
 
 FOLDER = "pieces"
+_OFTEN = 10.0  # seconds after which the time is written down again
 
 
 @dataclass
@@ -38,34 +39,47 @@ class Piece:
     cells: list[str] = field(default_factory=list)  # the files of those that came to their end
 
 
+class Watch:
+    """Writes down how long a piece takes, now and again, so that little of that is lost if its
+    process is killed."""
+
+    def __init__(self, path: Path, own: Piece) -> None:
+        self._path, self._piece = path, own
+        self._began = self._wrote = time.perf_counter()
+
+    def ended(self, cell: Cell) -> None:
+        self._piece.cells.append(str(cell.folder()))
+        self.write()
+
+    def goes_on(self) -> None:
+        if time.perf_counter() - self._wrote > _OFTEN:
+            self.write()
+
+    def write(self) -> None:
+        self._wrote = time.perf_counter()
+        self._piece.seconds = round(self._wrote - self._began, 1)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(asdict(self._piece), ensure_ascii=False)
+            write_file(self._path, text.encode() + b"\n")
+        except OSError as error:
+            raise RankupError(f"{self._path} cannot be written: {error.strerror}") from error
+
+
 @contextmanager
-def piece(root: Path, machine: str, command: str) -> Iterator[Callable[[Cell], None]]:
-    """Inside, runs are made, and it is told of each cell that came to its end. However it ends, its
-    time is written down."""
-    began, now = time.perf_counter(), datetime.now(UTC)
+def piece(root: Path, machine: str, command: str) -> Iterator[Watch]:
+    """Inside, runs are made, of which the watch is told. However it ends, its time is written."""
+    now = datetime.now(UTC)
     own = Piece(now.isoformat(timespec="microseconds"), machine, torch.__version__, command)
     # Two processes may begin in the same second, on one machine or on two.
     who = f"{platform.node()} {os.getpid()} {now.timestamp()}"
     digest = hashlib.sha256(who.encode()).hexdigest()[:6]
-    path = root / FOLDER / f"{now:%Y-%m-%dT%H-%M-%S}-{digest}.json"
-
-    def write() -> None:
-        own.seconds = round(time.perf_counter() - began, 1)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, json.dumps(asdict(own), ensure_ascii=False).encode() + b"\n")
-        except OSError as error:
-            raise RankupError(f"{path} cannot be written: {error.strerror}") from error
-
-    def ended(cell: Cell) -> None:
-        own.cells.append(str(cell.folder()))
-        write()  # now, so that little is lost if this process is killed
-
-    write()  # before anything is run, so that nothing is run in vain
+    watch = Watch(root / FOLDER / f"{now:%Y-%m-%dT%H-%M-%S}-{digest}.json", own)
+    watch.write()  # before anything is run, so that nothing is run in vain
     try:
-        yield ended
+        yield watch
     finally:
-        write()
+        watch.write()
 
 
 def pieces_in(root: Path) -> list[Piece]:

@@ -75,14 +75,17 @@ class Runner:
             return
         teachers = frozenset(cell.teacher for cell in cells if cell.teacher)
         own = replace(self, teachers=teachers)
-        with (
-            piece(self.results.root, machine(self.device), self.command) as has_ended,
-            closing(own._run_each(cells, hear, jobs, until)) as each,
-        ):
-            for ended in each:
-                if not self.results.missing(ended.cell):
-                    has_ended(ended.cell)
-                yield ended
+        with piece(self.results.root, machine(self.device), self.command) as watch:
+
+            def heard(said: Said) -> None:
+                watch.goes_on()
+                hear(said)
+
+            with closing(own._run_each(cells, heard, jobs, until)) as each:
+                for ended in each:
+                    if not self.results.missing(ended.cell):
+                        watch.ended(ended.cell)
+                    yield ended
 
     def _run_each(
         self, cells: Sequence[Cell], hear: Callable[[Said], None], jobs: int, until: float | None
