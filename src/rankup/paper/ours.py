@@ -61,12 +61,10 @@ BEST: dict[tuple[str, str], dict[str, Any]] = {
 # The same network as the paper's, whose tasks are learned from the answers of our best one in place
 # of labels (knowledge distillation, an extension; see docs/recipes.md). It serves where a network
 # has room for more than a task's samples tell it, which it has not on MNIST.
-_TAUGHT_RESNET = {"epochs": 60, "softness": 4.0}
 TAUGHT: dict[tuple[str, str], dict[str, Any]] = {
     ("s-cifar100", "mlp"): LONGER["s-cifar100"],
     ("s-miniimagenet", "mlp"): LONGER["s-miniimagenet"],
-    ("s-cifar100", "resnet18"): _TAUGHT_RESNET,
-    ("s-miniimagenet", "resnet18"): _TAUGHT_RESNET,
+    ("s-cifar100", "resnet18"): {"epochs": 60, "softness": 4.0},
 }
 
 
