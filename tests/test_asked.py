@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import rankup
 from rankup.cli import app, main
-from rankup.cli_options import Request
 from rankup.data import Task, make_stream
+from rankup.request import Request
 
 NET = rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(2, 1))
 TASK = make_stream("p-digits", tasks=1)[0]
@@ -29,6 +29,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a number": (lambda: rankup.models.mlp(64, hidden=256), "hidden=256"),
     "less than nothing": (lambda: rankup.models.mlp(64, hidden=[-3]), r"hidden=\[-3\]"),
     "no inputs": (lambda: rankup.models.mlp(0), "got 0 inputs"),
+    "no width": (lambda: rankup.models.resnet18(0), "from 1 on as width, got 0"),
+    "half a width": (lambda: rankup.models.resnet18(2.5), "from 1 on as width, got 2.5"),
+    "a plain module": (lambda: rankup.fit(NET.body, TASK), "with a network that rankup.grow gives"),
+    "a module to test": (lambda: rankup.accuracy(NET.body, TASK), "rankup.grow gives, got MLP"),
+    "a word as a seed": (lambda: rankup.fit(NET, TASK, seed="x"), "a whole number, got 'x'"),
+    "a stream's number": (lambda: make_stream(3), "a stream has a name, got int"),
 }
 
 

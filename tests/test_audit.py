@@ -53,6 +53,12 @@ class InGroups(Watched):
         return super().answer((x.view(4, -1, 4) - x.view(4, -1, 4).mean(0)).view(-1, 4))
 
 
+class OfFour(Watched):
+    def answer(self, x: Any) -> Tensor:
+        assert len(x) % 4 == 0, "four samples make a group"
+        return super().answer(x)
+
+
 class OtherwiseRound(Watched):
     def answer(self, x: Any) -> Tensor:
         return super().answer(x.transpose(0, 1)).transpose(0, 1)
@@ -85,9 +91,12 @@ def test_a_module_may_squeeze(samples: int) -> None:
     torch.testing.assert_close(net(x, task=[1] * samples), net(x, task=1))
 
 
+@pytest.mark.parametrize("kind", [InGroups, OfFour])
 @pytest.mark.parametrize("options", [{}, {"scale": 1.0}])
-def test_a_module_may_need_more_samples_than_it_is_tried_with(options: dict[str, float]) -> None:
-    net, x = knowing(InGroups()), torch.randn(8, 4)
+def test_a_module_may_need_more_samples_than_it_is_tried_with(
+    options: dict[str, float], kind: type[Watched]
+) -> None:
+    net, x = knowing(kind()), torch.randn(8, 4)
     torch.testing.assert_close(net(x, task=[1] * 8, **options), net(x, task=1))
 
 

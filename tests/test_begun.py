@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from calling import Call
 from pictures import encoded, pictures
 from rankup.begun import Asked, as_begun
-from rankup.cli_options import Request
 from rankup.errors import RankupError
+from rankup.request import Request
 from test_cli import rankup
 
 GIVEN = ("--stream", "s-digits", "--method", "supsup", "--share", 0.4, "--width", 16, "--seed", 3)
@@ -182,6 +183,48 @@ def test_bits_depend_on_threads_and_so_these_stay(folder: Path, call: Call) -> N
     other = call("run", "--resume", "--out", folder / "alone", "--threads", before + 1)
     assert other.code == 1
     assert f"was begun with threads {before}, not {before + 1}, on which bits depend" in other.err
+
+
+def test_another_torch_than_before_is_said_and_recorded(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    assert call("run", "--tasks", 1, "--epochs", 2, "--width", 16, "--out", out).code == 0
+    config = json.loads(held(out)["config.json"])
+    config["versions"]["torch"] = "1.0"
+    (out / "config.json").write_text(json.dumps(config))
+    before = held(out)
+    assert call("run", "--resume", "--out", out).err == ""  # nothing was left to learn
+    assert held(out) == before
+    more = call("run", "--resume", "--out", out, "--tasks", 2)
+    now = torch.__version__
+    assert more.code == 0, more.err
+    said = f"rankup: {out} was begun with torch 1.0 and goes on with {now}: its bits may not be"
+    assert more.err.count(said) == 1
+    assert json.loads(held(out)["config.json"])["versions"]["torch"] == ["1.0", now]
+    assert f"1.0, {now}" in (out / "report.html").read_text()
+    again = call("run", "--resume", "--out", out, "--tasks", 3)
+    assert (again.code, "begun with torch" in again.err) == (0, False)
+    assert json.loads(held(out)["config.json"])["versions"]["torch"] == ["1.0", now]
+
+
+def test_seeds_that_go_on_with_another_torch_are_said_in_one_line(
+    call: Call, tmp_path: Path
+) -> None:
+    out = tmp_path / "both"
+    short = ("--method", "finetune", "--tasks", 2, "--epochs", 2, "--width", 16)
+    assert call("run", *short, "--seeds", 2, "--out", out).code == 0
+    for path in out.glob("seed-*/config.json"):
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"versions": {"torch": "1.0"}}))
+        lines = path.with_name("metrics.jsonl")
+        lines.write_text(lines.read_text().splitlines(keepends=True)[0])
+    again = call("run", "--resume", "--out", out)
+    assert again.code == 0, again.err
+    said = [line for line in again.err.splitlines() if "begun with torch" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"rankup: {out / 'seed-0'} (and 1 more) was begun with torch 1.0 and")
+    for seed in (0, 1):
+        versions = json.loads(held(out / f"seed-{seed}")["config.json"])["versions"]
+        assert versions == {"torch": ["1.0", torch.__version__]}
 
 
 def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import torch
 
 import rankup.compare
 from calling import Call
-from rankup.cli_options import Request
 from rankup.compare import MethodRuns
 from rankup.errors import RankupError
 from rankup.feed import Feed
@@ -24,8 +23,9 @@ from rankup.methods.finetune import FineTune
 from rankup.replicas import Seed, run_seeds
 from rankup.report import read_comparison
 from rankup.report.export import as_csv
-from rankup.report.runs import read_lines
+from rankup.request import Request
 from rankup.run import SeedRun, run_together
+from rankup.run_files import read_lines
 from rankup.steps import Learner
 from test_report import Page
 

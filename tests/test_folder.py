@@ -11,12 +11,12 @@ import pytest
 
 import rankup
 import rankup.compare
-import rankup.report.runs
+import rankup.run_files
 import rankup.tuning
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
-from rankup.report.runs import read_lines
 from rankup.run import SeedRun, run, run_together
+from rankup.run_files import read_lines
 from test_run import config_for, outcome
 
 
@@ -66,7 +66,7 @@ def test_a_last_line_that_was_cut_off_is_written_again(
 
 def test_lines_are_read_in_one_way() -> None:
     readers = {module.read_lines for module in (rankup.run, rankup.compare, rankup.tuning)}
-    assert readers == {rankup.report.runs.read_lines}
+    assert readers == {rankup.run_files.read_lines}
 
 
 def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:

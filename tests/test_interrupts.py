@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import rankup
+from rankup.data.tasks import Task
 from rankup.interrupts import undisturbed
 from rankup.layers import TaskHead, TaskLayer, Tensors
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
+from rankup.methods.dense import DenseMethod
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
@@ -102,15 +104,45 @@ def test_a_task_that_could_not_begin_has_not_begun(monkeypatch: pytest.MonkeyPat
     assert rankup.fit(net, clusters(classes=2), QUICK).tasks
 
 
+def rival(name: str, tasks: list[Task]) -> DenseMethod:
+    growth = Growth(Rank(1, 1), "new", None, (), None, None, 0)
+    recipe = Recipe(epochs=5, batch=32, optimiser="sgd" if name == "agem" else "adam")
+    module, options = rankup.models.mlp(12, hidden=[16]), method_options(name, {})
+    method = method_class(name)(Setting(module, growth, recipe, 0, tasks, options))
+    assert isinstance(method, DenseMethod)
+    return method
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("name", ["finetune", "er-ring", "multitask"])
+def test_what_a_rival_appends_is_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [clusters(f"task {seed}", classes=2, seed=seed) for seed in (0, 1)]
+    method = rival(name, tasks)
+    kind = type(method.head)
+    install = kind.install
+
+    def interrupted(head: TaskLayer, tables: Tensors) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        install(head, tables)
+
+    monkeypatch.setattr(kind, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        method.learn(tasks[0], None, None)
+    monkeypatch.undo()
+    assert method.learned == (2 if name == "multitask" else 1)
+    right = method.predict(tasks[0].test_x, 0)[:, :2].argmax(1) == tasks[0].test_y
+    assert right.float().mean() > 0.9
+    if name != "multitask":
+        method.learn(tasks[1], None, None)
+        assert method.learned == 2
+
+
 @pytest.mark.parametrize("name", ["finetune", "packnet", "agem"])
 def test_a_rival_that_could_not_begin_has_not_begun(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = clusters(classes=2)
-    growth = Growth(Rank(1, 1), "new", None, (), None, None, 0)
-    recipe = Recipe(epochs=5, batch=32, optimiser="sgd" if name == "agem" else "adam")
-    module, options = rankup.models.mlp(12, hidden=[16]), method_options(name, {})
-    method = method_class(name)(Setting(module, growth, recipe, 0, [task], options))
+    method = rival(name, [task])
     before = {key: value.clone() for key, value in method.body.state_dict().items()}
 
     def fails(*_: object) -> None:

@@ -115,6 +115,18 @@ def test_every_method_learns_a_module_that_views(name: str, device: str) -> None
     assert method.predict(tasks[0].test_x, 0).shape == (90, 3)
 
 
+@pytest.mark.parametrize("error", [AssertionError, ValueError, TypeError])
+def test_a_module_may_refuse_them_by_any_error(error: type[Exception]) -> None:
+    class Refusing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if not x.is_contiguous():
+                raise error("images lie as they come")
+            return super().forward(x)
+
+    net = rankup.grow(Refusing(), Rank(3, 1), head="head")
+    assert rankup.fit(net, coloured(), Recipe(epochs=8, batch=32)).tasks == [coloured().name]
+
+
 def test_a_trial_leaves_no_trace() -> None:
     body = Net().train()
     before = {name: tensor.clone() for name, tensor in body.state_dict().items()}

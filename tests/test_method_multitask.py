@@ -23,8 +23,8 @@ from rankup.methods.multitask import Multitask, Union
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.report.runs import read_lines
 from rankup.run import SeedRun, run, run_together, versions
+from rankup.run_files import read_lines
 from rankup.steps import Eager
 from rankup.train import TaskFailed, _reached, _verdict, learn
 from zoo import GPU

@@ -1,6 +1,7 @@
 """A grown network learns task after task, and no committed task ever changes."""
 
 import copy
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import rankup
 from rankup.layers import FactoredLayer, TaskNorm
@@ -278,6 +280,24 @@ def test_calibration_sees_the_network_without_dropout_and_leaves_its_mode() -> N
     net.eval()
     hidden = net.merged("a")[1](x)
     torch.testing.assert_close(net.body[2].means[0], hidden.mean(0))
+
+
+class Streamed(IterableDataset):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(inputs("mlp", batch=32))
+
+
+@pytest.mark.parametrize("norms", [True, False])
+def test_calibration_takes_batches_of_which_nobody_knows_how_many(norms: bool) -> None:
+    layers = [nn.Linear(9, 8), nn.BatchNorm1d(8)] if norms else [nn.Linear(9, 8)]
+    given = nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 2))
+    answers = []
+    for batches in (inputs("mlp", batch=32).split(8), DataLoader(Streamed(), batch_size=8)):
+        net = rankup.grow(given, Rank(2, 1))
+        net.begin_task("a", 2)
+        net.commit_task(calibrate=batches)
+        answers.append(net.eval()(inputs("mlp"), "a"))
+    assert torch.equal(*answers)
 
 
 def test_options_reach_the_module() -> None:

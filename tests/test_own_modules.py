@@ -54,6 +54,47 @@ def test_hooks_run_in_every_step(given: bool) -> None:
         assert right(net, task, len(net.tasks) - 1) > 0.9
 
 
+def test_hooks_of_the_network_itself_are_refused() -> None:
+    """Steps call the module inside: what was learned would be wrong with them."""
+    net = rankup.grow(mlp(), Rank(2, 1))
+    hook = net.register_forward_pre_hook(turned)
+    with pytest.raises(rankup.RankupError, match=r"past the network's hooks: .* on net\.body"):
+        rankup.fit(net, halves(), RECIPE)
+    assert net.learning is None
+    hook.remove()
+    assert rankup.fit(net, halves(), RECIPE).tasks == [halves().name]
+
+
+class Scaled(nn.Module):
+    def __init__(self, share: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.share = 1.0, share
+        self.layers = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.scale * x, self.share, self.training)
+        return self.layers[2](self.scale * self.layers[1](self.layers[0](x)))
+
+
+@pytest.mark.parametrize("change", [{"scale": -2.0}, {"share": 0.3}])
+def test_a_module_that_changed_since_it_was_grown_learns_as_it_is_now(
+    change: dict[str, float],
+) -> None:
+    answers = []
+    for before in (True, False):
+        torch.manual_seed(0)
+        module = Scaled()
+        if before:
+            vars(module).update(change)
+        net = rankup.grow(module, Rank(2, 1))
+        if not before:
+            vars(net.body).update(change)
+        for number in range(2):
+            rankup.fit(net, replace(halves(), name=f"{number}"), RECIPE)
+        answers.append(net.eval()(halves().test_x, 1))
+    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
+
+
 class BlindWhileLearning(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from cells import result, tiny
 from rankup import paper
 from rankup.cli import app
-from rankup.cli_options import Device
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_options
 from rankup.paper import PARTS, mlp, part, plots, printed
@@ -18,6 +17,7 @@ from rankup.paper.cells import cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
+from rankup.request import Device
 
 
 @pytest.mark.parametrize("name", PARTS)

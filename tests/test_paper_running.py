@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cells import result, tiny
-from rankup.cli_options import Device
 from rankup.errors import RankupError
 from rankup.launch import share_queues
 from rankup.paper import part, pieces
@@ -19,6 +18,7 @@ from rankup.paper.results import Results
 from rankup.paper.running import WORK, Runner, Said, phases, share
 from rankup.paper.showing import write_page
 from rankup.paper.tables import Row, Section, Table, lines
+from rankup.request import Device
 
 
 def runner(results: Results) -> Runner:
@@ -164,6 +164,17 @@ def test_pieces_say_how_long_one_waited(results: Results, tmp_path: Path) -> Non
     assert min(first.seconds, second.seconds) > 0
     assert not list(runner(results).run_all([], lambda _: None))  # nothing to wait for
     assert len(pieces_in(results.root)) == 2
+
+
+def test_a_page_names_every_torch_that_a_run_went_on_with(results: Results, tmp_path: Path) -> None:
+    own, page = tiny(seeds=2), tmp_path / "page.md"
+    for seed, torch in enumerate(("2.1", ["2.1", "2.2"])):
+        config = {"versions": {"torch": torch}}
+        done = replace(result(seed, [[0.5]]), config=config, machine="a GPU", date="2026-01-01")
+        results.add(own, [done])
+    table = Table("A table", [Section("s", ("accuracy",), [Row("ours", own, (None,))])])
+    write_page({"accuracy": table}, results, page)
+    assert "- 1 on a GPU, torch 2.1\n- 1 on a GPU, torch 2.1, 2.2\n" in page.read_text()
 
 
 def test_a_piece_that_was_stopped_counts_with_what_it_finished(results: Results) -> None:

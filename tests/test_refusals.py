@@ -379,6 +379,12 @@ def hooked() -> nn.Module:
     return made
 
 
+def hooked_back() -> nn.Module:
+    made = mlp()
+    made.hidden[0].register_full_backward_pre_hook(lambda *_: None)
+    return made
+
+
 def weight_normed() -> nn.Module:
     made = mlp()
     nn.utils.parametrizations.weight_norm(made.hidden[0])
@@ -430,6 +436,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a seed that is none": (mlp, {"seed": "one"}, "seed must be a whole number, got 'one'"),
     "a rank that is none": (mlp, {"rank": 11}, "rank must be a Rank .* got 11"),
     "hooks": (hooked, {}, "'hidden.0' .it has hooks."),
+    "hooks of backward passes": (hooked_back, {}, "'hidden.0' .it has hooks."),
     "weight norm": (weight_normed, {}, "cannot factor 'hidden.0'"),
     "weights read directly": (ReadsWeights, {}, "'hidden' .the module's forward reads its weights"),
     "a lazy layer": (

@@ -18,8 +18,8 @@ from rankup.data.streams import Stream, make_stream
 from rankup.folder import RunConfig, RunError, check_folder, tasks_more, write_config
 from rankup.recipe import Recipe
 from rankup.report import read_run
-from rankup.report.runs import read_lines
 from rankup.run import Progress, parse_rank, run, versions
+from rankup.run_files import read_lines
 from rankup.train import TaskFailed
 
 

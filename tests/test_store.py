@@ -2,13 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 import rankup
+from rankup import IncrementalNet as Net
+from rankup import store
+from rankup.layers import Tensors
 from rankup.manifest import _seal
 from rankup.rank import Rank
 from zoo import KINDS, assert_same_bits, hashes, inputs, logits, module, taught, teach
@@ -303,6 +306,37 @@ def test_saving_says_that_what_was_saved_before_is_damaged(saved: Path) -> None:
         rankup.save(net, saved)
     rankup.save(net, saved.with_name("new"))
     assert rankup.load(saved.with_name("new")).tasks == net.tasks
+
+
+@pytest.mark.parametrize("name", ["", "body", "body.hidden.0"])
+def test_what_was_loaded_into_a_part_is_not_taken_for_what_was_saved(
+    name: str, saved: Path
+) -> None:
+    net = rankup.load(saved)
+    part = net.get_submodule(name)
+    state = part.state_dict()
+    part.load_state_dict({k: t + 1 if t.is_floating_point() else t for k, t in state.items()})
+    with pytest.raises(rankup.StoreError, match="holds tasks that this network has not learned"):
+        rankup.save(net, saved)
+
+
+def test_saving_one_more_task_writes_out_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rankup.save(taught("mlp", base="keep"), tmp_path)
+    net = rankup.load(tmp_path)
+    teach(net, "one more", inputs("mlp"))
+    made: list[int | None] = []
+    to_bytes = store._to_bytes
+
+    def counted(net: Net, parts: Sequence[Tensors], task: int | None = None) -> bytes:
+        made.append(task)
+        return to_bytes(net, parts, task)
+
+    monkeypatch.setattr(store, "_to_bytes", counted)
+    rankup.save(net, tmp_path)
+    assert made == [3]
+    assert rankup.verify(tmp_path)
 
 
 def test_saving_refuses_what_would_be_lost(saved: Path, tmp_path: Path) -> None:

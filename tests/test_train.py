@@ -4,10 +4,11 @@ import math
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import rankup
 from rankup.checkpoint import Checkpoint, CheckpointError
@@ -54,6 +55,31 @@ def test_fit_learns_and_commits_and_gives_back_the_network() -> None:
         assert rankup.fit(network, task, QUICK) is network
         assert right(network, task) > 0.95
     assert network.tasks == ["0", "1", "2"]
+
+
+def test_numpys_seeds_are_seeds() -> None:
+    one, same = (rankup.fit(net(), clusters(), QUICK, seed=seed) for seed in (1, np.int64(1)))
+    assert_same_bits(logits(one, clusters().test_x), logits(same, clusters().test_x))
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 256), (3, 256, 16)])
+def test_crops_fit_into_the_shorter_side(shape: tuple[int, ...]) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = rankup.grow(module.append(nn.Linear(4, 2)), Rank(2, 1))
+    x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    assert default_recipe(network, rankup.Task("wide", 2, x, y, x, y)).crop == 2
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_precisions_that_somebody_has_set_stay(precision: str) -> None:
+    product = torch.backends.cuda.matmul
+    before = product.fp32_precision
+    product.fp32_precision = precision
+    try:
+        rankup.fit(net(), clusters(), replace(QUICK, precision="tf32"))
+        assert product.fp32_precision == precision
+    finally:
+        product.fp32_precision = before
 
 
 def test_the_flat_optimiser_is_adam_with_decoupled_weight_decay() -> None:

@@ -15,13 +15,13 @@ import rankup
 from rankup import cli_tune, tuning
 from rankup import launch as launching
 from rankup.cli import app
-from rankup.cli_options import Device, Request
 from rankup.data.streams import Stream, make_stream
 from rankup.launch import Launch
 from rankup.methods import METHODS, method_options
 from rankup.methods.search import SEARCH, TRIALS, trials
 from rankup.recipe import Recipe
 from rankup.replicas import run_all
+from rankup.request import Device, Request
 from rankup.settings import ALIKE, TUNED, settings_for
 from rankup.tuning import Tuning
 

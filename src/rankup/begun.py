@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rankup.cli_options import Device, Net, Request
 from rankup.errors import RankupError
 from rankup.recipe import Recipe
-from rankup.report.runs import CONFIG, no_setting, read_config, runs_in, setting
+from rankup.request import Device, Net, Request
+from rankup.run_files import CONFIG, no_setting, read_config, runs_in, setting
 
 Choice = TypeVar("Choice", Net, Device)
 

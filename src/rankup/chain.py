@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankup import seeds
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, places, take_places
-from rankup.layers import FactoredLinear, TaskHead, Tensors, dense_is_cheaper
+from rankup.layers import FactoredLinear, TaskHead, Tensors, active, dense_is_cheaper
 from rankup.learner import MOST_BYTES, RankLearner, runs_as_traced
 from rankup.network import IncrementalNet
 
@@ -160,7 +161,22 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
             )
             for layer in layers
         )
+        and _answers_as_one(net, layers, feed)
     )
+
+
+@torch.no_grad()
+def _answers_as_one(net: IncrementalNet, layers: Sequence[FactoredLinear], feed: Feed) -> bool:
+    """Whether the module still is a chain and nothing else: since it was traced, what is no layer
+    of it may have changed, as how much it drops or by what it scales."""
+    (head,) = (part for part in net.parts if isinstance(part, TaskHead))
+    x, _ = next(feed.train(2))
+    y = x.flatten(1)
+    with active(len(net.tasks)), seeds.drawing(feed.device, 0):
+        for layer in layers:
+            y = layer(y).relu()
+        answer, same = net.body(x), head(y)
+    return answer.shape == same.shape and torch.allclose(answer, same)
 
 
 class Link:

@@ -14,7 +14,6 @@ import typer
 
 from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import (
-    Request,
     in_paragraphs,
     refuse_if_not_begun,
     was_said,
@@ -26,6 +25,7 @@ from rankup.cli_tune import tune
 from rankup.errors import RankupError, plain_warnings, want_of_memory
 from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
+from rankup.request import Request
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -142,8 +142,8 @@ def run(
     from rankup.methods.rank import warn_if_capped
     from rankup.progress import SeedBars, bars, note
     from rankup.replicas import run_seeds
-    from rankup.report.runs import CONFIG, runs_in
     from rankup.run import setting_of
+    from rankup.run_files import CONFIG, runs_in
 
     if request.resume and out:
         refuse_if_not_begun(ctx, "run", out, bool(runs_in(out)))
@@ -251,7 +251,7 @@ def report(
 
 def _runs_to_show(folder: Path) -> list[Path]:
     """The folder, or of one that holds several seeds' runs those that have learned something."""
-    from rankup.report.runs import read_lines, runs_in
+    from rankup.run_files import read_lines, runs_in
 
     runs = runs_in(folder) or [folder]
     learned = [run for run in runs if len(runs) == 1 or read_lines(run)]
@@ -321,7 +321,7 @@ def verify(path: Annotated[Path, typer.Argument(help="A network's folder, or a r
 
 
 def _network(path: Path) -> Path:
-    from rankup.report.runs import CONFIG, NET, read_config, runs_in
+    from rankup.run_files import CONFIG, NET, read_config, runs_in
 
     if not path.exists():
         raise RankupError(f"there is no folder {path}")

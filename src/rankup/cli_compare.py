@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_options import (
-    Request,
-    refuse_if_not_begun,
-    with_method_options,
-    with_request,
-)
+from rankup.cli_options import refuse_if_not_begun, with_method_options, with_request
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
+from rankup.request import Request
 
 if TYPE_CHECKING:
     from rankup.report import Comparison

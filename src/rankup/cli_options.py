@@ -3,8 +3,7 @@ fields, methods' own."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import Field, dataclass, field, fields, replace
-from enum import StrEnum
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -12,98 +11,39 @@ import typer
 
 from rankup.errors import RankupError
 from rankup.methods import METHODS
-from rankup.recipe import RECIPES, Recipe, recipe_for
-from rankup.settings import base_recipe
+from rankup.recipe import RECIPES, Recipe
+from rankup.request import Request
 
 _RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options"
-_NOT_ASKED = ("recipe_options", "held_out", "is_complete")  # of a request, by options of its own
 
-
-class Net(StrEnum):
-    mlp = "mlp"
-    resnet18 = "resnet18"
-
-
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What every command that learns is asked alike."""
-
-    stream: Annotated[str, typer.Option(help="What to learn; see `rankup streams`.")] = "p-digits"
-    net: Annotated[Net, typer.Option(help="The network's architecture.")] = Net.mlp
-    width: Annotated[
-        int | None, typer.Option(help="Hidden units (256), or ResNet18's channels (20).", min=1)
-    ] = None
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            help="Rank that the first and each later task adds: 11,1 (the MLP's) or as shares of "
-            "a layer's outputs 0.1,0.02 (ResNet18's)."
-        ),
-    ] = None
-    seeded: Annotated[
-        str | None,
-        typer.Option(
-            help="Seeded factors per layer: 256, or 1536,768 by layer, or 4x its outputs."
-        ),
-    ] = None
-    tasks: Annotated[int | None, typer.Option(help="How many tasks of the stream.")] = None
-    recipe: Annotated[
-        str,
-        typer.Option(
-            help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
-            + "; or a folder that `rankup tune` has written"
-        ),
-    ] = "default"
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0
-    seeds: Annotated[
-        int, typer.Option(help="So many seeds from --seed on, trained together.", min=1)
-    ] = 1
-    data: Annotated[Path | None, typer.Option(help="Where data sets are, else $RANKUP_DATA.")] = (
-        None
-    )
-    download: Annotated[bool, typer.Option("--download", help="Get missing data.")] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was stopped.")] = False
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads on the CPU, else as many as help; several seeds have one each.", min=1
-        ),
-    ] = None
-    recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
-    held_out: float = 0.0  # share of the training data that stands for the test data
-    is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
-
-    def __post_init__(self) -> None:
-        replace(
-            recipe_for(self.base_recipe), **self.recipe_options
-        )  # refuses before data is loaded
-
-    def folder(self, command: str) -> Path:
-        """Where a command of several runs writes, unless told otherwise."""
-        net = "" if self.net is Net.mlp else f"-{self.net.value}"
-        return Path("runs") / f"{command}-{self.stream_name}{net}"
-
-    @property
-    def base_recipe(self) -> str:
-        """The recipe that all else is on top of."""
-        return "default" if self.is_complete else base_recipe(self.recipe)
-
-    @property
-    def all_seeds(self) -> range:
-        return range(self.seed, self.seed + self.seeds)
-
-    @property
-    def stream_name(self) -> str:
-        """As a part of a folder's name."""
-        return self.stream.replace("/", "_").replace(":", "-")
+# Of fields of a request; the others come by options of their own.
+_ASKED: dict[str, Any] = {
+    "stream": typer.Option(help="What to learn; see `rankup streams`."),
+    "net": typer.Option(help="The network's architecture."),
+    "width": typer.Option(help="Hidden units (256), or ResNet18's channels (20).", min=1),
+    "rank": typer.Option(
+        help="Rank that the first and each later task adds: 11,1 (the MLP's) or as shares of "
+        "a layer's outputs 0.1,0.02 (ResNet18's)."
+    ),
+    "seeded": typer.Option(
+        help="Seeded factors per layer: 256, or 1536,768 by layer, or 4x its outputs."
+    ),
+    "tasks": typer.Option(help="How many tasks of the stream."),
+    "recipe": typer.Option(
+        help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
+        + "; or a folder that `rankup tune` has written"
+    ),
+    "seed": typer.Option(help="Of everything random."),
+    "seeds": typer.Option(help="So many seeds from --seed on, trained together.", min=1),
+    "data": typer.Option(help="Where data sets are, else $RANKUP_DATA."),
+    "download": typer.Option("--download", help="Get missing data."),
+    "resume": typer.Option("--resume", help="Go on with what was stopped."),
+    "device": typer.Option(help="Where to compute."),
+    "threads": typer.Option(
+        help="Threads on the CPU, else as many as help; several seeds have one each.", min=1
+    ),
+}
 
 
 def was_said(ctx: typer.Context, option: str) -> bool:
@@ -123,8 +63,11 @@ def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a `Request` and one for every field of a recipe, in place of
     its `request`."""
-    asked = inspect.signature(Request).parameters
-    shared = {name: asked[name] for name in asked if name not in _NOT_ASKED}
+    asked = {item.name: item for item in fields(Request)}
+    shared = {
+        name: _keyword(name, asked[name].type, option, asked[name].default)
+        for name, option in _ASKED.items()
+    }
     recipe = {item.name: _parameter(item, _RECIPE) for item in fields(Recipe)}
 
     def wrapped(**arguments: Any) -> None:
@@ -172,11 +115,15 @@ def _parameter(item: Field[Any], panel: str, help: str | None = None) -> inspect
         rich_help_panel=panel,
         show_default=False,
     )
+    return _keyword(item.name, kind | None, option, None)
+
+
+def _keyword(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(
-        item.name,
+        name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        default=default,
+        annotation=Annotated[kind, option],
     )
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankup.cli_compare import ALL
-from rankup.cli_options import Device, was_said
+from rankup.cli_options import was_said
 from rankup.errors import RankupError
 from rankup.paper import PARTS, part
+from rankup.request import Device
 
 if TYPE_CHECKING:
     from rankup.paper.cells import Cell

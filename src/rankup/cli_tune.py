@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankup.cli_compare import ALL, Methods, chosen_methods
-from rankup.cli_options import Request, with_request
+from rankup.cli_options import with_request
 from rankup.errors import RankupError
 from rankup.methods.search import trials
+from rankup.request import Request
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -22,9 +22,9 @@ from rankup.launch import Launch
 from rankup.methods import method_info
 from rankup.replicas import Seed, run_seeds
 from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
-from rankup.report.runs import read_lines
 from rankup.report.text import spread
 from rankup.run import Progress
+from rankup.run_files import read_lines
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed in a way nobody expected
 

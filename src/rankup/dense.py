@@ -84,9 +84,12 @@ class DenseParts:
             )
         )
         here = dict(everywhere)
-        # A tensor that several modules share has several places.
+        # A tensor that several modules share has several places, one of a module that has several
+        # names has only one.
         self._places = {
-            name: [_place(body, other) for other, tensor in everywhere if tensor is here[name]]
+            name: list(
+                dict.fromkeys(_place(body, other) for other, t in everywhere if t is here[name])
+            )
             for name, _ in spec.tensors
         }
         # What is in no file is no part of what a task learns.
@@ -173,9 +176,22 @@ class DenseParts:
     def load_base(self, base: Tensors) -> None:
         self._constant(base)
 
+    def tie(self) -> None:
+        """Have one tensor again in all places of a name: torch moves buffers place by place."""
+        for (first, name), *others in self._places.values():
+            for owner, key in others:
+                if key in owner._buffers and owner._buffers[key] is not getattr(first, name):
+                    owner._buffers[key] = getattr(first, name)
+                    _refresh(owner)
+
     def _changed(self) -> list[str]:
-        values = self._values()
-        return [name for name in self._own if not _equal(values[name], self._before[name])]
+        values, before = self._values(), self._before
+        # The network may have been moved since.
+        return [
+            name
+            for name in self._own
+            if not _equal(values[name], before[name].to(values[name].device))
+        ]
 
     def _undo_passing(self) -> None:
         """A loaded network has these as they were given, so that answers must not rest on others.
@@ -190,11 +206,12 @@ class DenseParts:
 
     def _constant(self, values: Tensors) -> None:
         for name, value in values.items():
+            old = getattr(*self._places[name][0])
+            # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
+            constant = value.to(old.device, old.dtype, copy=True)
             for owner, key in self._places[name]:
-                old = getattr(owner, key)
                 owner._parameters.pop(key, None)
-                # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
-                owner.register_buffer(key, value.to(old.device, old.dtype, copy=True))
+                owner.register_buffer(key, constant)
                 _refresh(owner)
 
 

@@ -16,8 +16,9 @@ from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layout import convolves, for_answers
 from rankup.learner import ApartLearner, RankLearner
-from rankup.modes import evaluating, modes_kept
+from rankup.modes import evaluating, has_hooks, modes_kept
 from rankup.network import IncrementalNet
+from rankup.rank import as_python
 from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
@@ -59,6 +60,8 @@ class NetPupil:
 
     def begin(self, task: Task) -> Learner:
         net, recipe = self.net, self.recipe
+        if has_hooks(net):  # while it learns, the module inside is called
+            raise RankupError("fit cannot learn past the network's hooks: put them on net.body")
         net.begin_task(
             task.name,
             task.classes,
@@ -145,12 +148,15 @@ def fit(
             kept.
         resume: a checkpoint of this task, to go on from as if nothing had happened.
     """
-    _check_asked("fit learns", task, recipe)
+    _check_asked("fit learns", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
         raise RankupError(f"a teacher is a module, got {type(teacher).__name__}")
+    seed = net.growth.seed if seed is None else as_python(seed)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise RankupError(f"seed must be a whole number, got {seed!r}")
     recipe = recipe or default_recipe(net, task)
     answers = None if teacher is None else lambda task: answering(teacher, task)
-    pupil = NetPupil(net, recipe, net.growth.seed if seed is None else seed, teacher=answers)
+    pupil = NetPupil(net, recipe, seed, teacher=answers)
     try:
         with modes_kept(net):
             (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
@@ -173,7 +179,7 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
     return recipe_for(
         "default",
         colour=len(shape) == 3 and shape[0] == 3 and task.train_x.dtype == torch.uint8,
-        size=shape[-1] if shape else 1,
+        size=min(shape[-2:], default=1),
         samples=len(task.train_y),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
         learned=any(rank.added(number) for rank in factored for number in (0, 1)),
@@ -194,7 +200,7 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     Args:
         recipe: what the task was learned with, where that scales pixels another way.
     """
-    _check_asked("accuracy tests", task, recipe)
+    _check_asked("accuracy tests", net, task, recipe)
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
 
     def answer(x: Tensor) -> Tensor:
@@ -206,9 +212,12 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
         return share_right(answer, feed.test())
 
 
-def _check_asked(doing: str, task: object, recipe: object) -> None:
+def _check_asked(doing: str, net: object, task: object, recipe: object) -> None:
     from rankup.data.tasks import Task
 
+    if not isinstance(net, IncrementalNet):
+        given = type(net).__name__
+        raise RankupError(f"{doing} with a network that rankup.grow gives, got {given}")
     if not isinstance(task, Task):
         raise RankupError(f"{doing} a rankup.data.Task, got {type(task).__name__}")
     if not isinstance(recipe, Recipe | None):

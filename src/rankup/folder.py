@@ -13,7 +13,7 @@ from rankup.data.streams import stream_info
 from rankup.errors import RankupError
 from rankup.files import is_unfinished, write_file
 from rankup.methods import method_info
-from rankup.report.runs import CONFIG, METRICS, read_config
+from rankup.run_files import CONFIG, METRICS, read_config
 
 _LOCK = ".lock"  # which stays behind
 
@@ -110,14 +110,40 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
 
 def write_config(config: RunConfig, out: Path) -> None:
     """Make the folder of a run that begins; leave one that goes on as it is, but for more tasks."""
-    path = out / CONFIG
-    if path.exists() and not tasks_more(config, out):
-        return
-    text = json.dumps(asdict(config), indent=1, ensure_ascii=False)
+    path, told = out / CONFIG, asdict(config)
+    if path.exists():
+        if not tasks_more(config, out):
+            return
+        told["versions"] = read_config(path).get("versions", config.versions)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with working_in([out]):
-            write_file(path, text.encode() + b"\n")
+            _write_settings(path, told)
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def other_torch(config: RunConfig, out: Path) -> list[str]:
+    """The versions of torch that the run in that folder was begun and gone on with, in order,
+    where the last of them is not today's; else none."""
+    path = out / CONFIG
+    versions = read_config(path).get("versions") if path.exists() else None
+    known = versions.get("torch") if isinstance(versions, dict) else None
+    listed = known if isinstance(known, list) else [known]
+    before = [version for version in listed if isinstance(version, str)]
+    return [] if before[-1:] == [config.versions["torch"]] else before
+
+
+def record_torch(config: RunConfig, out: Path) -> None:
+    """Where a run goes on with another version of torch than before, add it to its settings, in
+    which there is then a list of them. Only for who works in the folder."""
+    before = other_torch(config, out)
+    if not before:
+        return
+    stored = read_config(out / CONFIG)
+    stored["versions"]["torch"] = [*before, config.versions["torch"]]
+    try:
+        _write_settings(out / CONFIG, stored)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
 
@@ -131,6 +157,11 @@ def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
             f"cannot write to {out / METRICS}: {error.strerror or error}; the same command with "
             "--resume goes on"
         ) from error
+
+
+def _write_settings(path: Path, settings: dict[str, Any]) -> None:
+    text = json.dumps(settings, indent=1, ensure_ascii=False)
+    write_file(path, text.encode() + b"\n")
 
 
 def _as_stored(config: RunConfig) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rankup.cli_options import Device, Net, Request
 from rankup.data.heldout import hold_out
 from rankup.data.streams import OWN, Stream, make_stream
 from rankup.data.transforms import check_pad
@@ -18,8 +17,9 @@ from rankup.folder import RunConfig
 from rankup.methods import method_options
 from rankup.recipe import Recipe, recipe_for
 from rankup.replicas import Seed
-from rankup.report.runs import CONFIG, no_setting, read_config, setting
+from rankup.request import Device, Net, Request
 from rankup.run import parse_rank, versions
+from rankup.run_files import CONFIG, no_setting, read_config, setting
 from rankup.settings import Settings, settings_for, variant_of
 
 _QUEUES = 32  # the most that a process can have
@@ -154,7 +154,7 @@ def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recip
     return recipe_for(
         asked.base_recipe,
         colour=len(shape) == 3 and shape[0] == 3,
-        size=shape[-1],
+        size=min(shape[-2:], default=1),
         samples=len(stream[0].train_y),
         net=asked.net.value,
         learned=learned,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from rankup import kernels, seeds
 from rankup.data.transforms import to_float
@@ -24,6 +25,7 @@ from rankup.layers import (
 )
 from rankup.layers.given import Built, built, projected
 from rankup.layout import channels_last, convolves, takes_channels_last
+from rankup.modes import has_hooks
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
 from rankup.steps import Learner
@@ -126,14 +128,24 @@ class ModuleLearner(Learner):
 def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
     """Whether layers are all that happens to what is fed: no hooks, and no indices, which a Linear
     cannot take."""
-    hooked = any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        for part in body.modules()
-    )
-    return not hooked and feed.x.dtype != torch.int64
+    return not any(map(has_hooks, body.modules())) and feed.x.dtype != torch.int64
+
+
+@torch.no_grad()
+def _reads_what_is_fed(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -> bool:
+    """Whether a layer still reads the inputs as they are: since the module was traced, what is no
+    layer of it may have changed. Tried with copies of all that the module might change."""
+    x, _ = next(feed.train(2))
+    tensors = dict(body.named_parameters()) | dict(body.named_buffers())
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    read: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    try:
+        with active(task), seeds.drawing(feed.device, 0):
+            functional_call(body, copies, (x,))
+    finally:
+        hook.remove()
+    return len(read) == 1 and torch.equal(read[0].flatten(1), x.flatten(1))
 
 
 class RankLearner(ModuleLearner):
@@ -158,9 +170,14 @@ class RankLearner(ModuleLearner):
             self.look_at("teacher", teacher)
         # In lists, because a module that is an attribute has its tensors listed a second time.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
-        if not runs_as_traced(net.body, feed):
-            first = []  # that may not read the inputs as they are
-        self._first = [part for part in first if isinstance(part, FactoredLinear)]
+        self._first = [
+            part
+            for part in first
+            if isinstance(part, FactoredLinear)
+            and len(part.U)
+            and runs_as_traced(net.body, feed)
+            and _reads_what_is_fed(net.body, part, feed, self.index)
+        ]
         self._factored = {
             f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)
         }

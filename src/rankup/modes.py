@@ -1,9 +1,18 @@
-"""Training and evaluation mode of modules."""
+"""Training and evaluation mode of modules, and hooks that change what they do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+
+
+def has_hooks(part: nn.Module) -> bool:
+    return bool(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+    )
 
 
 @contextmanager

@@ -108,7 +108,6 @@ class IncrementalNet(nn.Module):
         self._rest = dense.DenseParts(self.plan.dense, self.body)
         self.parts: list[TaskLayer | dense.DenseParts] = [*layers, self._rest]
         self._roster = Roster()
-        self.edition = 0  # grows whenever other tensors are loaded into it
         self._audit = Audit()
         # Whatever mode each part was given in, it keeps.
         self.training = module.training
@@ -130,6 +129,11 @@ class IncrementalNet(nn.Module):
     def learning(self) -> str | None:
         """The name of the task being learned, between `begin_task` and `commit_task`."""
         return self._roster.learning.name if self._roster.learning else None
+
+    @property
+    def edition(self) -> int:
+        """Grows whenever other tensors are loaded into the network, its body or one layer."""
+        return sum(layer.edition for layer in self._layers())
 
     @property
     def device(self) -> torch.device:
@@ -259,10 +263,6 @@ class IncrementalNet(nn.Module):
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.edition += 1
-
     def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
         made: TaskLayer
         place = self.growth.seed, self.plan.dtype, self.plan.device
@@ -293,6 +293,7 @@ class IncrementalNet(nn.Module):
         # Before any layer is asked, so that a refusal leaves every part as it was.
         refuse_other_dtype(fn, self.dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._rest.tie()
         return self
 
     @contextmanager
@@ -311,7 +312,7 @@ class IncrementalNet(nn.Module):
             x, options = checks.batch(batch)
             self(x, task=open_task, **options)
 
-        with pooled_statistics(self, norms, batches or (), run):
+        with pooled_statistics(self, norms, () if batches is None else batches, run):
             yield
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:

@@ -13,9 +13,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
+from rankup.closures import refuse_functions_of
 from rankup.errors import RankupError
 from rankup.kinds import NORMS, WEIGHTED, is_plain, kind_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
+from rankup.modes import has_hooks
 from rankup.rank import RankRule, Shape, as_python, capped, resolve
 from rankup.specs import (
     ConvGeometry,
@@ -98,7 +100,9 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if any(isinstance(part, TaskLayer) for part in module.modules()):
         raise RankupError("the module is a grown network already: begin_task teaches it more")
-    return _Planner(module, growth).plan()
+    plan = _Planner(module, growth).plan()
+    refuse_functions_of(module)
+    return plan
 
 
 class _Planner:
@@ -181,6 +185,7 @@ class _Planner:
         if not linears:
             raise RankupError("the module has no Linear that could be the head")
         if self.trace is None:
+            refuse_functions_of(self.modules[""])  # which naming a head would not help
             raise RankupError(
                 "torch.fx cannot trace the module, so which Linear runs last is not known: "
                 "say it with head='name'"
@@ -302,7 +307,7 @@ class _Planner:
             return _UNINITIALISED
         if isinstance(part, CONVOLUTIONS) and part.groups != 1:
             return f"a grouped convolution, groups={part.groups}"
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+        if has_hooks(part):
             return "it has hooks"
         if self.trace is not None and self.trace.reads_weights_of(name):
             return "the module's forward reads its weights directly"

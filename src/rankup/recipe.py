@@ -139,7 +139,7 @@ def recipe_for(
 
     Args:
         colour: whether the stream is of natural images, which want augmentation.
-        size: the images' height, to which crops are in proportion.
+        size: the images' shorter side, to which crops are in proportion.
         samples: how many training samples a task has; few of them want more epochs.
         net: the network's name.
         learned: whether tasks learn factors or only select from seeded ones, which takes a

@@ -15,8 +15,9 @@ from pathlib import Path
 from rankup import workers
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
-from rankup.folder import RunConfig
+from rankup.folder import RunConfig, other_torch
 from rankup.run import OnProgress, Progress, SeedRun, run, run_together
+from rankup.run_files import read_lines
 from rankup.train import TaskFailed
 
 
@@ -59,6 +60,8 @@ def run_all(
 ) -> dict[Path, str]:
     """Run all that is asked for, which may differ in more than the seed; give back why runs failed
     that did, by their folders."""
+    if other := _other_torch(seeds):
+        note(other)
     on_gpu = seeds[0].config.device == "cuda"
     if len(seeds) == 1 or on_gpu:
         streams = _on_their_device(seeds)
@@ -70,6 +73,20 @@ def run_all(
         failures = run_together(runs, on_progress=tell, note=note)
         return {out: str(why) for out, why in failures.items()}
     return _in_processes(seeds, on_progress)
+
+
+def _other_torch(seeds: Sequence[Seed]) -> str:
+    """What is to be said where runs go on with another version of torch than before."""
+    going = [seed for seed in seeds if len(read_lines(seed.out)) < seed.config.tasks]
+    found = [(s, before) for s in going if (before := other_torch(s.config, s.out))]
+    if not found:
+        return ""
+    first, before = found[0]
+    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return (
+        f"{first.out}{others} was begun with torch {', then '.join(before)} and goes on with "
+        f"{first.config.versions['torch']}: its bits may not be those of one version alone"
+    )
 
 
 def _on_their_device(seeds: Sequence[Seed]) -> list[Stream]:

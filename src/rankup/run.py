@@ -34,14 +34,22 @@ from rankup.data.transforms import check_pad
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.folder import RunConfig, RunError, check_folder, working_in, write_config, write_lines
+from rankup.folder import (
+    RunConfig,
+    RunError,
+    check_folder,
+    record_torch,
+    working_in,
+    write_config,
+    write_lines,
+)
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.report.runs import METRICS, NET, read_lines
+from rankup.run_files import METRICS, NET, read_lines
 from rankup.train import Epoch, OnEpoch, TaskFailed, learn, share_right
 
 _TELL = 0.5  # seconds between two reports of progress, at least
@@ -97,6 +105,8 @@ def run_together(
     with working_in(r.out for r in runs if not r.finished):
         for each in runs:
             each.refuse_if_outdated()
+            if not each.finished:
+                record_torch(each.config, each.out)
         while going := [r for r in runs if not r.finished and r.out not in failures]:
             # Runs that were stopped at different tasks catch up first.
             next_task = min(len(r.lines) for r in going)

@@ -221,22 +221,26 @@ class Eager(Steps):
 
 def precise(recipe: Recipe) -> AbstractContextManager[None]:
     """Inside, float32 matrices are multiplied as the recipe says."""
-    return _multiplied("high") if recipe.precision == "tf32" else nullcontext()
+    return _multiplied("tf32") if recipe.precision == "tf32" else nullcontext()
 
 
 def exact() -> AbstractContextManager[None]:
     """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
-    return _multiplied("highest")
+    return _multiplied("ieee")
 
 
 @contextmanager
 def _multiplied(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    # Not by torch.set_float32_matmul_precision, which fails where somebody has set these.
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = [own.fp32_precision for own in products]
+    for own in products:
+        own.fp32_precision = precision
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for own, was in zip(products, before, strict=True):
+            own.fp32_precision = was
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     for index, (task, _) in enumerate(manifest.tasks):
         read = _read_task(folder, manifest, index)
         net.append_task(task, [{k: t.to(net.device) for k, t in part.items()} for part in read])
-    _known_files[net] = net.edition, {file.file: file for _, file in manifest.tasks}
+    _known_files[net] = net.edition, {file.file: file for file in _files(manifest)}
     return net.eval()
 
 

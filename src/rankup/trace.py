@@ -13,6 +13,7 @@ from rankup import seeds
 from rankup.flattening import flattens, only_reader, recorded_lengths
 from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS
+from rankup.modes import has_hooks
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -44,9 +45,10 @@ class Trace:
         return self.order.index(name) if name in self.order else len(self.order)
 
     def reads_weights_of(self, name: str) -> bool:
-        """Whether the forward uses a layer's weights by itself, beside calling the layer."""
+        """Whether the forward uses a layer's weights by itself, beside calling the layer. Looking
+        whether there are any is no use."""
         return any(
-            node.op == "get_attr" and str(node.target).startswith(f"{name}.")
+            node.op == "get_attr" and node.users and str(node.target).startswith(f"{name}.")
             for node in self._graph.nodes
         )
 
@@ -126,7 +128,7 @@ class Trace:
         return (
             over_the_same
             and computes_as_torchs_own(part)
-            and not (part._forward_hooks or part._forward_pre_hooks)
+            and not has_hooks(part)
             and self.runs_once(name)
             and self.runs_once(norm)
         )

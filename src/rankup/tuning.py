@@ -22,8 +22,9 @@ from rankup.methods import method_info
 from rankup.methods.search import Settings
 from rankup.replicas import Seed, run_all
 from rankup.report.comparison import is_comparison
-from rankup.report.runs import read_lines, read_run, runs_in
+from rankup.report.runs import read_run
 from rankup.run import OnProgress
+from rankup.run_files import read_lines, runs_in
 from rankup.settings import apart, variant_of
 
 FIRST_SEED = 1000  # of those that trials use

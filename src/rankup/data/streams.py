@@ -105,6 +105,8 @@ def make_stream(
     >>> [task.name for task in stream]
     ['permutation 01', 'permutation 02', 'permutation 03']
     """
+    if not isinstance(name, str):
+        raise DataError(f"a stream has a name, got {type(name).__name__}")
     info = stream_info(name)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise DataError(f"seed must be a whole number, got {seed!r}")

@@ -75,6 +75,7 @@ class TaskLayer(nn.Module, ABC):
         self.seed = seed
         self.dtype = dtype
         self.count = 0  # committed tasks
+        self.edition = 0  # grows whenever other tensors are loaded into the layer
         self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
 
     @abstractmethod
@@ -125,6 +126,20 @@ class TaskLayer(nn.Module, ABC):
         # Some changes move nothing: they are asked of a tensor that is where the layer is.
         self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.edition += 1
+
+    def _task_read(self, what: str) -> int:
+        """The one task that is run, of which a module's forward reads something by itself."""
+        task = active_task()
+        if not isinstance(task, int):
+            raise TaskStateError(
+                f"layer {self.spec.name!r} has a {what} for each task, which can be read only "
+                "while the network runs for one task alone"
+            )
+        return task
 
     def _task(self, x: Tensor) -> int | Tensor:
         task = active_task()

@@ -33,10 +33,11 @@ class FactoredConv(FactoredLayer):
         if spec.conv is None:
             raise RankupError(f"layer {spec.name!r} has no geometry of a convolution")
         self.conv = spec.conv
-        # Read-only, as torch's own has them: a module's forward may look.
+        # As torch's own has them, for a module's forward to look at; setting them changes nothing.
         self.kernel_size, self.stride = spec.conv.kernel_size, spec.conv.stride
         self.padding, self.dilation = spec.conv.padding, spec.conv.dilation
         self.padding_mode, self.groups = spec.conv.padding_mode, 1
+        self.transposed, self.output_padding = False, (0,) * spec.conv.dims
         self._single = set(self.conv.kernel_size) == {1} and not any(border(self.conv))
 
     @property

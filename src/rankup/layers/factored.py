@@ -73,6 +73,11 @@ class FactoredLayer(TaskLayer):
             return self._mixed(x, task)
         return self._learning(x) if task == self.count else self._plain(x, task)
 
+    @property
+    def bias(self) -> Tensor | None:
+        """Of the task that is run: a module's forward may look whether there is one."""
+        return self._bias(self._task_read("bias")) if self.spec.bias else None
+
     def extra_repr(self) -> str:
         spec = self.spec
         conv = f", kernel={spec.conv.kernel_size}, stride={spec.conv.stride}" if spec.conv else ""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import Start, TaskLayer, Tensors, over_last
+from rankup.layers.base import Start, TaskLayer, Tensors, active_task, over_last
 from rankup.specs import HeadSpec
 
 HeadsWay = Literal["gathered", "together", "sorted"]
@@ -122,6 +122,23 @@ class TaskHead(TaskLayer):
     def in_features(self) -> int:
         return self.spec.inputs
 
+    @property
+    def out_features(self) -> int:
+        """How many answers the head gives: the classes of the task that is run, or in a mixed
+        batch those of the task that has most."""
+        if isinstance(active_task(), Tensor):
+            return self.rows.shape[1]
+        return len(self._own(self._task_read("number of classes"))[0])
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the task that is run, for a module's forward to look at."""
+        return self._own(self._task_read("weight"))[0]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._own(self._task_read("bias"))[1] if self.spec.bias else None
+
     def extra_repr(self) -> str:
         return f"in={self.spec.inputs}, bias={self.spec.bias}"
 
@@ -131,9 +148,7 @@ class TaskHead(TaskLayer):
         task = self._task(x)
         if isinstance(task, Tensor):
             return self._mixed(x, task)
-        if task < self.count:
-            return F.linear(x, *self._own(task))
-        return F.linear(x, self.new_weight, self.new_bias if self.spec.bias else None)
+        return F.linear(x, *self._own(task))
 
     def start(self, classes: int, start: Start) -> Tensors:
         values = {"weight": self._orthogonal(classes, self.spec.inputs, "head")}
@@ -174,6 +189,8 @@ class TaskHead(TaskLayer):
         return linear
 
     def _own(self, task: int) -> tuple[Tensor, Tensor | None]:
+        if task >= self.count:
+            return self.new_weight, self.new_bias if self.spec.bias else None
         own = slice(self.ends[task], self.ends[task + 1])
         return self.weights[own], None if self.biases is None else self.biases[own]
 

@@ -46,14 +46,25 @@ class TaskNorm(TaskLayer):
         self.register_buffer("base_bias", None)
         self.pool: Pool | None = None
         self._wide = at_least_float32(dtype)
-        # Read-only, as torch's own have them: a module's forward may look.
+        # As torch's own have them, for a module's forward to look at; setting them changes nothing.
         self.eps = spec.eps
+        if spec.is_over_last:
+            self.normalized_shape, self.elementwise_affine = spec.shape, spec.weight
+        else:
+            self.affine = spec.weight
         if spec.is_batch:
             self.num_features = spec.shape[0]
-        elif spec.is_over_last:
-            self.normalized_shape = spec.shape
-        else:
+        elif spec.over == "group":
             self.num_groups, self.num_channels = spec.groups, spec.shape[0]
+
+    @property
+    def weight(self) -> Tensor | None:
+        """Of the task that is run: a module's forward may look whether there is one."""
+        return self._read("weight") if self.spec.weight else None
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._read("bias") if self.spec.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -135,6 +146,10 @@ class TaskNorm(TaskLayer):
         for key in spec.base_shapes():
             setattr(norm, key, nn.Parameter(values[key].clone()))
         return norm.eval()
+
+    def _read(self, key: str) -> Tensor:
+        task = 0 if self.spec.shared else self._task_read(key)
+        return self.added(task)[key] if task < self.count else self.get_parameter(f"new_{key}")
 
     def _rows(self) -> Tensors:
         buffers = self._buffers  # once: another thread may exchange them for those of one more task

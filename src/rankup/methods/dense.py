@@ -123,7 +123,6 @@ class DenseMethod(Method):
         with pooled_statistics(self.body, norms, batches, lambda x: self.predict(x, self.learned)):
             added = [part.learned() for part in self.parts]
         self._append(added)
-        self._feed = None
 
     def abandon(self) -> None:
         if self._feed is None:
@@ -209,6 +208,7 @@ class DenseMethod(Method):
             for part, tables in zip(self.parts, extended, strict=True):
                 part.close()
                 part.install(tables)
+            self._feed = None  # in here: what Ctrl-C finds appended is not to be abandoned
 
     def _of_tasks(self) -> Tensors:
         """What each learned task has of its own, by its index."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankup.data.tasks import Task
 from rankup.data.transforms import Augmentation, augment, to_float, transform_each
 from rankup.feed import Draws, Feed, in_equal_parts, take
+from rankup.interrupts import undisturbed
 from rankup.layers import Start, TaskLayer, Tensors, active
 from rankup.learner import ModuleLearner, loss_of
 from rankup.methods.base import Setting
@@ -52,9 +53,10 @@ class Multitask(DenseMethod):
         return MultitaskLearner(self.body, feed, self.learned)
 
     def end(self) -> None:
-        super().end()
-        while self.learned < len(self.setting.tasks):
-            self._append([part.learned() for part in self.parts])
+        with undisturbed():  # some of the tasks without the others would be no state to go on from
+            super().end()
+            while self.learned < len(self.setting.tasks):
+                self._append([part.learned() for part in self.parts])
 
     def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         if not isinstance(spec, HeadSpec):

@@ -5,6 +5,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from rankup.errors import RankupError
+
 
 class Block(nn.Module):
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
@@ -53,4 +55,8 @@ def resnet18(
     >>> resnet18(width=4, image_size=84)(torch.zeros(2, 3, 84, 84)).shape
     torch.Size([2, 10])
     """
+    sizes = {"width": width, "image_size": image_size, "channels": channels, "classes": classes}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise RankupError(f"resnet18 takes a whole number from 1 on as {name}, got {size!r}")
     return ResNet18(width, image_size, channels, classes)

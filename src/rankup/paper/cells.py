@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rankup.cli_options import Device, Net, Request
 from rankup.recipe import Recipe
+from rankup.request import Device, Net, Request
 from rankup.settings import apart, settings_for, variant_of
 
 SEEDS = 5

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from rankup import workers
-from rankup.cli_options import Device
 from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
 from rankup.launch import Launch, chosen_device, share_queues
@@ -25,6 +24,7 @@ from rankup.paper.pieces import piece
 from rankup.paper.results import Result, Results
 from rankup.replicas import run_seeds
 from rankup.report.runs import read_run
+from rankup.request import Device
 from rankup.run import OnProgress, Progress
 
 _LARGE = ("s-miniimagenet",)  # images of 21,168 numbers

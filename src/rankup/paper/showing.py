@@ -14,6 +14,7 @@ from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
 from rankup.progress import tell
 from rankup.report.printing import print_note, print_table
+from rankup.report.text import plain
 from rankup.report.theme import DARK, LIGHT
 
 _INTRODUCTION = (
@@ -74,7 +75,7 @@ def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str
     """How many runs there are, by where they ran."""
     cells = dict.fromkeys(own for part in parts.values() for own in part.cells())
     runs = [run for own in cells if (found := results.of(own)) for run in found.runs]
-    where = Counter((run.machine, run.config["versions"]["torch"]) for run in runs)
+    where = Counter((run.machine, plain(run.config["versions"]["torch"])) for run in runs)
     dates = {run.date for run in runs}
     if not runs:
         return ["Nothing of it has been run."]

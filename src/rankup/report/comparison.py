@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.report.runs import CONFIG, Run, read_config, read_lines, read_run
+from rankup.report.runs import Run, read_run
 from rankup.report.seeds import OverSeeds
+from rankup.run_files import CONFIG, read_config, read_lines
 
 INDEX = "compare.json"
 

@@ -1,9 +1,5 @@
-"""A run folder, read back: its settings, a line for each task learned, and the selectors.
-
-config.json     what was asked for
-metrics.jsonl   a line per task learned: accuracies, parameters, replay buffer, seconds
-net/            the network, if the method keeps one of factors
-"""
+"""A run, read back from its folder: its settings, a line for each task learned, and the selectors
+of a network of factors."""
 
 import json
 import os
@@ -17,14 +13,11 @@ import numpy.typing as npt
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
+from rankup.run_files import CONFIG, METRICS, NET, read_config, read_metrics
 
 if TYPE_CHECKING:
     from rankup.manifest import Manifest
     from rankup.specs import FactoredSpec
-
-CONFIG = "config.json"
-METRICS = "metrics.jsonl"
-NET = "net"
 
 _OF_A_SEED = ("seed", "task_names", "versions", "threads")
 
@@ -117,98 +110,11 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     if not folder.is_dir():
         raise RankupError(f"there is no run folder {folder}")
     config = read_config(folder / CONFIG)
-    lines, matrix = _read_metrics(folder / METRICS)
+    lines, matrix = read_metrics(folder / METRICS)
     if not lines:
         raise RankupError(f"nothing has been learned yet in {folder}: {METRICS} has no whole line")
     selectors, factors = _read_selectors(folder / NET, len(lines))
     return Run(folder, config, lines, matrix, selectors, factors)
-
-
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """A line for each task that a run has learned."""
-    return _read_metrics(folder / METRICS)[0]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise RankupError(f"{path.parent} is not a run folder: it has no {CONFIG}") from None
-    except OSError as error:
-        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError:
-        raise RankupError(f"{path} is truncated or edited: it is no JSON") from None
-    for key in ("stream", "method"):
-        if not isinstance(config, dict) or key not in config:
-            raise RankupError(f"{path} does not hold the settings of a run: it has no {key!r}")
-    return dict(config)
-
-
-def setting(path: Path, config: dict[str, Any], name: str, kind: Any, expected: str = "") -> Any:
-    """One of the settings in that file; refused, never guessed, where it is not of its kind."""
-    if name not in config:
-        raise RankupError(f"{path} does not hold the settings of a run: it has no {name!r}")
-    value = config[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise no_setting(path, name, value, expected)
-    return value
-
-
-def no_setting(path: Path, name: str, value: Any, expected: str) -> RankupError:
-    what = f", expected {expected}" if expected else ""
-    return RankupError(
-        f"{path} does not hold the settings of a run: its {name!r} is {value!r}{what}"
-    )
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """The folder itself where it is a run's, those of all seeds where it is of several."""
-    if (folder / CONFIG).exists():
-        return [folder]
-    found = (run.parent for run in folder.glob(f"seed-*/{CONFIG}"))
-    return sorted(found, key=lambda run: (len(run.name), run.name))  # 10 after 9
-
-
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        content = b""
-    except OSError as error:
-        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
-    *whole, rest = content.split(b"\n")
-    if _parsed(rest) is not None:  # else it is empty, or was cut off by a crash
-        whole.append(rest)
-    lines: list[dict[str, Any]] = []
-    matrix = AccuracyMatrix()
-    for number, text in enumerate(whole, start=1):
-        line = _parsed(text)
-        try:
-            lines.append(_checked(line))
-            matrix.add(lines[-1]["accuracy"])
-        except RankupError as error:
-            raise RankupError(f"line {number} of {path} is broken: {error}") from None
-    return lines, matrix
-
-
-def _parsed(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _checked(line: Any) -> dict[str, Any]:
-    if not isinstance(line, dict):
-        raise RankupError("it is no JSON object")
-    for key in ("task", "accuracy", "parameters", "buffer", "seconds"):
-        if key not in line:
-            raise RankupError(f"it has no {key!r}")
-    for key in ("parameters", "buffer", "seconds"):
-        value = line[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise RankupError(f"{key!r} is {value!r}, not a number")
-    return line
 
 
 def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:

@@ -1,0 +1,66 @@
+"""What is asked of every command that learns, however it was asked."""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rankup.recipe import recipe_for
+from rankup.settings import base_recipe
+
+
+class Net(StrEnum):
+    mlp = "mlp"
+    resnet18 = "resnet18"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every command that learns is asked alike."""
+
+    stream: str = "p-digits"
+    net: Net = Net.mlp
+    width: int | None = None
+    rank: str | None = None
+    seeded: str | None = None
+    tasks: int | None = None
+    recipe: str = "default"
+    seed: int = 0
+    seeds: int = 1  # so many of them, from `seed` on
+    data: Path | None = None
+    download: bool = False
+    resume: bool = False
+    device: Device = Device.auto
+    threads: int | None = None
+    recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
+    held_out: float = 0.0  # share of the training data that stands for the test data
+    is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
+
+    def __post_init__(self) -> None:
+        # Refuses before data is loaded.
+        replace(recipe_for(self.base_recipe), **self.recipe_options)
+
+    def folder(self, command: str) -> Path:
+        """Where a command of several runs writes, unless told otherwise."""
+        net = "" if self.net is Net.mlp else f"-{self.net.value}"
+        return Path("runs") / f"{command}-{self.stream_name}{net}"
+
+    @property
+    def base_recipe(self) -> str:
+        """The recipe that all else is on top of."""
+        return "default" if self.is_complete else base_recipe(self.recipe)
+
+    @property
+    def all_seeds(self) -> range:
+        return range(self.seed, self.seed + self.seeds)
+
+    @property
+    def stream_name(self) -> str:
+        """As a part of a folder's name."""
+        return self.stream.replace("/", "_").replace(":", "-")
