@@ -34,6 +34,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a plain module": (lambda: rankup.fit(NET.body, TASK), "with a network that rankup.grow gives"),
     "a module to test": (lambda: rankup.accuracy(NET.body, TASK), "rankup.grow gives, got MLP"),
     "a word as a seed": (lambda: rankup.fit(NET, TASK, seed="x"), "a whole number, got 'x'"),
+    "a path to resume": (lambda: rankup.fit(NET, TASK, resume="x"), "from a Checkpoint, got str"),
+    "no pixels": (lambda: rankup.data.load_source(".", side=0), "side must be .* got 0"),
+    "several to merge": (lambda: NET.merged([0, 1]), r"a name or an index, got \[0, 1\]"),
     "a stream's number": (lambda: make_stream(3), "a stream has a name, got int"),
 }
 

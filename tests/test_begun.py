@@ -1,6 +1,7 @@
 """A run that goes on need not be told again what it was begun with."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,15 @@ def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Pat
     del config["data"]
     (out / "config.json").write_text(json.dumps(config))
     assert call("run", "--resume", "--out", out).code == 0
+
+
+@pytest.mark.parametrize("tasks", [None, "2"])
+def test_a_number_of_tasks_that_is_none_is_not_guessed(
+    tasks: object, tmp_path: Path, folder: Path, call: Call
+) -> None:
+    shutil.copytree(folder / "alone", tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": tasks}))
+    again = call("run", "--resume", "--out", tmp_path / "run")
+    assert again.code != 0
+    assert f"its 'tasks' is {tasks!r}, expected a whole number" in again.err

@@ -262,6 +262,9 @@ def test_methods_own_options_are_for_those_that_have_them(call: Call) -> None:
     assert "c was begun with share 0.4, not 0.3" in other.err
     none = call("compare", "--methods", "finetune,rank", "--out", "d", "--share", 0.4)
     assert none.err == "rankup: --share is an option of none of finetune, rank\n"
+    ranks = call("compare", "--methods", "finetune,ewc", "--rank", "3,1", *QUICK)
+    assert ranks.code != 0
+    assert ranks.err == "rankup: --rank is for the method rank, which is not compared\n"
     assert not Path("d").exists()
 
 

@@ -11,7 +11,7 @@ ROOT = Path(rankup.__file__).parent
 # From below, and beside each other those that do not know each other. What is not named is below
 # all of them.
 ORDER = (
-    ("request", "run_files"),
+    ("request",),
     ("folder",),
     ("run",),
     ("replicas",),

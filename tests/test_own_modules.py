@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,92 @@ def test_hooks_of_the_network_itself_are_refused() -> None:
     assert net.learning is None
     hook.remove()
     assert rankup.fit(net, halves(), RECIPE).tasks == [halves().name]
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        return self.layers(x.flip(1))
+
+
+def test_a_module_that_changes_its_inputs_changes_none_of_a_task() -> None:
+    net, task = rankup.grow(InPlace(), Rank(2, 1)), halves()
+    given = task.train_x.clone(), task.test_x.clone()
+    for number in range(2):
+        rankup.fit(net, replace(task, name=f"{number}"), RECIPE)
+    reached = [rankup.accuracy(net, replace(task, name=f"{n}")) for n in (0, 1, 0, 1)]
+    assert reached[:2] == reached[2:]
+    assert min(reached) > 0.9
+    assert torch.equal(task.train_x, given[0])
+    assert torch.equal(task.test_x, given[1])
+    mixed = net.eval()(task.test_x.clone(), task=[0] * len(task.test_x))
+    torch.testing.assert_close(mixed, net(task.test_x.clone(), task=0))
+
+
+@pytest.mark.parametrize("unused", [nn.LayerNorm(16), nn.BatchNorm1d(16), nn.Linear(3, 3)])
+def test_a_chain_may_hold_what_it_never_runs(unused: nn.Module) -> None:
+    class Chain(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[2](self[1](self[0](x)))
+
+    net = rankup.grow(Chain(*mlp()).append(unused), Rank(2, 1), exclude="3", head="2")
+    assert right(rankup.fit(net, halves(), RECIPE), halves(), 0) > 0.9
+
+
+def test_sparse_gradients_are_learned_from() -> None:
+    class Words(nn.Module):
+        def __init__(self, sparse: bool) -> None:
+            super().__init__()
+            self.words = nn.Embedding(10, 8, sparse=sparse)
+            self.hidden, self.head = nn.Linear(8, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.hidden(self.words(x).mean(1)).relu())
+
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(10, (200, 5), generator=draw)
+    y = (x < 3).any(1).long()
+    task, answers = rankup.Task("words", 2, x, y, x, y), []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        net = rankup.grow(Words(sparse), Rank(2, 1), exclude="words")
+        answers.append(rankup.fit(net, task, RECIPE).eval()(x, "words"))
+    assert torch.equal(*answers)
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2))
+
+
+MODES = {
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [mlp, normed])
+def test_a_task_is_learned_alike_in_all_modes_of_torch(
+    mode: str, make: Callable[[], nn.Module]
+) -> None:
+    answers, task = [], halves()
+    for own in (nullcontext, MODES[mode]):
+        torch.manual_seed(0)
+        module = make()
+        with own():
+            net = rankup.grow(module, Rank(2, 1))
+            rankup.fit(net, task, RECIPE)
+            net.begin_task("own", 2)
+            net.commit_task(calibrate=[task.train_x])
+        rankup.fit(net, replace(task, name="later"), RECIPE)
+        answers.append([net.eval()(task.test_x, number) for number in (0, 2)])
+    for one, other in zip(*answers, strict=True):
+        assert torch.equal(one, other)
 
 
 class Scaled(nn.Module):
@@ -234,6 +321,21 @@ def test_tensors_from_elsewhere_are_saved_as_what_they_are(tmp_path: Path) -> No
     rankup.save(one, tmp_path / "new")
     loaded = rankup.load(tmp_path / "new", module=mlp())
     assert torch.equal(loaded(x, task=0), other(x, task=0))
+
+
+def test_seeded_factors_of_another_seed_are_not_taken() -> None:
+    """No file would hold them: saved and loaded, the network would answer otherwise."""
+
+    def taught(seed: int) -> rankup.IncrementalNet:
+        net = rankup.grow(mlp(), Rank(2, 1, seeded=8), seed=seed)
+        net.begin_task("a", 2)
+        net.commit_task()
+        return net.eval()
+
+    one, same, other = taught(0), taught(0), taught(5)
+    same.load_state_dict(one.state_dict())
+    with pytest.raises(RuntimeError, match="seeded factors of another seed, .* seed, not 5"):
+        other.load_state_dict(one.state_dict())
 
 
 def test_a_sample_without_a_batch_is_refused() -> None:

@@ -229,6 +229,9 @@ def test_a_run_learns_from_another_run(tmp_path: Path, call: Call) -> None:
     other = call("run", *small, "--seed", "7", "--teacher", teacher + "/seed-0", "--out", out)
     assert other.code != 0
     assert "has learned its tasks with seed 0, and with seed 7 they are others" in other.err
+    dim = call("run", *small, *own, "--pixels", "centred", "--out", tmp_path / "x")
+    assert dim.code != 0
+    assert "has learned from pixels 'unit', and would be asked with pixels 'centred'" in dim.err
 
 
 def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:

@@ -57,6 +57,20 @@ def test_fit_learns_and_commits_and_gives_back_the_network() -> None:
     assert network.tasks == ["0", "1", "2"]
 
 
+def test_numpys_numbers_are_numbers() -> None:
+    task = clusters()
+    same = rankup.Task("same", np.int64(3), task.train_x, task.train_y, task.test_x, task.test_y)
+    assert type(same.classes) is int
+    assert len(make_stream("p-digits", seed=np.int64(1), tasks=np.int32(2))) == 2
+    network = net()
+    network.begin_task("same", np.int64(3), selectors=np.float32(0.5), factors=np.float64(2))
+    assert network.learning == "same"
+
+
+def test_the_smallest_images_are_not_cropped() -> None:
+    assert [recipe_for("default", colour=True, size=size).crop for size in (1, 2, 32)] == [0, 1, 3]
+
+
 def test_numpys_seeds_are_seeds() -> None:
     one, same = (rankup.fit(net(), clusters(), QUICK, seed=seed) for seed in (1, np.int64(1)))
     assert_same_bits(logits(one, clusters().test_x), logits(same, clusters().test_x))

@@ -64,7 +64,8 @@ def _some_of(leaf: Any, samples: int) -> Any:
     all of it. Not of one, whose dimension a module may squeeze."""
     if not _is_per_sample(leaf, samples):
         return leaf
-    return torch.cat([leaf, leaf[:1]]) if samples == 2 else leaf[:2]
+    # Copies, because a module may change what it is given.
+    return torch.cat([leaf, leaf[:1]]) if samples == 2 else leaf[:2].clone()
 
 
 def _is_per_sample(leaf: Any, samples: int) -> bool:

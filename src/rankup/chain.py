@@ -161,8 +161,16 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
             )
             for layer in layers
         )
+        and _learns_nothing_else(net, layers)
         and _answers_as_one(net, layers, feed)
     )
+
+
+def _learns_nothing_else(net: IncrementalNet, layers: Sequence[FactoredLinear]) -> bool:
+    """A module may hold parts that it never runs."""
+    heads = (part for part in net.parts if isinstance(part, TaskHead))
+    known = {id(p) for part in (*layers, *heads) for p in part.parameters()}
+    return all(id(p) in known for p in net.body.parameters())
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Start
+from rankup.rank import as_python
 
 
 def task_name(name: object, known: Container[str]) -> str:
@@ -42,6 +43,7 @@ def class_count(classes: Any) -> int:
 
 
 def start(selectors: Any, norms: Any, factors: Any) -> Start:
+    selectors, factors = as_python(selectors), as_python(factors)
     if selectors != "previous" and not _is_number(selectors):
         raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
     if norms not in ("fresh", "previous"):

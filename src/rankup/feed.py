@@ -71,7 +71,8 @@ class Feed:
         if isinstance(transform, Permutation):
             return transform(x)
         parts = torch.split(x, self.chunk(x))
-        return torch.cat([transform(to_float(part)) for part in parts])
+        # Of copies, because a transform may change what it is given.
+        return torch.cat([transform(to_float(part.clone())) for part in parts])
 
     @property
     def transforms_batches(self) -> bool:
@@ -192,7 +193,9 @@ class Feed:
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.chunk(x)
-        return zip(in_equal_parts(x, size), in_equal_parts(y, size), strict=True)
+        # Copies, because a module may change what it is given; bytes become other numbers anyway.
+        parts = (x if x.dtype == torch.uint8 else x.clone() for x in in_equal_parts(x, size))
+        return zip(parts, in_equal_parts(y, size), strict=True)
 
     def _inputs(self, x: Tensor) -> Tensor:
         transform = self.task.transform

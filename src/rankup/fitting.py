@@ -16,7 +16,13 @@ from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layout import convolves, for_answers
 from rankup.learner import ApartLearner, RankLearner
-from rankup.modes import evaluating, has_hooks, modes_kept
+from rankup.modes import (
+    evaluating,
+    has_hooks,
+    learning_on,
+    modes_kept,
+    outside_inference,
+)
 from rankup.network import IncrementalNet
 from rankup.rank import as_python
 from rankup.recipe import Recipe, recipe_for
@@ -115,6 +121,7 @@ class NetPupil:
             self.net.abandon_task()
 
 
+@outside_inference
 def fit(
     net: IncrementalNet,
     task: Task,
@@ -151,6 +158,8 @@ def fit(
     _check_asked("fit learns", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
         raise RankupError(f"a teacher is a module, got {type(teacher).__name__}")
+    if not isinstance(resume, Checkpoint | None):
+        raise RankupError(f"fit goes on from a Checkpoint, got {type(resume).__name__}")
     seed = net.growth.seed if seed is None else as_python(seed)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise RankupError(f"seed must be a whole number, got {seed!r}")
@@ -158,7 +167,7 @@ def fit(
     answers = None if teacher is None else lambda task: answering(teacher, task)
     pupil = NetPupil(net, recipe, seed, teacher=answers)
     try:
-        with modes_kept(net):
+        with modes_kept(net), learning_on(net.device):
             (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
     finally:
         net.hold_statistics()

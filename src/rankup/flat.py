@@ -24,7 +24,8 @@ def views(flat: Tensor, like: Tensors) -> Tensors:
 def gathered(grads: Iterable[Tensor], leading: int, out: Tensor | None = None) -> Tensor:
     """What `views` takes apart; all but `leading` dimensions become one."""
     parts: list[Tensor] = []
-    for grad in grads:
+    for each in grads:
+        grad = each.to_dense() if each.is_sparse else each
         if leading == 0 and not grad.is_cuda:  # in less time, as nothing is aligned
             parts.append(grad.reshape(-1))
             continue

@@ -13,7 +13,7 @@ from rankup.data.streams import stream_info
 from rankup.errors import RankupError
 from rankup.files import is_unfinished, write_file
 from rankup.methods import method_info
-from rankup.run_files import CONFIG, METRICS, read_config
+from rankup.run_files import CONFIG, METRICS, read_config, setting
 
 _LOCK = ".lock"  # which stays behind
 
@@ -83,8 +83,10 @@ def tasks_more(config: RunConfig, out: Path) -> int:
 def tasks_of(folders: Iterable[Path]) -> int | None:
     """How many tasks the runs in these folders are to learn; None where there are none."""
     paths = (out / CONFIG for out in folders)
-    stored = {read_config(path).get("tasks") for path in paths if path.exists()}
-    wanted = sorted(tasks for tasks in stored if isinstance(tasks, int))
+    stored = {path: read_config(path) for path in paths if path.exists()}
+    wanted = sorted(
+        {setting(path, own, "tasks", int, "a whole number") for path, own in stored.items()}
+    )
     if len(wanted) > 1:
         raise RunError(
             f"these runs were begun with {wanted[0]} to {wanted[-1]} tasks: say with --tasks how "

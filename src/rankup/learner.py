@@ -142,7 +142,7 @@ def _reads_what_is_fed(body: nn.Module, layer: nn.Module, feed: Feed, task: int)
     hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
     try:
         with active(task), seeds.drawing(feed.device, 0):
-            functional_call(body, copies, (x,))
+            functional_call(body, copies, (x.clone(),))  # which it may change
     finally:
         hook.remove()
     return len(read) == 1 and torch.equal(read[0].flatten(1), x.flatten(1))

@@ -27,6 +27,7 @@ from rankup.layers import (
     pooled_statistics,
     refuse_other_dtype,
 )
+from rankup.modes import outside_inference
 from rankup.plan import Growth, make_plan
 from rankup.rank import RankRule
 from rankup.roster import KnownTask, Roster
@@ -37,6 +38,7 @@ TaskRef = str | int | Tensor | Sequence[str | int]
 Patterns = str | Sequence[str]
 
 
+@outside_inference
 def grow(
     module: nn.Module,
     rank: RankRule,
@@ -143,6 +145,7 @@ class IncrementalNet(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.plan.dtype
 
+    @outside_inference
     def begin_task(
         self,
         name: str,
@@ -177,6 +180,7 @@ class IncrementalNet(nn.Module):
                 part.close()
             raise
 
+    @outside_inference
     def commit_task(self, calibrate: Iterable[Tensor] | None = None) -> None:
         """Make all that the task learned constant. It can never change after this.
 
@@ -301,7 +305,7 @@ class IncrementalNet(nn.Module):
         """Inside, batch norms hold the pooled statistics of the task's data."""
         layers = (layer for layer in self._layers() if isinstance(layer, TaskNorm))
         norms = [norm for norm in layers if norm.wants_statistics]
-        if norms and (isinstance(batches, Tensor) or not isinstance(batches, Iterable)):
+        if norms and (isinstance(batches, Tensor | str) or not isinstance(batches, Iterable)):
             raise TaskStateError(
                 f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
                 "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"

@@ -159,7 +159,8 @@ def recipe_for(
         recipe = replace(recipe, epochs=30 if colour else 60, batch=64)
     if colour:
         decay = 0.1 if not learned else 0.02 if net == "resnet18" else 0.05
-        recipe = replace(recipe, weight_decay=decay, flip=True, crop=max(1, round(size / 10.5)))
+        crop = min(max(1, round(size / 10.5)), size - 1)
+        recipe = replace(recipe, weight_decay=decay, flip=True, crop=crop)
     if device == "cuda" and net == "resnet18":
         recipe = replace(recipe, precision="bfloat16")
     elif device == "cuda":

@@ -47,8 +47,12 @@ class Roster:
         self.tasks.append(task)
         self.learning = None
 
-    def index(self, task: object) -> int:
-        """Of a task by its name or index, the one being learned included."""
+    def index(self, task: object, *, or_several: bool = True) -> int:
+        """Of a task by its name or index, the one being learned included.
+
+        Args:
+            or_several: whether there could have been a task for each sample, too.
+        """
         if isinstance(task, str):
             if self.learning is not None and task == self.learning.name:
                 return len(self.tasks)
@@ -58,8 +62,9 @@ class Roster:
         try:
             index = operator.index(task)  # type: ignore[arg-type]
         except TypeError:
+            several = ", an index, a list of these or a tensor of indices"
             raise RankupError(
-                "task must be a name, an index, a list of these or a tensor of indices, got "
+                f"task must be a name{several if or_several else ' or an index'}, got "
                 f"{reprlib.repr(task)}"
             ) from None
         known = len(self.tasks) + (self.learning is not None)
@@ -69,7 +74,7 @@ class Roster:
 
     def committed(self, task: object) -> int:
         """Of a task that is committed."""
-        index = self.index(task)
+        index = self.index(task, or_several=False)
         if index == len(self.tasks):
             assert self.learning is not None
             name = self.learning.name

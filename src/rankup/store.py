@@ -29,6 +29,7 @@ from rankup.errors import RankupError, StoreError
 from rankup.files import is_unfinished, write_file
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
+from rankup.modes import outside_inference
 from rankup.network import IncrementalNet
 from rankup.roster import KnownTask
 from rankup.specs import Shapes, Spec, tensor_name
@@ -84,6 +85,7 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         ) from error
 
 
+@outside_inference
 def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     """Load a network to answer with, in evaluation mode, checking every file's hash.
 

@@ -58,6 +58,8 @@ def load_source(
     folder of images per class. Images are decoded once and kept in the cache. With `side` those of
     a folder become RGB and are scaled to as many pixels each way; without it all must be alike.
     """
+    if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
+        raise DataError(f"side must be a whole number of at least 1, got {side!r}")
     if name == "digits":
         return digits()
     named = hub.NAMED.get(name)

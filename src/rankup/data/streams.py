@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,13 +109,14 @@ def make_stream(
     if not isinstance(name, str):
         raise DataError(f"a stream has a name, got {type(name).__name__}")
     info = stream_info(name)
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise DataError(f"seed must be a whole number, got {seed!r}")
-    count = info.tasks if tasks is None else tasks
+    seed, count = int(seed), info.tasks if tasks is None else tasks
     if count is None:
         raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
         raise DataError(f"tasks must be a whole number of at least 1, got {count!r}")
+    count = int(count)  # which may have been NumPy's
     if count > _MOST_TASKS:
         raise DataError(f"tasks must be at most {_MOST_TASKS:,}, got {count:,}")
 

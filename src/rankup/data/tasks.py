@@ -1,6 +1,7 @@
 """A task: a name, its classes, its data."""
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -32,8 +33,10 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise DataError(f"a task needs a name, got {self.name!r}")
-        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 2:
-            raise DataError(f"task {self.name!r} has {self.classes!r} classes, expected at least 2")
+        count = self.classes
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 2:
+            raise DataError(f"task {self.name!r} has {count!r} classes, expected at least 2")
+        object.__setattr__(self, "classes", int(count))  # which may have been NumPy's
         self._check_part("training", self.train_x, self.train_y)
         self._check_part("test", self.test_x, self.test_y)
         for what, train, test in (

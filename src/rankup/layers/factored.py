@@ -78,6 +78,20 @@ class FactoredLayer(TaskLayer):
         """Of the task that is run: a module's forward may look whether there is one."""
         return self._bias(self._task_read("bias")) if self.spec.bias else None
 
+    def _load_from_state_dict(
+        self, state_dict: Tensors, prefix: str, *rest: Any, **kwargs: Any
+    ) -> None:
+        *_, errors = rest
+        for part in ("U", "V"):
+            own = getattr(self, part)[: self.spec.rank.seeded]
+            given = state_dict.get(f"{prefix}{part}", own)[: len(own)]
+            if given.shape == own.shape and not torch.equal(given.to(own), own):
+                errors.append(
+                    f"layer {self.spec.name!r} has seeded factors of another seed, which no file "
+                    f"holds: grow the network with that seed, not {self.seed}"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *rest, **kwargs)
+
     def extra_repr(self) -> str:
         spec = self.spec
         conv = f", kernel={spec.conv.kernel_size}, stride={spec.conv.stride}" if spec.conv else ""

@@ -8,6 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
+from rankup import run_files
 from rankup.data.tasks import Task
 from rankup.errors import RankupError
 from rankup.fitting import NetPupil, answering
@@ -90,10 +91,24 @@ def _check_teacher(folder: Path, setting: Setting) -> None:
             f"the teacher {folder} has learned its tasks with seed {manifest.growth.seed}, and "
             f"with seed {setting.seed} they are others"
         )
+    pixels = _pixels_of(_taught_in(folder, setting.seed).parent)
+    if pixels not in (None, setting.recipe.pixels):
+        raise RankupError(
+            f"the teacher {folder} has learned from pixels {pixels!r}, and would be asked with "
+            f"pixels {setting.recipe.pixels!r}"
+        )
     known = {task.name: task.classes for task, _ in manifest.tasks}
     for task in setting.tasks:
         if known.get(task.name) != task.classes:
             raise RankupError(f"the teacher {folder} has learned no task {task.name!r}")
+
+
+def _pixels_of(run: Path) -> object:
+    """How the inputs of a run were scaled; None for a network that is of no run."""
+    path = run / run_files.CONFIG
+    if not path.exists():
+        return None
+    return run_files.setting(path, run_files.read_config(path), "recipe", dict).get("pixels")
 
 
 def _taught_in(folder: Path, seed: int) -> Path:
