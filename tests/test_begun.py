@@ -260,3 +260,11 @@ def test_a_number_of_tasks_that_is_none_is_not_guessed(
     again = call("run", "--resume", "--out", tmp_path / "run")
     assert again.code != 0
     assert f"its 'tasks' is {tasks!r}, expected a whole number" in again.err
+
+
+def test_the_only_seed_of_several_goes_on(tmp_path: Path, folder: Path, call: Call) -> None:
+    shutil.copytree(folder / "both" / "seed-1", tmp_path / "both" / "seed-1")
+    before = held(tmp_path / "both" / "seed-1")
+    again = call("run", "--resume", "--out", tmp_path / "both")
+    assert again.code == 0, again.err
+    assert held(tmp_path / "both" / "seed-1") == before

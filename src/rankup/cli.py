@@ -186,9 +186,10 @@ def run(
 
 
 def _folders(root: Path, request: Request) -> dict[int, Path]:
-    """Each seed's."""
-    alone = request.seeds == 1
-    return {seed: root if alone else root / f"seed-{seed}" for seed in request.all_seeds}
+    """Each seed's; that of a single one is the folder itself, unless it was begun among others."""
+    found = {seed: root / f"seed-{seed}" for seed in request.all_seeds}
+    alone = len(found) == 1 and not found[request.seed].exists()
+    return {request.seed: root} if alone else found
 
 
 def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:
