@@ -134,19 +134,20 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [mlp, normed])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_task_is_learned_alike_in_all_modes_of_torch(
-    mode: str, make: Callable[[], nn.Module]
+    mode: str, make: Callable[[], nn.Module], precision: str
 ) -> None:
-    answers, task = [], halves()
+    answers, task, recipe = [], halves(), replace(RECIPE, precision=precision)
     for own in (nullcontext, MODES[mode]):
         torch.manual_seed(0)
         module = make()
         with own():
             net = rankup.grow(module, Rank(2, 1))
-            rankup.fit(net, task, RECIPE)
+            rankup.fit(net, task, recipe)
             net.begin_task("own", 2)
             net.commit_task(calibrate=[task.train_x])
-        rankup.fit(net, replace(task, name="later"), RECIPE)
+        rankup.fit(net, replace(task, name="later"), recipe)
         answers.append([net.eval()(task.test_x, number) for number in (0, 2)])
     for one, other in zip(*answers, strict=True):
         assert torch.equal(one, other)

@@ -121,7 +121,7 @@ class NetPupil:
             self.net.abandon_task()
 
 
-@outside_inference
+@outside_inference()
 def fit(
     net: IncrementalNet,
     task: Task,

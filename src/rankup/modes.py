@@ -1,37 +1,35 @@
 """Training and evaluation mode of modules, hooks that change what they do, and modes of torch."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def outside_inference(function: Callable[P, T]) -> Callable[P, T]:
+@contextmanager
+def outside_inference() -> Iterator[None]:
     """Tensors that were made in torch's inference mode can never be learned from: what makes those
-    of a network does so outside of it, wherever it is called."""
-
-    @wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode(False):
-            return function(*args, **kwargs)
-
-    return wrapped
+    of a network does so in here, wherever it is called."""
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        yield
 
 
 @contextmanager
 def learning_on(device: torch.device) -> Iterator[None]:
-    """Inside, torch takes gradients, and computes in the precision that it is told there: autocast
-    would go on with copies of weights as they were before the first step."""
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        yield
+    """Inside, torch takes gradients, and computes in no precision but that it is told there. Copies
+    of weights that somebody's autocast keeps until its end would be those before the first step."""
+    enabled, cached = torch.is_autocast_enabled(device.type), torch.is_autocast_cache_enabled()
+    if enabled:
+        torch.set_autocast_enabled(device.type, False)
+        torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        if enabled:
+            torch.set_autocast_enabled(device.type, True)
+            torch.set_autocast_cache_enabled(cached)
 
 
 def has_hooks(part: nn.Module) -> bool:

@@ -38,7 +38,6 @@ TaskRef = str | int | Tensor | Sequence[str | int]
 Patterns = str | Sequence[str]
 
 
-@outside_inference
 def grow(
     module: nn.Module,
     rank: RankRule,
@@ -83,7 +82,8 @@ def grow(
     """
     patterns = _patterns(include), _patterns(exclude) or ()
     growth = Growth(rank, base, *patterns, last, head, seed, store)
-    net = IncrementalNet(module, growth)
+    with outside_inference():
+        net = IncrementalNet(module, growth)
     net.plan.warn_if_capped()
     return net
 
@@ -145,7 +145,7 @@ class IncrementalNet(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.plan.dtype
 
-    @outside_inference
+    @outside_inference()
     def begin_task(
         self,
         name: str,
@@ -180,7 +180,7 @@ class IncrementalNet(nn.Module):
                 part.close()
             raise
 
-    @outside_inference
+    @outside_inference()
     def commit_task(self, calibrate: Iterable[Tensor] | None = None) -> None:
         """Make all that the task learned constant. It can never change after this.
 

@@ -85,7 +85,7 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         ) from error
 
 
-@outside_inference
+@outside_inference()
 def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     """Load a network to answer with, in evaluation mode, checking every file's hash.
 
