@@ -154,14 +154,17 @@ def test_a_task_is_learned_alike_in_all_modes_of_torch(
 
 
 class Scaled(nn.Module):
-    def __init__(self, share: float = 0.0) -> None:
+    """A chain of layers and nothing else, unless it is told to do more."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.scale, self.share = 1.0, share
+        self.scale, self.share = 1.0, 0.0
         self.layers = mlp()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.dropout(self.scale * x, self.share, self.training)
-        return self.layers[2](self.scale * self.layers[1](self.layers[0](x)))
+        x = self.layers[1](self.layers[0](x if self.scale == 1 else self.scale * x))
+        x = nn.functional.dropout(x, self.share, self.training) if self.share else x
+        return self.layers[2](x)
 
 
 @pytest.mark.parametrize("change", [{"scale": -2.0}, {"share": 0.3}])
@@ -175,6 +178,7 @@ def test_a_module_that_changed_since_it_was_grown_learns_as_it_is_now(
         if before:
             vars(module).update(change)
         net = rankup.grow(module, Rank(2, 1))
+        assert (net.plan.chain is None) == before
         if not before:
             vars(net.body).update(change)
         for number in range(2):

@@ -71,6 +71,21 @@ def test_the_smallest_images_are_not_cropped() -> None:
     assert [recipe_for("default", colour=True, size=size).crop for size in (1, 2, 32)] == [0, 1, 3]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_convolutions_are_deterministic_while_a_task_learns(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", before)
+    seen: list[bool] = []
+
+    def look(*_: object) -> None:
+        seen.append(torch.backends.cudnn.deterministic)
+
+    rankup.fit(net(), clusters(), QUICK, on_epoch=look)
+    assert set(seen) == {True}
+    assert torch.backends.cudnn.deterministic is before
+
+
 def test_numpys_seeds_are_seeds() -> None:
     one, same = (rankup.fit(net(), clusters(), QUICK, seed=seed) for seed in (1, np.int64(1)))
     assert_same_bits(logits(one, clusters().test_x), logits(same, clusters().test_x))

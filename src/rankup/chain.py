@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankup import seeds
 from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, places, take_places
 from rankup.layers import FactoredLinear, TaskHead, Tensors, active, dense_is_cheaper
+from rankup.layout import trial
 from rankup.learner import MOST_BYTES, RankLearner, runs_as_traced
 from rankup.network import IncrementalNet
 
@@ -179,11 +179,11 @@ def _answers_as_one(net: IncrementalNet, layers: Sequence[FactoredLinear], feed:
     of it may have changed, as how much it drops or by what it scales."""
     (head,) = (part for part in net.parts if isinstance(part, TaskHead))
     x, _ = next(feed.train(2))
-    y = x.flatten(1)
-    with active(len(net.tasks)), seeds.drawing(feed.device, 0):
+    answer, y = trial(net.body, x, len(net.tasks)), x.flatten(1)
+    with active(len(net.tasks)):
         for layer in layers:
             y = layer(y).relu()
-        answer, same = net.body(x), head(y)
+        same = head(y)
     return answer.shape == same.shape and torch.allclose(answer, same)
 
 

@@ -16,6 +16,7 @@ from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import (
     in_paragraphs,
     refuse_if_not_begun,
+    refuse_ranks,
     was_said,
     with_method_options,
     with_request,
@@ -151,9 +152,8 @@ def run(
         asked_for = as_begun(before, out, partial(was_said, ctx))
         method, method_options, request = asked_for.method, asked_for.options, asked_for.request
     check_options(method, method_options)
-    for option in ("rank", "seeded"):
-        if method != "rank" and was_said(ctx, option):
-            raise RankupError(f"--{option} is for the method rank, {method} has no factors")
+    if method != "rank":
+        refuse_ranks(ctx, f"{method} has no factors")
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():

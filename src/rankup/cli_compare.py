@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_options import refuse_if_not_begun, was_said, with_method_options, with_request
+from rankup.cli_options import refuse_if_not_begun, refuse_ranks, with_method_options, with_request
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
 from rankup.request import Request
@@ -39,9 +39,8 @@ def compare(
     for each, a page, report.html, and the table as table.csv, table.md and table.tex.
     """
     names = chosen_methods(methods)
-    for option in ("rank", "seeded"):
-        if "rank" not in names and was_said(ctx, option):
-            raise RankupError(f"--{option} is for the method rank, which is not compared")
+    if "rank" not in names:
+        refuse_ranks(ctx, "which is not compared")
     from rankup.compare import MethodRuns
     from rankup.launch import Launch
     from rankup.progress import MethodBars, bars, note

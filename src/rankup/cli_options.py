@@ -52,6 +52,13 @@ def was_said(ctx: typer.Context, option: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
+def refuse_ranks(ctx: typer.Context, why: str) -> None:
+    """Refuse options of factors, where nothing has any."""
+    for option in ("rank", "seeded"):
+        if was_said(ctx, option):
+            raise RankupError(f"--{option} is for the method rank, {why}")
+
+
 def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool) -> None:
     """Refuse to go on where there is nothing, unless more was said of what it is to be: then it
     may begin."""

@@ -16,15 +16,9 @@ from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layout import convolves, for_answers
 from rankup.learner import ApartLearner, RankLearner
-from rankup.modes import (
-    evaluating,
-    has_hooks,
-    learning_on,
-    modes_kept,
-    outside_inference,
-)
+from rankup.modes import evaluating, has_hooks, learning_on, modes_kept, outside_inference
 from rankup.network import IncrementalNet
-from rankup.rank import as_python
+from rankup.rank import as_whole
 from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
@@ -160,9 +154,7 @@ def fit(
         raise RankupError(f"a teacher is a module, got {type(teacher).__name__}")
     if not isinstance(resume, Checkpoint | None):
         raise RankupError(f"fit goes on from a Checkpoint, got {type(resume).__name__}")
-    seed = net.growth.seed if seed is None else as_python(seed)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise RankupError(f"seed must be a whole number, got {seed!r}")
+    seed = net.growth.seed if seed is None else as_whole("seed", seed)
     recipe = recipe or default_recipe(net, task)
     answers = None if teacher is None else lambda task: answering(teacher, task)
     pupil = NetPupil(net, recipe, seed, teacher=answers)

@@ -1,6 +1,7 @@
 """How images lie in memory: with their channels last, where a module can take them so, because
 convolutions then are faster, on a CPU as on a GPU."""
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -43,14 +44,20 @@ def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _answers(body: nn.Module, x: Tensor) -> bool:
+def trial(body: nn.Module, x: Tensor, task: int) -> Any:
+    """What a module answers, run just to see what happens: with copies of all that it might
+    change."""
     tensors = dict(body.named_parameters()) | dict(body.named_buffers())
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    with active(0), seeds.drawing(x.device, 0):
-        try:
-            functional_call(body, copies, (channels_last(x),))
-        except Exception:  # of whatever kind a module says it by
-            return False
+    with active(task), seeds.drawing(x.device, 0):
+        return functional_call(body, copies, (x.clone(),))
+
+
+def _answers(body: nn.Module, x: Tensor) -> bool:
+    try:
+        trial(body, channels_last(x), 0)
+    except Exception:  # of whatever kind a module says it by
+        return False
     return True
 
 

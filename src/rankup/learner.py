@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rankup import kernels, seeds
 from rankup.data.transforms import to_float
@@ -24,7 +23,7 @@ from rankup.layers import (
     active,
 )
 from rankup.layers.given import Built, built, projected
-from rankup.layout import channels_last, convolves, takes_channels_last
+from rankup.layout import channels_last, convolves, takes_channels_last, trial
 from rankup.modes import has_hooks
 from rankup.network import IncrementalNet
 from rankup.recipe import Recipe
@@ -131,18 +130,14 @@ def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
     return not any(map(has_hooks, body.modules())) and feed.x.dtype != torch.int64
 
 
-@torch.no_grad()
 def _reads_what_is_fed(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -> bool:
     """Whether a layer still reads the inputs as they are: since the module was traced, what is no
-    layer of it may have changed. Tried with copies of all that the module might change."""
+    layer of it may have changed."""
     x, _ = next(feed.train(2))
-    tensors = dict(body.named_parameters()) | dict(body.named_buffers())
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
     read: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
     try:
-        with active(task), seeds.drawing(feed.device, 0):
-            functional_call(body, copies, (x.clone(),))  # which it may change
+        trial(body, x, task)
     finally:
         hook.remove()
     return len(read) == 1 and torch.equal(read[0].flatten(1), x.flatten(1))

@@ -17,9 +17,12 @@ def outside_inference() -> Iterator[None]:
 
 @contextmanager
 def learning_on(device: torch.device) -> Iterator[None]:
-    """Inside, torch takes gradients, and computes in no precision but that it is told there. Copies
-    of weights that somebody's autocast keeps until its end would be those before the first step."""
+    """Inside, torch takes gradients, the same ones every time, and computes in no precision but
+    that it is told there. Copies of weights that somebody's autocast keeps until its end would be
+    those before the first step."""
     enabled, cached = torch.is_autocast_enabled(device.type), torch.is_autocast_cache_enabled()
+    deterministic = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
     if enabled:
         torch.set_autocast_enabled(device.type, False)
         torch.set_autocast_cache_enabled(False)
@@ -27,6 +30,7 @@ def learning_on(device: torch.device) -> Iterator[None]:
         with torch.enable_grad():
             yield
     finally:
+        torch.backends.cudnn.deterministic = deterministic
         if enabled:
             torch.set_autocast_enabled(device.type, True)
             torch.set_autocast_cache_enabled(cached)

@@ -18,7 +18,7 @@ from rankup.errors import RankupError
 from rankup.kinds import NORMS, WEIGHTED, is_plain, kind_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
 from rankup.modes import has_hooks
-from rankup.rank import RankRule, Shape, as_python, capped, resolve
+from rankup.rank import RankRule, Shape, as_whole, capped, resolve
 from rankup.specs import (
     ConvGeometry,
     DenseSpec,
@@ -58,10 +58,9 @@ class Growth:
                 if not isinstance(pattern, str):
                     raise RankupError(f"{option} takes names or patterns of them, got {pattern!r}")
         for option in ("last", "seed"):
-            value = as_python(getattr(self, option))
-            object.__setattr__(self, option, value)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise RankupError(f"{option} must be a whole number, got {value!r}")
+            value = getattr(self, option)
+            if value is not None:
+                object.__setattr__(self, option, as_whole(option, value))
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,14 @@ def as_python(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
+def as_whole(name: str, value: Any) -> int:
+    """An option that is a whole number, whoever's."""
+    own = as_python(value)
+    if isinstance(own, bool) or not isinstance(own, int):
+        raise RankupError(f"{name} must be a whole number, got {own!r}")
+    return own
+
+
 RankRule = Rank | Mapping[str, Rank]
 
 

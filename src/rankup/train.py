@@ -90,8 +90,6 @@ def learn(
     learners: list[Learner] = []
     failures: list[TaskFailed | None] = [None] * len(pupils)
     points, tell = resume or [None] * len(pupils), on_epoch or [None] * len(pupils)
-    deterministic = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
     try:
         for pupil, task in zip(pupils, tasks, strict=True):
             learners.append(pupil.begin(task))
@@ -111,7 +109,6 @@ def learn(
                 pupil.end()
         return failures
     finally:
-        torch.backends.cudnn.deterministic = deterministic
         for pupil in pupils[: len(learners)]:
             pupil.abandon()
 
