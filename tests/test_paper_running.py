@@ -254,7 +254,9 @@ def test_a_pupil_of_a_teacher_that_failed_is_not_run(results: Results) -> None:
     assert results.failures(teacher)
 
 
-def test_what_is_taught_comes_after_all_teachers() -> None:
+def test_teachers_come_first_and_pupils_among_all_others() -> None:
     teacher = cell("p-mnist", epochs=5)
-    cells = [cell("s-cifar100", net="resnet18", epochs=1, teacher=teacher), teacher]
-    assert [some for _, some in phases(cells, 4)] == [[teacher], [cells[0]]]
+    pupil = cell("s-cifar100", net="resnet18", epochs=20, teacher=teacher)
+    others = [cell("s-cifar100", net="resnet18", epochs=epochs) for epochs in (10, 30)]
+    found = [some for _, some in phases([pupil, *others, teacher], 4)]
+    assert found == [[teacher], [others[1], pupil, others[0]]]

@@ -65,6 +65,7 @@ TAUGHT: dict[tuple[str, str], dict[str, Any]] = {
     ("s-cifar100", "mlp"): LONGER["s-cifar100"],
     ("s-miniimagenet", "mlp"): LONGER["s-miniimagenet"],
     ("s-cifar100", "resnet18"): {"epochs": 60, "softness": 4.0},
+    ("s-miniimagenet", "resnet18"): {"epochs": 60, "softness": 4.0},
 }
 
 

@@ -193,9 +193,9 @@ def _run_job(job: _Job) -> Ended | None:
 def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
     """How many at once of which cells: small networks as many as asked for; a fourth of that of
     networks that fill a GPU, by many convolutions or by large products. These do not run beside
-    others, whose many short steps would each wait for a long one. Of all, long ones come first, so
-    that none is left to run alone when all others are done; what is taught comes after its
-    teachers.
+    others, whose many short steps would each wait for a long one. Teachers come before all others,
+    few at once, as some of them are large. Of all, long ones come first, so that none is left to
+    run alone when all others are done.
 
     >>> from rankup.paper.cells import cell
     >>> cells = [cell("p-mnist", epochs=epochs) for epochs in (5, 9)]
@@ -204,17 +204,14 @@ def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
     [(2, [5]), (8, [9, 5])]
     """
     few = max(1, jobs // 4)
-    convolutions = [own for own in cells if own.net != "mlp"]
-    large = [own for own in cells if own.net == "mlp" and own.stream in _LARGE]
-    small = [own for own in cells if own.net == "mlp" and own.stream not in _LARGE]
-    kinds = ((few, convolutions), (few, large), (jobs, small))
-    ordered = [(many, sorted(some, key=_length, reverse=True)) for many, some in kinds]
-    found = [
-        (many, [own for own in some if _is_taught(own) == taught])
-        for taught in (False, True)
-        for many, some in ordered
-    ]
-    return [(many, some) for many, some in found if some]
+    teaching = {own.teacher for own in cells}
+    teachers = [own for own in cells if own in teaching]
+    others = [own for own in cells if own not in teaching]
+    convolutions = [own for own in others if own.net != "mlp"]
+    large = [own for own in others if own.net == "mlp" and own.stream in _LARGE]
+    small = [own for own in others if own.net == "mlp" and own.stream not in _LARGE]
+    found = ((few, teachers), (few, convolutions), (few, large), (jobs, small))
+    return [(many, sorted(some, key=_length, reverse=True)) for many, some in found if some]
 
 
 def _is_taught(cell: Cell) -> bool:
