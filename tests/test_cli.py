@@ -139,6 +139,14 @@ REFUSED = {
         ["run", "--method", "ewc", "--rank", "3,1"],
         "--rank is for the method rank, ewc has no factors",
     ),
+    "no factors to start": (
+        ["run", "--method", "hat", "--first-factors", "3"],
+        "--first-factors is for the method rank, hat has no factors",
+    ),
+    "nobody to soften": (
+        ["run", "--softness", "2"],
+        "--softness is for what learns from a teacher: name one with --teacher",
+    ),
     "a page of nothing": (["paper", "--page", "x.md"], "--page of what: name a table or figure"),
 }
 

@@ -15,8 +15,9 @@ import typer
 from rankup.cli_compare import compare, show_comparison
 from rankup.cli_options import (
     in_paragraphs,
+    refuse_factors,
     refuse_if_not_begun,
-    refuse_ranks,
+    refuse_softness,
     was_said,
     with_method_options,
     with_request,
@@ -153,7 +154,8 @@ def run(
         method, method_options, request = asked_for.method, asked_for.options, asked_for.request
     check_options(method, method_options)
     if method != "rank":
-        refuse_ranks(ctx, f"{method} has no factors")
+        refuse_factors(ctx, f"{method} has no factors")
+    refuse_softness(ctx, method_options)
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_options import refuse_if_not_begun, refuse_ranks, with_method_options, with_request
+from rankup.cli_options import (
+    refuse_factors,
+    refuse_if_not_begun,
+    refuse_softness,
+    with_method_options,
+    with_request,
+)
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
 from rankup.request import Request
@@ -40,7 +46,8 @@ def compare(
     """
     names = chosen_methods(methods)
     if "rank" not in names:
-        refuse_ranks(ctx, "which is not compared")
+        refuse_factors(ctx, "which is not compared")
+    refuse_softness(ctx, method_options)
     from rankup.compare import MethodRuns
     from rankup.launch import Launch
     from rankup.progress import MethodBars, bars, note

@@ -2,7 +2,7 @@
 fields, methods' own."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -52,11 +52,18 @@ def was_said(ctx: typer.Context, option: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def refuse_ranks(ctx: typer.Context, why: str) -> None:
+def refuse_factors(ctx: typer.Context, why: str) -> None:
     """Refuse options of factors, where nothing has any."""
-    for option in ("rank", "seeded"):
+    for option in ("rank", "seeded", "selectors", "factors", "first_factors"):
         if was_said(ctx, option):
-            raise RankupError(f"--{option} is for the method rank, {why}")
+            name = option.replace("_", "-")
+            raise RankupError(f"--{name} is for the method rank, {why}")
+
+
+def refuse_softness(ctx: typer.Context, method_options: Mapping[str, Any]) -> None:
+    """Refuse to soften a teacher's answers where there is none."""
+    if was_said(ctx, "softness") and not method_options.get("teacher"):
+        raise RankupError("--softness is for what learns from a teacher: name one with --teacher")
 
 
 def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool) -> None:
