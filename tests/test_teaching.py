@@ -247,6 +247,22 @@ def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, ca
     assert call("run", "--resume", "--out", out, "--tasks", "2").code != 0
 
 
+def test_a_run_goes_on_with_its_teacher_in_another_place(tmp_path: Path, call: Call) -> None:
+    teacher, out = tmp_path / "teacher", tmp_path / "taught"
+    small = ["--width", "16", "--device", "cpu", "--threads", "1"]
+    assert call("run", *small, "--tasks", "2", "--epochs", "15", "--out", teacher).code == 0
+    own = ["--tasks", "1", "--epochs", "3", "--teacher", teacher]
+    assert call("run", *small, *own, "--out", out).code == 0
+    moved = teacher.rename(tmp_path / "elsewhere")
+    more = ["run", "--resume", "--out", out, "--tasks", "2"]
+    lost = call(*more)
+    assert lost.code != 0
+    assert "is no folder of a run by the rank update" in lost.err
+    assert call(*more, "--teacher", "").code != 0  # it is begun with one, and goes on with one
+    found = call(*more, "--teacher", moved)
+    assert found.code == 0, found.err
+
+
 @GPU
 @pytest.mark.parametrize(
     ("module", "form"), [(flat, "vmap"), (flat, "branches"), (still, "branches")]
