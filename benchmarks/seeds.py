@@ -16,10 +16,10 @@ from pathlib import Path
 from common import RESULTS, write_result
 
 from rankup.data.streams import make_stream
-from rankup.folder import RunConfig
 from rankup.recipe import recipe_for
-from rankup.replicas import Seed, run_seeds
-from rankup.run import versions
+from rankup.runs.folder import RunConfig
+from rankup.runs.replicas import Seed, run_seeds
+from rankup.runs.run import versions
 
 
 def asked(seeds: range, tasks: int, epochs: int, threads: int, folder: Path) -> list[Seed]:

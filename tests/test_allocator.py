@@ -10,7 +10,7 @@ import pytest
 STEPS = """
     import resource, sys
     import torch
-    from rankup.allocator import keep_freed_memory
+    from rankup.runs.allocator import keep_freed_memory
 
     if sys.argv[1] == "keep":
         keep_freed_memory()

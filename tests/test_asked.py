@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import rankup
 from rankup.cli import app, main
 from rankup.data import Task, make_stream
-from rankup.request import Request
+from rankup.runs.request import Request
 
 NET = rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(2, 1))
 TASK = make_stream("p-digits", tasks=1)[0]

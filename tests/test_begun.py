@@ -11,9 +11,9 @@ import torch
 
 from calling import Call
 from pictures import encoded, pictures
-from rankup.begun import Asked, as_begun
 from rankup.errors import RankupError
-from rankup.request import Request
+from rankup.runs.request import Request
+from rankup.runs.resuming import Asked, as_begun
 from test_cli import rankup
 
 GIVEN = ("--stream", "s-digits", "--method", "supsup", "--share", 0.4, "--width", 16, "--seed", 3)
@@ -131,7 +131,7 @@ def test_seeds_that_had_not_begun_go_on_with_the_others(
 
     out = tmp_path / "three"
     with monkeypatch.context() as patched:
-        patched.setattr("rankup.replicas.run_seeds", stop)
+        patched.setattr("rankup.runs.replicas.run_seeds", stop)
         short = ("--tasks", 2, "--epochs", 2, "--width", 16)
         assert "stopped" in call("run", *short, "--seeds", 3, "--out", out).err
     assert "nothing has been learned yet in" in call("report", out).err

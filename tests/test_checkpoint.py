@@ -26,7 +26,7 @@ from rankup.engine import Engine
 from rankup.fitting import NetPupil
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.run import SeedRun, run, run_together
+from rankup.runs.run import SeedRun, run, run_together
 from rankup.steps import Eager
 from rankup.train import Epoch, learn
 from test_run import config_for, outcome

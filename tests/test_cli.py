@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from calling import Call
-from rankup.cli import _failed
+from rankup.commands.run import _failed
 from rankup.data import STREAMS
 from rankup.methods import METHODS
 

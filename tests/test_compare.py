@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-import rankup.compare
+import rankup.runs.compare
 from calling import Call
-from rankup.compare import MethodRuns
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.folder import working_in
-from rankup.launch import Launch
 from rankup.methods import METHODS, MethodInfo
 from rankup.methods.finetune import FineTune
-from rankup.replicas import Seed, run_seeds
 from rankup.report import read_comparison
 from rankup.report.export import as_csv
-from rankup.request import Request
-from rankup.run import SeedRun, run_together
-from rankup.run_files import read_lines
+from rankup.runs.compare import MethodRuns
+from rankup.runs.files import read_lines
+from rankup.runs.folder import working_in
+from rankup.runs.launch import Launch
+from rankup.runs.replicas import Seed, run_seeds
+from rankup.runs.request import Request
+from rankup.runs.run import SeedRun, run_together
 from rankup.steps import Learner
 from test_report import Page
 
@@ -83,7 +83,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         failed = run_together(runs, **others)
         return {seed.config.seed: str(failed[seed.out]) for seed in seeds if seed.out in failed}
 
-    monkeypatch.setattr(rankup.compare, "run_seeds", counted)
+    monkeypatch.setattr(rankup.runs.compare, "run_seeds", counted)
     return ran
 
 
@@ -177,7 +177,7 @@ def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -
     freed = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
-    rankup.compare.release("ewc", "cuda")
+    rankup.runs.compare.release("ewc", "cuda")
     assert freed == [True]
 
     def broken() -> None:
@@ -185,7 +185,7 @@ def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(RankupError, match="the GPU answers no more since ewc failed; the same"):
-        rankup.compare.release("ewc", "cuda")
+        rankup.runs.compare.release("ewc", "cuda")
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -238,7 +238,7 @@ def test_ctrl_c_stops_everything(call: Call, monkeypatch: pytest.MonkeyPatch) ->
             raise KeyboardInterrupt
         return run_seeds(seeds, **others)
 
-    monkeypatch.setattr(rankup.compare, "run_seeds", stopped)
+    monkeypatch.setattr(rankup.runs.compare, "run_seeds", stopped)
     done = call("compare", "--methods", "finetune,rank,bound", *QUICK)
     assert done.code == 130
     assert done.err.splitlines()[-1] == "rankup: stopped; the same command with --resume goes on"
@@ -284,8 +284,8 @@ def test_progress_counts_methods_and_what_is_left_of_them() -> None:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-    from rankup.progress import MethodBars
-    from rankup.run import Progress
+    from rankup.runs.progress import MethodBars
+    from rankup.runs.run import Progress
 
     bars = Bars(console=Console(file=io.StringIO()))
     watch = MethodBars(bars, tasks=10, methods=2)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import rankup
-import rankup.run
+import rankup.runs.run
 from rankup.data.streams import make_stream
 from test_run import config_for
 from zoo import assert_same_bits, hashes, inputs, logits, taught, teach
@@ -72,14 +72,14 @@ def test_a_full_disk_leaves_the_old_network_whole(saved: Path, too_large: str) -
 def test_a_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
     stream, notes = make_stream("p-digits", tasks=2), list[str]()
     config = config_for(stream, "finetune", epochs=5)
-    rankup.run.run(config, stream, tmp_path / "whole")
+    rankup.runs.run.run(config, stream, tmp_path / "whole")
     largest = (tmp_path / "whole" / "net" / "weights.safetensors").stat().st_size
     with largest_file(largest):  # Adam's state is three times as large
-        tried = rankup.run.SeedRun(config, stream, tmp_path / "full")
-        assert rankup.run.run_together([tried], note=notes.append) == {}
+        tried = rankup.runs.run.SeedRun(config, stream, tmp_path / "full")
+        assert rankup.runs.run.run_together([tried], note=notes.append) == {}
     assert len(notes) == 1
     assert notes[0].startswith(f"cannot write a checkpoint to {tmp_path / 'full'}: File too large;")
-    assert len(rankup.run.read_lines(tmp_path / "full")) == 2
+    assert len(rankup.runs.run.read_lines(tmp_path / "full")) == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -91,35 +91,35 @@ def test_a_disk_too_full_to_save_to_ends_a_run_in_a_sentence(
     stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
     config = config_for(stream, method)
     if learned:
-        rankup.run.run(config, replace(stream, tasks=stream.tasks[:1]), out)
-    tried = rankup.run.SeedRun(config, stream, out, resume=bool(learned))
+        rankup.runs.run.run(config, replace(stream, tasks=stream.tasks[:1]), out)
+    tried = rankup.runs.run.SeedRun(config, stream, out, resume=bool(learned))
     tried.watch = lambda *_: None  # no checkpoints
     there = "before (are|is) whole" if learned else "nothing was saved"
     message = f"^cannot save to .*net: File too large; .*{there}$"
     with pytest.raises(rankup.StoreError, match=message), largest_file(1000):
-        rankup.run.run_together([tried])
+        rankup.runs.run.run_together([tried])
     assert not list(tmp_path.rglob("*.tmp"))
-    rankup.run.run(config, stream, out, resume=True)
-    assert len(rankup.run.read_lines(out)) == 2
+    rankup.runs.run.run(config, stream, out, resume=True)
+    assert len(rankup.runs.run.read_lines(out)) == 2
 
 
 def test_a_disk_too_full_for_another_line_ends_a_run_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
-    config, note = config_for(stream, "finetune"), rankup.run.SeedRun.note
+    config, note = config_for(stream, "finetune"), rankup.runs.run.SeedRun.note
 
-    def full(run: rankup.run.SeedRun, accuracies: list[float], seconds: float) -> None:
+    def full(run: rankup.runs.run.SeedRun, accuracies: list[float], seconds: float) -> None:
         with largest_file(100):
             note(run, accuracies, seconds)
 
-    monkeypatch.setattr(rankup.run.SeedRun, "note", full)
+    monkeypatch.setattr(rankup.runs.run.SeedRun, "note", full)
     with pytest.raises(rankup.RankupError, match="cannot write to .*metrics.jsonl: File too large"):
-        rankup.run.run(config, stream, out)
+        rankup.runs.run.run(config, stream, out)
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.tmp"))
-    rankup.run.run(config, stream, out, resume=True)
-    assert len(rankup.run.read_lines(out)) == 2
+    rankup.runs.run.run(config, stream, out, resume=True)
+    assert len(rankup.runs.run.read_lines(out)) == 2
 
 
 KILLED = """

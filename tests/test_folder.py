@@ -10,13 +10,13 @@ import filelock
 import pytest
 
 import rankup
-import rankup.compare
-import rankup.run_files
-import rankup.tuning
+import rankup.runs.compare
+import rankup.runs.files
+import rankup.runs.tuning
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
-from rankup.run import SeedRun, run, run_together
-from rankup.run_files import read_lines
+from rankup.runs.files import read_lines
+from rankup.runs.run import SeedRun, run, run_together
 from test_run import config_for, outcome
 
 
@@ -65,8 +65,10 @@ def test_a_last_line_that_was_cut_off_is_written_again(
 
 
 def test_lines_are_read_in_one_way() -> None:
-    readers = {module.read_lines for module in (rankup.run, rankup.compare, rankup.tuning)}
-    assert readers == {rankup.run_files.read_lines}
+    readers = {
+        module.read_lines for module in (rankup.runs.run, rankup.runs.compare, rankup.runs.tuning)
+    }
+    assert readers == {rankup.runs.files.read_lines}
 
 
 def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:

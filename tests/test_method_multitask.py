@@ -15,7 +15,6 @@ from rankup.data.tasks import Task
 from rankup.data.transforms import Permutation, Rotation, to_float, transform_each
 from rankup.engine import Engine
 from rankup.feed import Feed
-from rankup.folder import RunConfig
 from rankup.graph import Graph
 from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
@@ -23,8 +22,9 @@ from rankup.methods.multitask import Multitask, Union
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.run import SeedRun, run, run_together, versions
-from rankup.run_files import read_lines
+from rankup.runs.files import read_lines
+from rankup.runs.folder import RunConfig
+from rankup.runs.run import SeedRun, run, run_together, versions
 from rankup.steps import Eager
 from rankup.train import TaskFailed, _reached, _verdict, learn
 from zoo import GPU

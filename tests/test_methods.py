@@ -20,7 +20,7 @@ from rankup.metrics import AccuracyMatrix
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
-from rankup.replicas import Seed, run_seeds
+from rankup.runs.replicas import Seed, run_seeds
 from rankup.train import Epoch, share_right
 from test_run import config_for
 from zoo import GPU

@@ -17,7 +17,7 @@ from rankup.paper.cells import cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
-from rankup.request import Device
+from rankup.runs.request import Device
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -165,7 +165,7 @@ def little_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "figure_accuracy", figure)
     shown = {name: PARTS[name] for name in ("accuracy", "figure-accuracy")}
     monkeypatch.setattr(paper, "PARTS", shown)
-    monkeypatch.setattr("rankup.cli_paper.PARTS", shown)
+    monkeypatch.setattr("rankup.commands.paper.PARTS", shown)
     monkeypatch.setattr("rankup.paper.overview.PARTS", shown)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from cells import result, tiny
 from rankup.errors import RankupError
-from rankup.launch import share_queues
 from rankup.paper import part, pieces
 from rankup.paper.cells import cell
 from rankup.paper.pieces import pieces_in
@@ -18,7 +17,8 @@ from rankup.paper.results import Results
 from rankup.paper.running import WORK, Runner, Said, phases, share
 from rankup.paper.showing import write_page
 from rankup.paper.tables import Row, Section, Table, lines
-from rankup.request import Device
+from rankup.runs.launch import share_queues
+from rankup.runs.request import Device
 
 
 def runner(results: Results) -> Runner:
@@ -61,7 +61,7 @@ def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.Mo
         if now.task == 1:  # type: ignore[attr-defined]
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankup.run._TELL", 0.0)
+    monkeypatch.setattr("rankup.runs.run._TELL", 0.0)
     with pytest.raises(KeyboardInterrupt):
         runs.run(own, stop, pytest.fail)
     assert results.missing(own) == [0]

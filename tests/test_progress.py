@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankup import progress
+from rankup.runs import progress
 
 
 def test_without_a_terminal_a_line_is_said_now_and_then(

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import rankup
-from rankup import workers
 from rankup.data.streams import Stream, make_stream
-from rankup.replicas import Seed, run_seeds
 from rankup.report import read_run
-from rankup.run import Progress, SeedRun, run, run_together
+from rankup.runs import workers
+from rankup.runs.replicas import Seed, run_seeds
+from rankup.runs.run import Progress, SeedRun, run, run_together
 from test_run import config_for, outcome
 
 
@@ -172,7 +172,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from rankup import workers
+from rankup.runs import workers
 from test_replicas import beat
 
 if __name__ == "__main__":

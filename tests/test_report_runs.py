@@ -13,7 +13,7 @@ import rankup
 from rankup.errors import RankupError
 from rankup.rank import Rank
 from rankup.report import read_run
-from rankup.run_files import runs_in
+from rankup.runs.files import runs_in
 from test_report import constant, write_net, write_run
 
 FIRST = "net/tasks/0001-permutation_01.safetensors"

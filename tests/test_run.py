@@ -15,11 +15,11 @@ import torch
 import rankup
 from rankup.checkpoint import read_checkpoint, write_checkpoint
 from rankup.data.streams import Stream, make_stream
-from rankup.folder import RunConfig, RunError, check_folder, tasks_more, write_config
 from rankup.recipe import Recipe
 from rankup.report import read_run
-from rankup.run import Progress, parse_rank, run, versions
-from rankup.run_files import read_lines
+from rankup.runs.files import read_lines
+from rankup.runs.folder import RunConfig, RunError, check_folder, tasks_more, write_config
+from rankup.runs.run import Progress, parse_rank, run, versions
 from rankup.train import TaskFailed
 
 
@@ -184,7 +184,7 @@ KILLER = """
     from pathlib import Path
     import torch
     torch.set_num_threads(1)
-    import rankup.methods.finetune, rankup.methods.rank, rankup.run
+    import rankup.methods.finetune, rankup.methods.rank, rankup.runs.run
     from rankup.data.streams import make_stream
     from test_run import config_for
 
@@ -197,7 +197,7 @@ KILLER = """
         started = time.perf_counter()
         child = os.fork()
         if child == 0:
-            rankup.run.run(config, stream, out, resume=(out / "config.json").exists())
+            rankup.runs.run.run(config, stream, out, resume=(out / "config.json").exists())
             os._exit(0)
         if seed >= 0:
             # Later and later: on a busy disk a task takes its time to be saved.

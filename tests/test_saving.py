@@ -8,7 +8,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS
-from rankup.run import SeedRun, run_together
+from rankup.runs.run import SeedRun, run_together
 from test_methods import answers, make
 from test_run import config_for
 

@@ -12,18 +12,19 @@ import torch
 from typer.testing import CliRunner
 
 import rankup
-from rankup import cli_tune, tuning
-from rankup import launch as launching
 from rankup.cli import app
+from rankup.commands import tune as tune_command
 from rankup.data.streams import Stream, make_stream
-from rankup.launch import Launch
 from rankup.methods import METHODS, method_options
 from rankup.methods.search import SEARCH, TRIALS, trials
 from rankup.recipe import Recipe
-from rankup.replicas import run_all
-from rankup.request import Device, Request
+from rankup.runs import launch as launching
+from rankup.runs import tuning
+from rankup.runs.launch import Launch
+from rankup.runs.replicas import run_all
+from rankup.runs.request import Device, Request
+from rankup.runs.tuning import Tuning
 from rankup.settings import ALIKE, TUNED, settings_for
-from rankup.tuning import Tuning
 
 RECIPE_FIELDS = {item.name for item in fields(Recipe)}
 TRIED = [{"lr": 1e-4}, {"lr": 2e-2}, {"lr": 1e9}]
@@ -156,7 +157,7 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = {"finetune": [{"lr": 1e9}], "rank": [{"lr": 2e-2}]}
-    monkeypatch.setattr(cli_tune, "trials", lambda method, _: tried[method])
+    monkeypatch.setattr(tune_command, "trials", lambda method, _: tried[method])
     words = f"tune --methods finetune,rank --tasks 2 --width 16 --epochs 8 --out {tmp_path}"
     answer = CliRunner().invoke(app, [*words.split(), "--device", "cpu"])
     assert isinstance(answer.exception, rankup.RankupError)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rankup
-from rankup import workers
+from rankup.runs import workers
 
 
 def double(number: int) -> int:
@@ -96,7 +96,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from rankup import workers
+from rankup.runs import workers
 from jobs import double
 
 OURS = workers.__file__
@@ -147,7 +147,7 @@ if __name__ == "__main__":
 """
 
 _JOBS = """
-from rankup import workers
+from rankup.runs import workers
 
 
 def double(number):

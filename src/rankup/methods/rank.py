@@ -8,7 +8,6 @@ from typing import Self
 
 from torch import Tensor
 
-from rankup import run_files
 from rankup.data.tasks import Task
 from rankup.errors import RankupError
 from rankup.fitting import NetPupil, answering
@@ -18,6 +17,7 @@ from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
 from rankup.plan import Growth, make_plan
+from rankup.runs import files as run_files
 from rankup.steps import Learner
 from rankup.store import load, save
 

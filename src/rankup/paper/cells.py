@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankup.recipe import Recipe
-from rankup.request import Device, Net, Request
+from rankup.runs.request import Device, Net, Request
 from rankup.settings import apart, settings_for, variant_of
 
 SEEDS = 5

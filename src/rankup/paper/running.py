@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rankup import workers
-from rankup.compare import failure_in_one_line, release
 from rankup.errors import RankupError
-from rankup.launch import Launch, chosen_device, share_queues
 from rankup.paper.cells import TASKS, Cell
 from rankup.paper.pieces import piece
 from rankup.paper.results import Result, Results
-from rankup.replicas import run_seeds
 from rankup.report.runs import read_run
-from rankup.request import Device
-from rankup.run import OnProgress, Progress
+from rankup.runs import workers
+from rankup.runs.compare import failure_in_one_line, release
+from rankup.runs.launch import Launch, chosen_device, share_queues
+from rankup.runs.replicas import run_seeds
+from rankup.runs.request import Device
+from rankup.runs.run import OnProgress, Progress
 
 _LARGE = ("s-miniimagenet",)  # images of 21,168 numbers
 WORK = ".work"  # runs that have not come to their end, in the folder of results

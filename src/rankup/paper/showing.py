@@ -12,10 +12,10 @@ from rankup.paper.pieces import waits
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
-from rankup.progress import tell
 from rankup.report.printing import print_note, print_table
 from rankup.report.text import plain
 from rankup.report.theme import DARK, LIGHT
+from rankup.runs.progress import tell
 
 _INTRODUCTION = (
     "Written by `rankup paper`, nothing by hand. Figures are means ± standard deviations over "

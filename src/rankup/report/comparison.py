@@ -14,7 +14,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.report.runs import Run, read_run
 from rankup.report.seeds import OverSeeds
-from rankup.run_files import CONFIG, read_config, read_lines
+from rankup.runs.files import CONFIG, read_config, read_lines
 
 INDEX = "compare.json"
 

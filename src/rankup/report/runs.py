@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
-from rankup.run_files import CONFIG, METRICS, NET, read_config, read_metrics
+from rankup.runs.files import CONFIG, METRICS, NET, read_config, read_metrics
 
 if TYPE_CHECKING:
     from rankup.manifest import Manifest

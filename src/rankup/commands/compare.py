@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_options import (
+from rankup.commands.options import (
     refuse_factors,
     refuse_if_not_begun,
     refuse_softness,
@@ -15,7 +15,7 @@ from rankup.cli_options import (
 )
 from rankup.errors import RankupError
 from rankup.methods import METHODS, method_info
-from rankup.request import Request
+from rankup.runs.request import Request
 
 if TYPE_CHECKING:
     from rankup.report import Comparison
@@ -48,10 +48,10 @@ def compare(
     if "rank" not in names:
         refuse_factors(ctx, "which is not compared")
     refuse_softness(ctx, method_options)
-    from rankup.compare import MethodRuns
-    from rankup.launch import Launch
-    from rankup.progress import MethodBars, bars, note
     from rankup.report import is_comparison
+    from rankup.runs.compare import MethodRuns
+    from rankup.runs.launch import Launch
+    from rankup.runs.progress import MethodBars, bars, note
 
     if request.resume and out:
         refuse_if_not_begun(ctx, "comparison", out, is_comparison(out))
@@ -88,11 +88,11 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     written, the other is."""
     from rich.console import Console
 
-    from rankup.progress import tell
     from rankup.report import methods_table, read_comparison, write_comparison
     from rankup.report.comparison_text import failures
     from rankup.report.page import checked_page
     from rankup.report.printing import print_table
+    from rankup.runs.progress import tell
 
     checked_page(page)
     comparison = read_comparison(root)

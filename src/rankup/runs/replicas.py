@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from rankup import workers
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
-from rankup.folder import RunConfig, other_torch
-from rankup.run import OnProgress, Progress, SeedRun, run, run_together
-from rankup.run_files import read_lines
+from rankup.runs import workers
+from rankup.runs.files import read_lines
+from rankup.runs.folder import RunConfig, other_torch
+from rankup.runs.run import OnProgress, Progress, SeedRun, run, run_together
 from rankup.train import TaskFailed
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankup.cli_compare import ALL
-from rankup.cli_options import was_said
+from rankup.commands.compare import ALL
+from rankup.commands.options import was_said
 from rankup.errors import RankupError
 from rankup.paper import PARTS, part
-from rankup.request import Device
+from rankup.runs.request import Device
 
 if TYPE_CHECKING:
     from rankup.paper.cells import Cell
@@ -75,9 +75,9 @@ def paper(
                 raise RankupError(f"--{option} of what: name a table or figure, or all")
         from rich.console import Console
 
-        from rankup.launch import chosen_device
         from rankup.paper.overview import overview
         from rankup.report.printing import print_table
+        from rankup.runs.launch import chosen_device
 
         print_table(Console(), overview(found, chosen_device(device)))
         return
@@ -89,8 +89,8 @@ def paper(
     cells = list(dict.fromkeys(own for each in parts.values() for own in each.cells()))
     failed: list[Cell] = []
     if not show:
-        from rankup.launch import chosen_device
         from rankup.paper import running
+        from rankup.runs.launch import chosen_device
 
         command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
         wanted = _only(name, cells, only or [])
@@ -130,7 +130,7 @@ def _run(
 ) -> "list[Cell]":
     """Run what is left to run; give back what failed."""
     from rankup.paper.running import Said
-    from rankup.progress import CellBars, bars, note
+    from rankup.runs.progress import CellBars, bars, note
 
     left, done, failed, told = runner.left(cells), 0, [], set()
     with bars(again="the same command") as shown:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli_compare import ALL, Methods, chosen_methods
-from rankup.cli_options import with_request
+from rankup.commands.compare import ALL, Methods, chosen_methods
+from rankup.commands.options import with_request
 from rankup.errors import RankupError
 from rankup.methods.search import trials
-from rankup.request import Request
+from rankup.runs.request import Request
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankup.tuning import Outcome
+    from rankup.runs.tuning import Outcome
 
 
 @with_request
@@ -51,11 +51,11 @@ def tune(
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
 
-    from rankup.compare import failure_in_one_line, release
-    from rankup.launch import Launch
-    from rankup.progress import bars, note, tell
     from rankup.report.printing import print_table
-    from rankup.tuning import FIRST_SEED, Tuning
+    from rankup.runs.compare import failure_in_one_line, release
+    from rankup.runs.launch import Launch
+    from rankup.runs.progress import bars, note, tell
+    from rankup.runs.tuning import FIRST_SEED, Tuning
 
     root = out or request.folder("tune")
     asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)

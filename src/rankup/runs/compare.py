@@ -17,14 +17,14 @@ import torch
 
 from rankup.errors import RankupError, want_of_memory
 from rankup.files import write_file
-from rankup.folder import RunError, check_folder, holds_anything, working_in
-from rankup.launch import Launch
 from rankup.methods import method_info
-from rankup.replicas import Seed, run_seeds
 from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
 from rankup.report.text import spread
-from rankup.run import Progress
-from rankup.run_files import read_lines
+from rankup.runs.files import read_lines
+from rankup.runs.folder import RunError, check_folder, holds_anything, working_in
+from rankup.runs.launch import Launch
+from rankup.runs.replicas import Seed, run_seeds
+from rankup.runs.run import Progress
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed in a way nobody expected
 

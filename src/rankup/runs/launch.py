@@ -13,13 +13,13 @@ from rankup.data.heldout import hold_out
 from rankup.data.streams import OWN, Stream, make_stream
 from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
-from rankup.folder import RunConfig
 from rankup.methods import method_options
 from rankup.recipe import Recipe, recipe_for
-from rankup.replicas import Seed
-from rankup.request import Device, Net, Request
-from rankup.run import parse_rank, versions
-from rankup.run_files import CONFIG, no_setting, read_config, setting
+from rankup.runs.files import CONFIG, no_setting, read_config, setting
+from rankup.runs.folder import RunConfig
+from rankup.runs.replicas import Seed
+from rankup.runs.request import Device, Net, Request
+from rankup.runs.run import parse_rank, versions
 from rankup.settings import Settings, settings_for, variant_of
 
 _QUEUES = 32  # the most that a process can have

@@ -16,15 +16,15 @@ from typing import Any
 
 from rankup.errors import RankupError
 from rankup.files import write_file
-from rankup.folder import check_folder
-from rankup.launch import Launch
 from rankup.methods import method_info
 from rankup.methods.search import Settings
-from rankup.replicas import Seed, run_all
 from rankup.report.comparison import is_comparison
 from rankup.report.runs import read_run
-from rankup.run import OnProgress
-from rankup.run_files import read_lines, runs_in
+from rankup.runs.files import read_lines, runs_in
+from rankup.runs.folder import check_folder
+from rankup.runs.launch import Launch
+from rankup.runs.replicas import Seed, run_all
+from rankup.runs.run import OnProgress
 from rankup.settings import apart, variant_of
 
 FIRST_SEED = 1000  # of those that trials use

@@ -12,7 +12,7 @@ import typer
 from rankup.errors import RankupError
 from rankup.methods import METHODS
 from rankup.recipe import RECIPES, Recipe
-from rankup.request import Request
+from rankup.runs.request import Request
 
 _RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options"

@@ -13,7 +13,7 @@ from rankup.data.streams import stream_info
 from rankup.errors import RankupError
 from rankup.files import is_unfinished, write_file
 from rankup.methods import method_info
-from rankup.run_files import CONFIG, METRICS, read_config, setting
+from rankup.runs.files import CONFIG, METRICS, read_config, setting
 
 _LOCK = ".lock"  # which stays behind
 

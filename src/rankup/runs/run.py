@@ -19,7 +19,6 @@ from torch import nn
 
 import rankup
 from rankup import models
-from rankup.allocator import keep_freed_memory
 from rankup.checkpoint import (
     CHECKPOINT,
     SHARE,
@@ -34,7 +33,15 @@ from rankup.data.transforms import check_pad
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
-from rankup.folder import (
+from rankup.methods import method_class, method_info, method_options
+from rankup.methods.base import Method, Setting
+from rankup.metrics import AccuracyMatrix
+from rankup.plan import Growth
+from rankup.rank import Rank
+from rankup.recipe import Recipe
+from rankup.runs.allocator import keep_freed_memory
+from rankup.runs.files import METRICS, NET, read_lines
+from rankup.runs.folder import (
     RunConfig,
     RunError,
     check_folder,
@@ -43,13 +50,6 @@ from rankup.folder import (
     write_config,
     write_lines,
 )
-from rankup.methods import method_class, method_info, method_options
-from rankup.methods.base import Method, Setting
-from rankup.metrics import AccuracyMatrix
-from rankup.plan import Growth
-from rankup.rank import Rank
-from rankup.recipe import Recipe
-from rankup.run_files import METRICS, NET, read_lines
 from rankup.train import Epoch, OnEpoch, TaskFailed, learn, share_right
 
 _TELL = 0.5  # seconds between two reports of progress, at least

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from rankup.run import Progress
+    from rankup.runs.run import Progress
 
 
 _OFTEN = 30.0  # seconds between two lines where there is no terminal for bars

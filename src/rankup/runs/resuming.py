@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from rankup.errors import RankupError
 from rankup.recipe import Recipe
-from rankup.request import Device, Net, Request
-from rankup.run_files import CONFIG, no_setting, read_config, runs_in, setting
+from rankup.runs.files import CONFIG, no_setting, read_config, runs_in, setting
+from rankup.runs.request import Device, Net, Request
 
 Choice = TypeVar("Choice", Net, Device)
 

@@ -1,0 +1,1 @@
+"""What each command of the command line does with what was typed."""

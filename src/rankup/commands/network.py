@@ -1,0 +1,85 @@
+"""What can be asked of a network's folder: `rankup info`, `rankup verify`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankup.errors import RankupError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run's.")]) -> None:
+    """Say what a network is made of: its tasks, its layers, what it stores."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from rankup.manifest import Manifest
+    from rankup.runs.progress import tell
+    from rankup.size import kept_from_module, stored_by_task
+    from rankup.specs import FactoredSpec
+
+    manifest = Manifest.read(_network(path))
+    console = Console()
+    rank = manifest.growth.rank
+    tell(console, f"{manifest.model['model'] or manifest.model['class']}, {rank}")
+    layers = _right_aligned("layer", "outputs", "inputs", "seeded", "first", "step")
+    for spec in manifest.specs:
+        if isinstance(spec, FactoredSpec):
+            numbers = (spec.outputs, spec.inputs, spec.rank.seeded, spec.rank.first, spec.rank.step)
+            layers.add_row(Text(spec.name), *map(str, numbers))
+    console.print(layers)
+    tasks = _right_aligned("task", "classes", "numbers stored", "bytes of file")
+    counts = stored_by_task(manifest.specs, [task.classes for task, _ in manifest.tasks])
+    for (task, file), count in zip(manifest.tasks, counts, strict=True):
+        tasks.add_row(Text(task.name), str(task.classes), f"{count:,}", f"{file.size:,}")
+    if base := manifest.base:
+        kept = kept_from_module(manifest.specs)
+        tasks.add_row("of the module", "", f"{kept:,}", f"{base.size:,}")
+        counts = [*counts, kept]
+    console.print(tasks)
+    form = "" if manifest.growth.store == "full" else f" as {manifest.growth.store}"
+    size = sum(file.size for _, file in manifest.tasks) + (base.size if base else 0)
+    number = len(manifest.tasks)
+    console.print(
+        f"{number} task{'s' if number != 1 else ''}, {sum(counts):,} numbers stored{form} in "
+        f"{size:,} bytes of files"
+    )
+
+
+def _right_aligned(first: str, *headings: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(first, box=None)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def verify(path: Annotated[Path, typer.Argument(help="A network's folder, or a run's.")]) -> None:
+    """Check that a network is whole: every hash, shape and name. Exits with 1 if it is not."""
+    from rankup.store import verify as check
+
+    found = check(_network(path))
+    print(found, file=sys.stdout if found else sys.stderr)
+    if not found:
+        raise typer.Exit(1)
+
+
+def _network(path: Path) -> Path:
+    from rankup.runs.files import CONFIG, NET, read_config, runs_in
+
+    if not path.exists():
+        raise RankupError(f"there is no folder {path}")
+    if not (path / CONFIG).exists():
+        if runs := runs_in(path):
+            raise RankupError(f"{path} holds {len(runs)} runs: name one of them, as {runs[0]}")
+        return path
+    if (method := read_config(path / CONFIG)["method"]) != "rank":
+        raise RankupError(
+            f"{path} is a run of {method}, only a run of rank has a network of factors"
+        )
+    return path / NET

@@ -1,0 +1,112 @@
+"""`rankup run`."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rankup.commands.options import (
+    refuse_factors,
+    refuse_if_not_begun,
+    refuse_softness,
+    was_said,
+    with_method_options,
+    with_request,
+)
+from rankup.commands.report import show_runs
+from rankup.errors import RankupError
+from rankup.methods import method_options as check_options
+from rankup.runs.request import Request
+
+
+@with_method_options
+@with_request
+def run(
+    ctx: typer.Context,
+    method: Annotated[str, typer.Option(help="How; see `rankup methods`.")] = "rank",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run's folder, else runs/STREAM-METHOD-SEED; of several seeds the folder of "
+            "their folders, else runs/STREAM-METHOD."
+        ),
+    ] = None,
+    *,
+    request: Request,
+    method_options: dict[str, Any],
+) -> None:
+    """Learn a stream task after task and show what was remembered.
+
+    Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
+    config.json, metrics.jsonl, the network in net/ and a page, report.html. `--resume --out FOLDER`
+    goes on as that run was begun; with more --tasks than before, a run of the rank update learns
+    further permutations or rotations.
+    """
+    from rankup.methods import method_class
+    from rankup.methods.rank import warn_if_capped
+    from rankup.runs.files import CONFIG, runs_in
+    from rankup.runs.folder import check_folder, tasks_more, tasks_of, write_config
+    from rankup.runs.launch import Launch
+    from rankup.runs.progress import SeedBars, bars, note
+    from rankup.runs.replicas import run_seeds
+    from rankup.runs.resuming import Asked, as_begun
+    from rankup.runs.run import setting_of
+
+    if request.resume and out:
+        refuse_if_not_begun(ctx, "run", out, bool(runs_in(out)))
+        before = Asked(method, method_options, request)
+        asked_for = as_begun(before, out, partial(was_said, ctx))
+        method, method_options, request = asked_for.method, asked_for.options, asked_for.request
+    check_options(method, method_options)
+    if method != "rank":
+        refuse_factors(ctx, f"{method} has no factors")
+    refuse_softness(ctx, method_options)
+    seeds, name = request.seeds, f"{request.stream_name}-{method}"
+    root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
+    if seeds > 1 and (root / CONFIG).exists():
+        raise RankupError(f"{root} holds a run already, of one seed: name another with --out")
+    if request.resume and request.tasks is None:  # only who says so wants more of them than before
+        request = replace(request, tasks=tasks_of(_folders(root, request).values()))
+    launch = Launch(request)
+    folders = _folders(root, request)
+    asked = launch.of(method, method_options, folders)
+    setting = setting_of(asked[0].config, asked[0].stream())
+    if method == "rank":  # here, because every process would say it
+        warn_if_capped(setting)
+    # All folders before the first seed begins: whoever goes on knows of all by them.
+    method_class(method).check(setting)
+    for each in asked:
+        check_folder(each.config, each.out, each.resume)
+    with bars() as shown:
+        if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
+            note(shown, f"{root} goes on to {launch.tasks} tasks, {more} more than before")
+        show = SeedBars(shown, launch.tasks, seeds).show
+        for each in asked:
+            write_config(each.config, each.out)
+        asked = [replace(each, resume=True) for each in asked]
+        failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
+    whole = [each.out for each in asked if each.config.seed not in failures]
+    if whole:
+        show_runs(whole, root / "report.html")
+    if failures:
+        raise RankupError(_failed(failures, folders))
+
+
+def _folders(root: Path, request: Request) -> dict[int, Path]:
+    """Each seed's; that of a single one is the folder itself, unless it was begun among others."""
+    found = {seed: root / f"seed-{seed}" for seed in request.all_seeds}
+    alone = len(found) == 1 and not found[request.seed].exists()
+    return {request.seed: root} if alone else found
+
+
+def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:
+    """Why the first of the seeds failed that did, and what is left of it."""
+    seed, why = next(iter(failures.items()))
+    which = f"seed {seed}: " if len(folders) > 1 else ""
+    more = len(failures) - 1
+    others = f" (and {more} more seed{'s' if more > 1 else ''} failed)" if more else ""
+    net = folders[seed] / "net"
+    left = f"what was learned before is whole in {net}, " if net.exists() else ""
+    return f"{which}{why}{others}; {left}a new run with other settings needs another --out"
