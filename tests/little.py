@@ -49,7 +49,7 @@ def make(
         if net == "mlp"
         else rankup.models.resnet18(width=4, image_size=shape[-1], channels=1)
     )
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     made = Recipe(**{"epochs": 1, "batch": 16, **METHODS[name].recipe, **recipe})
     checked = method_options(name, options or {})
     tasks = stream.to(device).tasks

@@ -92,7 +92,7 @@ def test_a_network_may_be_moved_while_it_learns(monkeypatch: pytest.MonkeyPatch)
         return True
 
     monkeypatch.setattr(torch, "equal", on_one_device)  # there is none for tensors without values
-    net.undo_trial()
+    net._undo_trial()
 
 
 @GPU

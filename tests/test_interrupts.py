@@ -105,7 +105,7 @@ def test_a_task_that_could_not_begin_has_not_begun(monkeypatch: pytest.MonkeyPat
 
 
 def rival(name: str, tasks: list[Task]) -> DenseMethod:
-    growth = Growth(Rank(1, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(1, 1))
     recipe = Recipe(epochs=5, batch=32, optimiser="sgd" if name == "agem" else "adam")
     module, options = rankup.models.mlp(12, hidden=[16]), method_options(name, {})
     method = method_class(name)(Setting(module, growth, recipe, 0, tasks, options))

@@ -19,7 +19,7 @@ from rankup.train import learn
 from zoo import GPU
 
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
-GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+GROWTH = Growth(Rank(3, 1))
 
 
 def coloured(number: int = 0) -> rankup.Task:

@@ -26,7 +26,7 @@ from rankup.rank import Rank
 from rankup.recipe import Recipe
 from zoo import blobs
 
-GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+GROWTH = Growth(Rank(3, 1))
 NETS = {
     "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
     "convolutions": lambda: nn.Sequential(

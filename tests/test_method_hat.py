@@ -98,7 +98,7 @@ def make(
     **options: float,
 ) -> HardAttention:
     recipe = recipe or Recipe(batch=64, weight_decay=0.1, norms="fresh")
-    growth, module = Growth(Rank(3, 1), "new", None, (), None, None, 0), NETS[net]().to(device)
+    growth, module = Growth(Rank(3, 1)), NETS[net]().to(device)
     return kind(Setting(module, growth, recipe, 0, stream.tasks, method_options("hat", options)))
 
 
@@ -266,7 +266,7 @@ def test_a_channel_of_a_resnet_is_in_use_where_any_that_is_added_to_it_is(stream
 
 
 def test_what_has_no_gates_is_learned_with_the_first_task(stream: Stream) -> None:
-    growth = Growth(Rank(3, 1), "new", None, ("b",), None, None, 0)
+    growth = Growth(Rank(3, 1), exclude=("b",))
     setting = Setting(Between(), growth, Recipe(), 0, stream.tasks, method_options("hat", {}))
     method = HardAttention(setting)
     for index, task in enumerate(stream):
@@ -363,7 +363,7 @@ def test_a_task_without_a_unit_left_still_learns_its_head_and_its_gates(stream: 
 
 
 def test_a_mask_takes_a_bit_per_unit(stream: Stream) -> None:
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     options = method_options("hat", {})
     module = rankup.models.mlp(64, hidden=[256, 256])
     method = HardAttention(Setting(module, growth, Recipe(), 0, stream.tasks * 7, options))

@@ -48,7 +48,7 @@ from rivals import (
 )
 from zoo import GPU
 
-GROWTH = Growth(Rank(1, 1), "new", None, (), None, None, 0)
+GROWTH = Growth(Rank(1, 1))
 F64 = torch.float64
 
 

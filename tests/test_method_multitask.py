@@ -36,7 +36,7 @@ STREAMS = ["p-digits", "r-digits", "s-digits"]
 def make(
     stream: Stream, single_head: bool = False, device: str = "cpu", **recipe: object
 ) -> Multitask:
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
     options = method_options("multitask", {"single_head": single_head})
     module = rankup.models.mlp(64, hidden=[16]).to(device)

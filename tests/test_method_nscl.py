@@ -37,7 +37,7 @@ from rankup.steps import Eager
 from zoo import blobs
 
 F64 = torch.float64
-GROWTH = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+GROWTH = Growth(Rank(3, 1))
 STREAM = make_stream("p-digits", tasks=3)
 RECIPE = Recipe(epochs=4, batch=32)
 

@@ -62,7 +62,7 @@ def make(
     recipe: Recipe | None = None,
     **options: object,
 ) -> Orthog:
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     chosen = recipe or Recipe(**{"epochs": 3, "batch": 16, **METHODS["orthog"].recipe})
     own = method_options("orthog", {"replay": 8, **options})
     with torch.random.fork_rng():

@@ -50,7 +50,7 @@ def make(
     **options: float,
 ) -> PackNet:
     recipe = recipe or Recipe(epochs=4, batch=64, weight_decay=0.3)
-    growth, module = Growth(Rank(3, 1), "new", None, (), None, None, 0), NETS[net]().to(device)
+    growth, module = Growth(Rank(3, 1)), NETS[net]().to(device)
     given = method_options("packnet", options)
     return PackNet(Setting(module, growth, recipe, 0, stream.tasks, given))
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_knows_what_was_pruned(stream: Stream) -> None:
 
 
 def test_an_owner_takes_five_bits_for_twenty_tasks() -> None:
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     options = method_options("packnet", {})
     image = torch.rand(10, 784)
     task = Task("any", 10, image, torch.arange(10), image, torch.arange(10))

@@ -35,7 +35,7 @@ NETS = {
 def make(
     size: str, tasks: Sequence[Task], net: str = "mlp", device: str = "cpu", **recipe: object
 ) -> Parallel:
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
     options = method_options("parallel", {"size": size})
     return Parallel(Setting(NETS[net]().to(device), growth, chosen, 0, tasks, options))

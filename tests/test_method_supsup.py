@@ -30,7 +30,7 @@ from rivals import (
 )
 from zoo import GPU
 
-GROWTH = Growth(Rank(1, 1), "new", None, (), None, None, 0)
+GROWTH = Growth(Rank(1, 1))
 
 
 def make(
@@ -198,6 +198,6 @@ def test_a_share_that_is_none_is_refused(share: float, reason: str) -> None:
 
 
 def test_weights_that_tasks_would_share_are_refused() -> None:
-    growth = Growth(Rank(1, 1), "new", None, ("hidden.1",), None, None, 0)
+    growth = Growth(Rank(1, 1), exclude=("hidden.1",))
     with pytest.raises(rankup.RankupError, match="hidden.1.weight, hidden.1.bias would be shared"):
         make(growth=growth)

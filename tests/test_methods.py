@@ -105,7 +105,7 @@ def stream() -> Stream:
 
 
 def make(name: str, stream: Stream, net: str = "mlp", epochs: int = 3) -> Method:
-    growth = Growth(Rank(3, 1), "new", None, (), None, None, 0)
+    growth = Growth(Rank(3, 1))
     own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
     recipe = Recipe(**{"epochs": epochs, "batch": 32, **own})
     options = method_options(name, EXPECTED[name].options)

@@ -95,7 +95,7 @@ def write_net(
         save_file(tensors, folder / files[-1])
     rank = LayerRank(first, step, seeded)
     specs = [FactoredSpec(layer, 16, 64, False, rank, False, None) for layer in layers]
-    growth = Growth(Rank(first, step, seeded), "new", None, (), None, None, 0)
+    growth = Growth(Rank(first, step, seeded))
     known = [
         (KnownTask(f"permutation {t + 1:02}", 10), File.of(file, (folder / file).read_bytes()))
         for t, file in enumerate(files)

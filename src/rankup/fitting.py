@@ -86,7 +86,7 @@ class NetPupil:
             self._check_answer(self.predict(x, self.learned), x, task)
             if len(x) > 1:  # norms can do nothing with one
                 self._check_answer(self.net(x, self.learned), x, task)
-        self.net.undo_trial()
+        self.net._undo_trial()
 
     def _check_answer(self, answer: object, x: Tensor, task: Task) -> None:
         way_out = "; begin_task and commit_task take any"
@@ -162,7 +162,7 @@ def fit(
         with modes_kept(net), learning_on(net.device):
             (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
     finally:
-        net.hold_statistics()
+        net._hold_constant()
     if failure is not None:
         raise failure
     return net

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import checks, dense, size, stored
+from rankup import checks, dense, packing, size
 from rankup.audit import Audit
 from rankup.errors import RankupError, TaskStateError
 from rankup.hostcopy import HostCopy
@@ -28,11 +28,11 @@ from rankup.layers import (
     refuse_other_dtype,
 )
 from rankup.modes import outside_inference
+from rankup.packing import Store
 from rankup.plan import Growth, make_plan
 from rankup.rank import RankRule
 from rankup.roster import KnownTask, Roster
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
-from rankup.stored import Store
 
 TaskRef = str | int | Tensor | Sequence[str | int]
 Patterns = str | Sequence[str]
@@ -92,7 +92,8 @@ class IncrementalNet(nn.Module):
     """A network that learns task after task; `grow` makes it.
 
     What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
-    task's, otherwise nothing. Everything else is constant.
+    task's, otherwise nothing. Everything else is constant. `growth`, `plan` and `parts` tell how
+    the network is made, and are for reading.
     """
 
     def __init__(self, module: nn.Module, growth: Growth) -> None:
@@ -115,7 +116,7 @@ class IncrementalNet(nn.Module):
         self.training = module.training
         for layer in layers:
             layer.training = originals[layer.spec.name].training
-        self.hold_statistics()
+        self._hold_constant()
 
     @property
     def tasks(self) -> list[str]:
@@ -131,11 +132,6 @@ class IncrementalNet(nn.Module):
     def learning(self) -> str | None:
         """The name of the task being learned, between `begin_task` and `commit_task`."""
         return self._roster.learning.name if self._roster.learning else None
-
-    @property
-    def edition(self) -> int:
-        """Grows whenever other tensors are loaded into the network, its body or one layer."""
-        return sum(layer.edition for layer in self._layers())
 
     @property
     def device(self) -> torch.device:
@@ -195,11 +191,11 @@ class IncrementalNet(nn.Module):
             with self._pooled_statistics(calibrate):
                 learned = [part.learned() for part in self.parts]
         finally:
-            self.hold_statistics()  # of what was found to change only now, too
+            self._hold_constant()  # of what was found to change only now, too
         self._refuse_not_finite(learned)
         form = self.growth.store
         pairs = zip(self.parts, learned, strict=True)
-        self.append_task(task, [stored.rounded(part.spec, own, form) for part, own in pairs])
+        self._append_task(task, [packing.rounded(part.spec, own, form) for part, own in pairs])
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
@@ -207,23 +203,6 @@ class IncrementalNet(nn.Module):
         for part in self.parts:
             part.close()
         self._roster.learning = None
-
-    def undo_trial(self) -> None:
-        """After the module was run just to see what happens: have its buffers as they were. Those
-        that must not change are held from now on."""
-        self._rest.undo()
-        self.hold_statistics()
-
-    def append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
-        """Commit a task that is known already, as when loading: a dict of tensors per part."""
-        # First everything that needs memory and may fail, then everything that cannot.
-        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
-        with undisturbed():
-            for part, tables in zip(self.parts, extended, strict=True):
-                part.close()
-                part.install(tables)
-            self._roster.append(task)
-        self.hold_statistics()
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
@@ -261,11 +240,44 @@ class IncrementalNet(nn.Module):
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
-        self.hold_statistics()
+        self._hold_constant()
         return self
 
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
+
+    # For `fitting` and `store`, which are of this package.
+
+    @property
+    def _edition(self) -> int:
+        """Grows whenever other tensors are loaded into the network, its body or one layer."""
+        return sum(layer.edition for layer in self._layers())
+
+    def _append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
+        """Commit a task that is known already, as when loading: a dict of tensors per part."""
+        # First everything that needs memory and may fail, then everything that cannot.
+        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
+        with undisturbed():
+            for part, tables in zip(self.parts, extended, strict=True):
+                part.close()
+                part.install(tables)
+            self._roster.append(task)
+        self._hold_constant()
+
+    def _undo_trial(self) -> None:
+        """After the module was run just to see what happens: have its buffers as they were. Those
+        that must not change are held from now on."""
+        self._rest.undo()
+        self._hold_constant()
+
+    def _hold_constant(self) -> None:
+        """Norms that were left as they are must not go on averaging once they are constant, nor
+        other modules of which it is known that they change their buffers."""
+        if self._roster.tasks or self.growth.base == "keep":
+            for part in self.body.modules():
+                if isinstance(part, nn.modules.batchnorm._NormBase):
+                    part.eval()
+            self._rest.hold()
 
     def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
         made: TaskLayer
@@ -280,15 +292,6 @@ class IncrementalNet(nn.Module):
             shapes = spec.base_shapes()
             made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
         return made
-
-    def hold_statistics(self) -> None:
-        """Norms that were left as they are must not go on averaging once they are constant, nor
-        other modules of which it is known that they change their buffers."""
-        if self._roster.tasks or self.growth.base == "keep":
-            for part in self.body.modules():
-                if isinstance(part, nn.modules.batchnorm._NormBase):
-                    part.eval()
-            self._rest.hold()
 
     def _layers(self) -> Iterator[TaskLayer]:
         return (part for part in self.parts if isinstance(part, TaskLayer))

@@ -18,6 +18,7 @@ from rankup.errors import RankupError
 from rankup.kinds import NORMS, WEIGHTED, is_plain, kind_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
 from rankup.modes import has_hooks
+from rankup.packing import STORES, Store
 from rankup.rank import RankRule, Shape, as_whole, capped, resolve
 from rankup.specs import (
     ConvGeometry,
@@ -28,7 +29,6 @@ from rankup.specs import (
     NormSpec,
     Spec,
 )
-from rankup.stored import STORES, Store
 from rankup.trace import trace
 
 _UNINITIALISED = "not initialised yet"
@@ -40,12 +40,12 @@ class Growth:
     """How a network is grown from a module: the arguments of `grow`, checked."""
 
     rank: RankRule
-    base: Literal["new", "keep"]
-    include: tuple[str, ...] | None
-    exclude: tuple[str, ...]
-    last: int | None
-    head: str | None
-    seed: int
+    base: Literal["new", "keep"] = "new"
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    last: int | None = None
+    head: str | None = None
+    seed: int = 0
     store: Store = "full"
 
     def __post_init__(self) -> None:

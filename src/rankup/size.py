@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rankup import stored
+from rankup import packing
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors
 from rankup.specs import Spec
 
@@ -77,7 +77,7 @@ def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
     for part in net.parts:
         added = part.added(task)
         for key, tensor in added.items():
-            counts["bytes"] += stored.bytes_of(part.spec, key, tensor, net.growth.store)
+            counts["bytes"] += packing.bytes_of(part.spec, key, tensor, net.growth.store)
         if isinstance(part, FactoredLayer):
             counts["factors"] += _numel(_pick(added, "U", "V"))
             counts["selectors"] += _numel(_pick(added, "selector"))

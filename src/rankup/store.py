@@ -24,16 +24,16 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from rankup import models, seeds, stored
+from rankup import models, packing, seeds
 from rankup.errors import RankupError, StoreError
 from rankup.files import is_unfinished, write_file
 from rankup.layers import Tensors
 from rankup.manifest import BASE, MANIFEST, File, Manifest, task_file
 from rankup.modes import outside_inference
 from rankup.network import IncrementalNet
+from rankup.packing import Store
 from rankup.roster import KnownTask
 from rankup.specs import Shapes, Spec, tensor_name
-from rankup.stored import Store
 
 StrPath = str | os.PathLike[str]
 
@@ -100,8 +100,8 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
         part.load_base(tensors)
     for index, (task, _) in enumerate(manifest.tasks):
         read = _read_task(folder, manifest, index)
-        net.append_task(task, [{k: t.to(net.device) for k, t in part.items()} for part in read])
-    _known_files[net] = net.edition, {file.file: file for file in _files(manifest)}
+        net._append_task(task, [{k: t.to(net.device) for k, t in part.items()} for part in read])
+    _known_files[net] = net._edition, {file.file: file for file in _files(manifest)}
     return net.eval()
 
 
@@ -128,10 +128,10 @@ def verify(path: StrPath) -> Verification:
 
 
 def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
-    edition, known = _known_files.get(net, (net.edition, {}))
-    if edition != net.edition:
+    edition, known = _known_files.get(net, (net._edition, {}))
+    if edition != net._edition:
         known = {}
-    _known_files[net] = net.edition, known
+    _known_files[net] = net._edition, known
     contents = _contents(net)
     there = {file.file for file in _files(old)} if old else set()
     written: dict[str, bytes] = {}
@@ -180,7 +180,7 @@ def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], task: int | None = 
         tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
         for part, own in zip(net.parts, parts, strict=True)
         for key, tensor in own.items()
-        for name, packed in stored.pack(part.spec, key, tensor, form).items()
+        for name, packed in packing.pack(part.spec, key, tensor, form).items()
     }
     if task is None:
         return safetensors.torch.save(tensors)
@@ -269,7 +269,7 @@ def _read_tensors(
         part: Tensors = {}
         for key, shape in shapes.items():
             packed: Tensors = {}
-            for own, layout in stored.layouts(spec, key, shape, form, manifest.dtype).items():
+            for own, layout in packing.layouts(spec, key, shape, form, manifest.dtype).items():
                 name = tensor_name(spec, own)
                 if name not in tensors:
                     raise StoreError(f"{path} has no tensor {name!r}")
@@ -280,7 +280,7 @@ def _read_tensors(
                 if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
                     allowed = " or ".join(map(str, layout.dtypes))
                     raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
-            part[key] = stored.unpack(spec, key, packed, manifest.dtype)
+            part[key] = packing.unpack(spec, key, packed, manifest.dtype)
         parts.append(part)
     if tensors:
         raise StoreError(f"{path} holds what the network has no place for: {', '.join(tensors)}")

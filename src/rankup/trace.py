@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
-from rankup.flattening import flattens, only_reader, recorded_lengths
+from rankup.fx_patterns import flattens, only_reader, recorded_lengths
 from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS
 from rankup.modes import has_hooks

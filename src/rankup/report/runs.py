@@ -145,7 +145,7 @@ def _read_task(
     """A task's selectors by layer, whatever form they are stored in."""
     import safetensors
 
-    from rankup import stored
+    from rankup import packing
     from rankup.specs import tensor_name
 
     task, file = manifest.tasks[index]
@@ -156,9 +156,9 @@ def _read_task(
             for spec in layers:
                 shape = spec.shapes(index, task.classes)[key]
                 form = manifest.growth.store
-                names = stored.layouts(spec, key, shape, form, manifest.dtype)
+                names = packing.layouts(spec, key, shape, form, manifest.dtype)
                 packed = {own: tensors.get_tensor(tensor_name(spec, own)) for own in names}
-                row = stored.unpack(spec, key, packed, manifest.dtype)
+                row = packing.unpack(spec, key, packed, manifest.dtype)
                 if row.shape != shape:
                     raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")
                 selectors[spec.name] = row.double().numpy()

@@ -279,7 +279,7 @@ def make_module(config: RunConfig, task: Task) -> nn.Module:
 
 
 def growth_of(config: RunConfig) -> Growth:
-    return Growth(parse_rank(config.rank, config.seeded), "new", None, (), None, None, config.seed)
+    return Growth(parse_rank(config.rank, config.seeded), seed=config.seed)
 
 
 def parse_rank(rank: str, seeded: str | None) -> Rank:

@@ -11,15 +11,15 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
 
 import rankup
-from rankup import stored
+from rankup import packing
 from rankup.methods.base import Setting
 from rankup.methods.options import RankOptions
 from rankup.methods.rank import RankUpdate
+from rankup.packing import STORES, Store
 from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.specs import DenseSpec, HeadSpec, NormSpec
-from rankup.stored import STORES, Store
 from zoo import assert_same_bits, blobs, inputs, logits, module, taught, teach
 
 HEAD = HeadSpec("head", inputs=4, bias=True)
@@ -39,13 +39,13 @@ def grown(kind: str, store: Store) -> rankup.IncrementalNet:
 def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -> None:
     for dtype in (torch.float32, torch.float64):
         value = torch.tensor(drawn, dtype=dtype)
-        packed = stored.pack(HEAD, "selector", value, store)
-        back = stored.unpack(HEAD, "selector", packed, dtype)
-        again = stored.pack(HEAD, "selector", back, store)
+        packed = packing.pack(HEAD, "selector", value, store)
+        back = packing.unpack(HEAD, "selector", packed, dtype)
+        again = packing.pack(HEAD, "selector", back, store)
         assert packed.keys() == again.keys()
         assert all(torch.equal(packed[name], again[name]) for name in packed)
-        assert torch.equal(stored.unpack(HEAD, "selector", again, dtype), back)
-        layouts = stored.layouts(HEAD, "selector", tuple(value.shape), store, dtype)
+        assert torch.equal(packing.unpack(HEAD, "selector", again, dtype), back)
+        layouts = packing.layouts(HEAD, "selector", tuple(value.shape), store, dtype)
         assert {name: layout.shape for name, layout in layouts.items()} == {
             name: tuple(tensor.shape) for name, tensor in packed.items()
         }
@@ -55,8 +55,10 @@ def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -
 def test_every_scale_comes_back_with_all_its_bits() -> None:
     mantissas = torch.arange(0x3F800000, 0x40000000, dtype=torch.int32)  # all from 1 to below 2
     value = mantissas.view(torch.float32)[:, None]
-    packed = stored.pack(HEAD, "weight", value, "int8")
-    again = stored.pack(HEAD, "weight", stored.unpack(HEAD, "weight", packed, value.dtype), "int8")
+    packed = packing.pack(HEAD, "weight", value, "int8")
+    again = packing.pack(
+        HEAD, "weight", packing.unpack(HEAD, "weight", packed, value.dtype), "int8"
+    )
     assert torch.equal(packed["weight"], again["weight"])
     assert torch.equal(packed["weight.scale"], again["weight.scale"])
 
@@ -64,7 +66,7 @@ def test_every_scale_comes_back_with_all_its_bits() -> None:
 @given(drawn=matrices)
 def test_a_byte_is_off_by_half_a_step_of_its_row_at_most(drawn: object) -> None:
     value = torch.tensor(drawn)
-    (back,) = stored.rounded(HEAD, {"selector": value}, "int8").values()
+    (back,) = packing.rounded(HEAD, {"selector": value}, "int8").values()
     rows = value.abs().flatten(1).amax(1) if value.dim() > 1 else value.abs().amax()
     step = rows.view(*rows.shape, *(1,) * (value.dim() - rows.dim())) / 127
     assert bool(((back - value).abs() <= 0.5001 * step + 2.0**-93).all())
@@ -73,17 +75,17 @@ def test_a_byte_is_off_by_half_a_step_of_its_row_at_most(drawn: object) -> None:
 def test_which_form_a_tensor_has() -> None:
     dense = DenseSpec((("stem.weight", (3, 3)),), ("stem.weight",), False)
     value = torch.randn(3, 3)
-    assert stored.pack(HEAD, "weight", value, "int8")["weight"].dtype == torch.int8
-    assert stored.pack(HEAD, "bias", value[0], "int8")["bias"].dtype == torch.float16
-    assert stored.pack(dense, "stem.weight", value, "int8")["stem.weight"] is value
+    assert packing.pack(HEAD, "weight", value, "int8")["weight"].dtype == torch.int8
+    assert packing.pack(HEAD, "bias", value[0], "int8")["bias"].dtype == torch.float16
+    assert packing.pack(dense, "stem.weight", value, "int8")["stem.weight"] is value
     body = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm([3]), nn.Linear(3, 2))
     net = rankup.grow(body, Rank(1, 1), head="2")
     (norm,) = (part.spec for part in net.parts if isinstance(part.spec, NormSpec))
-    assert stored.pack(norm, "weight", value, "int8")["weight"].dtype == torch.float16
+    assert packing.pack(norm, "weight", value, "int8")["weight"].dtype == torch.float16
     # What half precision cannot hold stays as it is.
     large = torch.tensor([1e6, 1.0])
-    assert stored.pack(HEAD, "bias", large, "float16")["bias"] is large
-    assert stored.rounded(HEAD, {"weight": torch.zeros(2, 3)}, "int8")["weight"].tolist() == (
+    assert packing.pack(HEAD, "bias", large, "float16")["bias"] is large
+    assert packing.rounded(HEAD, {"weight": torch.zeros(2, 3)}, "int8")["weight"].tolist() == (
         [[0.0] * 3] * 2
     )
 
@@ -136,7 +138,7 @@ def test_bytes_cost_little_accuracy_and_are_counted_as_a_quarter() -> None:
     task = blobs(0, 12)
     right, stored_numbers = {}, {}
     for store in STORES:
-        growth = Growth(Rank(0, 0, seeded=64), "new", None, (), None, None, 0)
+        growth = Growth(Rank(0, 0, seeded=64))
         recipe, options = Recipe(epochs=30, batch=16, lr=0.02), RankOptions(store=store)
         setting = Setting(rankup.models.mlp(12, hidden=[16]), growth, recipe, 0, [task], options)
         method = RankUpdate(setting)
