@@ -7,10 +7,10 @@ from torch import Tensor
 
 import rankup
 from rankup.data.streams import Stream
+from rankup.growth import Growth
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.methods.replay import ReplayLearner
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 

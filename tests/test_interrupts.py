@@ -9,12 +9,12 @@ import torch
 
 import rankup
 from rankup.data.tasks import Task
+from rankup.growth import Growth
 from rankup.interrupts import undisturbed
 from rankup.layers import TaskHead, TaskLayer, Tensors
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from test_train import clusters

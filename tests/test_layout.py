@@ -9,10 +9,10 @@ from torch import Tensor, nn
 import rankup
 from rankup import layout
 from rankup.engine import Engine
+from rankup.growth import Growth
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Setting
 from rankup.network import IncrementalNet
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.train import learn

@@ -15,13 +15,13 @@ from rankup import seeds
 from rankup.data.streams import make_stream
 from rankup.engine import _signature
 from rankup.feed import Feed
+from rankup.growth import Growth
 from rankup.layers import active
 from rankup.learner import ModuleLearner
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
 from rankup.methods.dense import DenseMethod
 from rankup.methods.ewc import EWC, HeldLearner
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from zoo import blobs

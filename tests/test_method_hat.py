@@ -14,13 +14,13 @@ from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine
 from rankup.graph import Graph
+from rankup.growth import Growth
 from rankup.layers import TaskNorm
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.guard import GuardedLearner
 from rankup.methods.hat import HardAttention, HatLearner, gated
 from rankup.metrics import numbers
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Steps

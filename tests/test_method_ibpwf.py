@@ -15,6 +15,7 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 import rankup
 from rankup.data.tasks import Task
 from rankup.feed import Draws, Feed
+from rankup.growth import Growth
 from rankup.layers import active
 from rankup.methods import method_options
 from rankup.methods.base import Setting
@@ -30,7 +31,6 @@ from rankup.methods.ibpwf import (
     relaxed,
     selected,
 )
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager

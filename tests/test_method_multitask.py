@@ -16,10 +16,10 @@ from rankup.data.transforms import Permutation, Rotation, to_float, transform_ea
 from rankup.engine import Engine
 from rankup.feed import Feed
 from rankup.graph import Graph
+from rankup.growth import Growth
 from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
 from rankup.methods.multitask import Multitask, Union
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.runs.files import read_lines

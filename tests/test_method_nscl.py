@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import rankup
 from rankup.data.streams import make_stream
 from rankup.feed import Feed
+from rankup.growth import Growth
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.methods.dense import DenseMethod
@@ -30,7 +31,6 @@ from rankup.methods.nscl import (
     packed,
     unpacked,
 )
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager

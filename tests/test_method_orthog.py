@@ -13,11 +13,11 @@ from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine, _signature
 from rankup.graph import Graph
+from rankup.growth import Growth
 from rankup.layers import active
 from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
 from rankup.methods.orthog import Orthog, OrthogLearner, _matrix, inverse_roots, tangent
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager

@@ -13,13 +13,13 @@ from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine
 from rankup.feed import Feed
+from rankup.growth import Growth
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.bits import pack, unpack
 from rankup.methods.guard import GuardedLearner
 from rankup.methods.packnet import PackNet, PackNetLearner
 from rankup.metrics import numbers
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Steps

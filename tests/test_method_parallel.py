@@ -13,13 +13,13 @@ from rankup.data.streams import make_stream
 from rankup.data.tasks import Task
 from rankup.engine import Engine, _signature
 from rankup.graph import Graph
+from rankup.growth import Growth
 from rankup.layers import FactoredLayer
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.parallel import Parallel
 from rankup.methods.rank import RankUpdate
 from rankup.metrics import Footprint
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.train import learn

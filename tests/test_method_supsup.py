@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import rankup
 from rankup.data.tasks import Task
+from rankup.growth import Growth
 from rankup.layers import TaskHead, TaskNorm, active
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.supsup import MaskedWeight, SupSup, largest
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rivals import (

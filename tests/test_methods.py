@@ -14,10 +14,10 @@ import rankup
 from rankup.checkpoint import Checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.feed import Feed
+from rankup.growth import Growth
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.runs.replicas import Seed, run_seeds

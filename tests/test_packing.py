@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import rankup
 from rankup import packing
+from rankup.growth import Growth
 from rankup.methods.base import Setting
 from rankup.methods.options import RankOptions
 from rankup.methods.rank import RankUpdate
 from rankup.packing import STORES, Store
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.specs import DenseSpec, HeadSpec, NormSpec

@@ -17,9 +17,9 @@ from rich.table import Table
 from safetensors.numpy import save_file
 
 from rankup.errors import RankupError
+from rankup.growth import Growth
 from rankup.manifest import File, Manifest, task_file
 from rankup.metrics import AccuracyMatrix
-from rankup.plan import Growth
 from rankup.rank import LayerRank, Rank
 from rankup.report import Run, comparison_table, read_run, run_table, write_report
 from rankup.report.plots import selectors_plot

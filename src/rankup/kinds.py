@@ -1,6 +1,10 @@
-"""The kinds of torch's layers that a network knows, and whether a part is no more than one."""
+"""The kinds of torch's layers that a network knows, whether a part is no more than one, and what a
+part holds."""
 
-from torch import nn
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from torch import Tensor, nn
 
 from rankup.layers import CONVOLUTIONS
 from rankup.specs import NormOver
@@ -41,3 +45,11 @@ def is_plain(part: nn.Module) -> bool:
         set(part._parameters) != known or part._modules or part._buffers.keys() - _STATISTICS
     )
     return computes_as_torchs_own(part) and not holds_more
+
+
+def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:
+    """Each module's own parameters and the buffers that belong to its state."""
+    for name, part in modules:
+        for key, tensor in chain(part._parameters.items(), part._buffers.items()):
+            if tensor is not None and key not in part._non_persistent_buffers_set:
+                yield f"{name}.{key}".lstrip("."), tensor

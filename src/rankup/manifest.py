@@ -13,7 +13,7 @@ import torch
 
 from rankup import rank, seeds, specs
 from rankup.errors import StoreError
-from rankup.plan import Growth
+from rankup.growth import Growth
 from rankup.roster import KnownTask
 from rankup.specs import FactoredSpec, Spec
 

@@ -14,6 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from rankup import checks, dense, packing, size
 from rankup.audit import Audit
 from rankup.errors import RankupError, TaskStateError
+from rankup.growth import Growth
 from rankup.hostcopy import HostCopy
 from rankup.interrupts import undisturbed
 from rankup.layers import (
@@ -29,7 +30,7 @@ from rankup.layers import (
 )
 from rankup.modes import outside_inference
 from rankup.packing import Store
-from rankup.plan import Growth, make_plan
+from rankup.plan import make_plan
 from rankup.rank import RankRule
 from rankup.roster import KnownTask, Roster
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name

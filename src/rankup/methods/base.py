@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from rankup.checkpoint import Checkpoint
 from rankup.data.tasks import Task
 from rankup.engine import Engine
+from rankup.growth import Growth
 from rankup.methods.options import Options
 from rankup.metrics import Footprint
-from rankup.plan import Growth
 from rankup.recipe import Recipe
 from rankup.steps import Learner
 from rankup.train import OnEpoch, learn

@@ -11,12 +11,13 @@ from torch import Tensor
 from rankup.data.tasks import Task
 from rankup.errors import RankupError
 from rankup.fitting import NetPupil, answering
+from rankup.growth import Growth
 from rankup.manifest import MANIFEST, Manifest
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint
 from rankup.network import IncrementalNet
-from rankup.plan import Growth, make_plan
+from rankup.plan import make_plan
 from rankup.runs import files as run_files
 from rankup.steps import Learner
 from rankup.store import load, save

@@ -33,10 +33,10 @@ from rankup.data.transforms import check_pad
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Feed
+from rankup.growth import Growth
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
-from rankup.plan import Growth
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.runs.allocator import keep_freed_memory

@@ -1,0 +1,109 @@
+"""What of a module can be neither factored nor kept per task, refused in one sentence that tells
+what to exclude."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from rankup.errors import RankupError
+from rankup.growth import Growth
+from rankup.kinds import WEIGHTED, is_plain, kind_of, own_tensors
+from rankup.layers import CONVOLUTIONS
+from rankup.modes import has_hooks
+from rankup.trace import Trace
+
+_UNINITIALISED = "not initialised yet"
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+Modules = Mapping[str, nn.Module]
+
+
+def refuse_what_cannot_be(
+    modules: Modules, replaced: set[str], head: str, growth: Growth, trace: Trace | None
+) -> None:
+    """
+    Args:
+        modules: all parts of the module, by their names.
+        replaced: those that layers of ours are to take the place of, but for the head.
+    """
+    problems = _problems(modules, replaced | {head}, growth, trace)
+    lazy = [name for name, reason in problems.items() if reason == _UNINITIALISED]
+    if lazy:
+        raise RankupError(
+            f"layers of the module are not initialised yet ({', '.join(lazy)}): run it once on an "
+            "input"
+        )
+    if head in problems:
+        raise RankupError(
+            f"the head {head!r} must be a plain Linear with a weight of its own "
+            f"({problems[head]}): replace it, or name another layer with head="
+        )
+    if problems:
+        listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
+        what_becomes = (
+            "leave them as they are"
+            if growth.base == "keep"
+            else "train them with the first task and leave them constant after it"
+        )
+        raise RankupError(
+            f"cannot factor {listed}; pass exclude={[*growth.exclude, *problems]} to {what_becomes}"
+        )
+
+
+def _problems(
+    modules: Modules, replaced: set[str], growth: Growth, trace: Trace | None
+) -> dict[str, str]:
+    """Why parts, or parameters of them, cannot be; of what contains others it alone."""
+    found: dict[str, str] = {}
+    for name, part in modules.items():
+        if _is_inside(name, found) or growth.excludes(name):
+            continue
+        if name in replaced:
+            if reason := _obstacle(name, modules, trace):
+                found[name] = reason
+        elif _has_inner_layers(part):
+            found[name] = type(part).__name__
+        elif type(part).__module__.startswith("torch.nn.") or is_plain(part):
+            if any(True for _ in own_tensors([("", part)])) and not isinstance(part, WEIGHTED):
+                found[name] = type(part).__name__
+        else:
+            for key, parameter in part._parameters.items():
+                own = f"{name}.{key}".lstrip(".")
+                if parameter is not None and not growth.excludes(own):
+                    found[own] = "a parameter of its own"
+    return found
+
+
+def _is_inside(name: str, found: Mapping[str, str]) -> bool:
+    return any(name == other or name.startswith(f"{other}.") for other in found)
+
+
+def _obstacle(name: str, modules: Modules, trace: Trace | None) -> str | None:
+    """Why a layer of a known kind cannot be replaced."""
+    part = modules[name]
+    kind = kind_of(part)
+    if kind is not None and not is_plain(part):
+        return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
+    if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
+        return _UNINITIALISED
+    if isinstance(part, CONVOLUTIONS) and part.groups != 1:
+        return f"a grouped convolution, groups={part.groups}"
+    if has_hooks(part):
+        return "it has hooks"
+    if trace is not None and trace.reads_weights_of(name):
+        return "the module's forward reads its weights directly"
+    owned = {id(p) for p in part.parameters()}
+    for other, other_part in modules.items():
+        if other != name and any(id(p) in owned for p in other_part._parameters.values()):
+            return f"it shares a weight with {other!r}"
+    return None
+
+
+def _has_inner_layers(part: nn.Module) -> bool:
+    """torch's own composite layers read their inner layers' weights: none can be replaced."""
+    return (
+        type(part).__module__.startswith("torch.nn.")
+        and not isinstance(part, _CONTAINERS)
+        and any(True for _ in part.children())
+        and any(True for _ in part.parameters())
+    )
