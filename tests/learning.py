@@ -6,8 +6,8 @@ from torch import Tensor, nn
 import rankup
 from rankup.feed import Feed
 from rankup.graph import Graph
-from rankup.learner import RankLearner
 from rankup.rank import Rank
+from rankup.rank_learner import RankLearner
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Learner
 

@@ -10,8 +10,8 @@ import rankup
 from learning import CPU, F64, RANKS, after_steps, assert_agree, learners, task
 from rankup.chain import ChainLearner, is_chain
 from rankup.feed import Draws, Feed
-from rankup.learner import RankLearner
 from rankup.rank import Rank
+from rankup.rank_learner import RankLearner
 from rankup.recipe import Recipe
 from rankup.steps import Eager
 

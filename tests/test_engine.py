@@ -15,8 +15,9 @@ from rankup.engine import Engine
 from rankup.feed import Draws, Feed, places, take
 from rankup.fitting import NetPupil
 from rankup.flat import gathered, views
-from rankup.learner import ModuleLearner, RankLearner
+from rankup.learner import ModuleLearner
 from rankup.rank import Rank
+from rankup.rank_learner import RankLearner
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Learner
 

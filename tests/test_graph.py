@@ -12,8 +12,8 @@ from rankup.chain import ChainLearner
 from rankup.engine import Engine
 from rankup.feed import Feed
 from rankup.graph import Graph, _streams
-from rankup.learner import RankLearner
 from rankup.rank import Rank
+from rankup.rank_learner import RankLearner
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Learner
 from zoo import GPU

@@ -18,9 +18,9 @@ from rankup.errors import RankupError
 from rankup.feed import Feed, take
 from rankup.fitting import NetPupil, answering
 from rankup.graph import Graph
-from rankup.learner import RankLearner
 from rankup.network import IncrementalNet
 from rankup.rank import Rank
+from rankup.rank_learner import RankLearner
 from rankup.recipe import Recipe
 from rankup.steps import Eager, Form, Learner
 from rankup.teaching import Teacher, distance

@@ -17,9 +17,10 @@ from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
 from rankup.fitting import NetPupil, default_recipe
 from rankup.layers import FactoredLayer, active
-from rankup.learner import RankLearner, loss_of
+from rankup.learner import loss_of
 from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
 from rankup.rank import Rank
+from rankup.rank_learner import RankLearner
 from rankup.recipe import PAPER, Recipe, recipe_for
 from rankup.train import Epoch
 from zoo import assert_same_bits, logits

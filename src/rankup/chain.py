@@ -22,8 +22,8 @@ from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, places, take_places
 from rankup.layers import FactoredLinear, TaskHead, Tensors, active, dense_is_cheaper
 from rankup.layout import trial
-from rankup.learner import MOST_BYTES, RankLearner, runs_as_traced
 from rankup.network import IncrementalNet
+from rankup.rank_learner import MOST_BYTES, RankLearner, runs_as_traced
 
 Product = Callable[[Tensor, Tensor], Tensor]
 

@@ -15,10 +15,10 @@ from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layout import convolves, for_answers
-from rankup.learner import ApartLearner, RankLearner
 from rankup.modes import evaluating, has_hooks, learning_on, modes_kept, outside_inference
 from rankup.network import IncrementalNet
 from rankup.rank import as_whole
+from rankup.rank_learner import ApartLearner, RankLearner
 from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
