@@ -60,8 +60,8 @@ def _try(some: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> None:
 
 
 def _some_of(leaf: Any, samples: int) -> Any:
-    """Of what has a part for each sample those of two samples, or of three if there are two; else
-    all of it. Not of one, whose dimension a module may squeeze."""
+    """The parts of two samples, or of three if there are two, of what has one for each sample; else
+    all of it. Never that of one, whose dimension a module may squeeze."""
     if not _is_per_sample(leaf, samples):
         return leaf
     # Copies, because a module may change what it is given.

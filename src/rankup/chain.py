@@ -93,7 +93,8 @@ class ChainLearner(RankLearner):
             grads = {f"{name}weight": product(grad, x.mT)}
             if bias is not None:
                 grads[f"{name}bias"] = grad.sum(-1)
-        to_y, held = product(weight.mT, grad), []
+        to_y = product(weight.mT, grad)
+        held = []  # until `join`: what was computed aside reads it
         for link in reversed(self._links):
             back = self._backward(link, to_y, product, wants_x=link is not first)
             grads |= {f"body.{link.name}.new_{key}": g for key, g in back.grads.items()}
@@ -236,7 +237,7 @@ class Link:
         self.selected_by_new = self._all_selected[..., rank - self.added :, :]
 
     def new(self, rows: Tensor) -> Tensor:
-        """Of rows for factors those of the new ones."""
+        """The rows that belong to the new factors."""
         return rows.narrow(-2, rows.shape[-2] - self.added, self.added)
 
     def scaled(self, product: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from rankup.errors import RankupError
 
 
 def refuse_functions_of(module: nn.Module) -> None:
-    """Those of a network would run the layers of the module that was given, and train these. A copy
-    is looked at, because a class may make its functions anew."""
+    """Refuse a module that holds functions which refer to its layers: those of a copy would go on
+    running and training the original's. A copy is looked at, because a class may make its functions
+    anew."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     try:
         copied = copy.deepcopy(module, shared)

@@ -68,7 +68,8 @@ def _wants_arguments(function: Callable[..., Any]) -> bool:
 
 
 class DenseParts:
-    """Those tensors, read and written where they are: in modules that this project did not write.
+    """The tensors of a `DenseSpec`, read and written where they are: in modules that this project
+    did not write.
 
     They live through a task as a layer does. All are buffers, but parameters while the first task
     trains them.

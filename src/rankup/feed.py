@@ -212,7 +212,7 @@ class Feed:
 
 
 def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
-    """Of no more rows than these, and none of them small: a norm takes statistics of each.
+    """Equal parts of at most `most` rows, so that none is small: a norm takes statistics of each.
 
     >>> [len(part) for part in in_equal_parts(torch.zeros(2049), 2048)]
     [1025, 1024]

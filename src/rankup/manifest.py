@@ -136,7 +136,7 @@ def task_file(index: int, task: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def seeded_hash(seed: int, parts: tuple[Spec, ...]) -> str:
-    """Of all the bits that a network's seeded factors are made of."""
+    """A hash of all the bits that a network's seeded factors are made of."""
     digest = hashlib.sha256(str(seed).encode())
     for spec in parts:
         if isinstance(spec, FactoredSpec):

@@ -22,7 +22,7 @@ _SCALE = ".scale"
 
 
 class Layout(NamedTuple):
-    """Of a tensor in a file."""
+    """What a tensor in a file looks like."""
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...] | None  # that it may have; None: any
@@ -87,8 +87,8 @@ def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
 
 
 def _scale(value: Tensor) -> Tensor:
-    """Of each row, of a selector as a whole. What was unpacked has the same scale again, whatever
-    it is: of all float32 numbers that was tried."""
+    """The scale of each row, or of a selector as a whole. What was unpacked has the same scale
+    again, whatever it is: of all float32 numbers that was tried."""
     rows = value.flatten(1) if value.dim() > 1 else value
     scale = (rows.abs().amax(-1) / _STEPS).float()
     return torch.where(scale > _NOTHING, scale, 1.0)

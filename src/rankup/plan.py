@@ -110,7 +110,7 @@ class _Planner:
         )
 
     def _norms_before(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
-        """Those that run before the last layers, where these alone are factored."""
+        """The norms that run before the last layers, where these alone are factored."""
         if not self.growth.last or self.trace is None:
             return set()
         first = self.trace.position(factored[0])

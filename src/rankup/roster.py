@@ -48,7 +48,7 @@ class Roster:
         self.learning = None
 
     def index(self, task: object, *, or_several: bool = True) -> int:
-        """Of a task by its name or index, the one being learned included.
+        """The index of a task given by name or index, the one being learned included.
 
         Args:
             or_several: whether there could have been a task for each sample, too.
@@ -73,7 +73,7 @@ class Roster:
         return index
 
     def committed(self, task: object) -> int:
-        """Of a task that is committed."""
+        """The index of a committed task; the one being learned is refused."""
         index = self.index(task, or_several=False)
         if index == len(self.tasks):
             assert self.learning is not None

@@ -37,7 +37,7 @@ def of_epoch(seed: int, task: int, epoch: int, device: torch.device) -> torch.Ge
 
 
 def normal(*shape: int, generator: torch.Generator) -> Tensor:
-    """The same numbers whatever torch's default dtype is."""
+    """Normally distributed numbers, the same whatever torch's default dtype is."""
     return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
 
 

@@ -42,7 +42,7 @@ class FactoredSpec:
 
     @property
     def dims(self) -> int:
-        """Of space, behind the channels."""
+        """How many dimensions of space there are behind the channels."""
         return self.conv.dims if self.conv else 0
 
     def shapes(self, task: int, classes: int) -> Shapes:

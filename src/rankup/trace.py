@@ -159,8 +159,8 @@ class Trace:
 
 
 def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
-    """As a module trains, which may be another way than it answers. None where torch.fx cannot
-    trace it."""
+    """What torch.fx records of a module as it trains, which may be another way than it answers;
+    None where it cannot trace it."""
     try:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared.
         shared = {id(parameter): parameter for parameter in module.parameters()}

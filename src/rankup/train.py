@@ -42,7 +42,7 @@ class Epoch:
     look: Callable[[], float]
 
     def accuracy(self) -> float:
-        """On a sample of the training data; computed when asked for."""
+        """The accuracy on a sample of the training data; computed when asked for."""
         return self.look()
 
 

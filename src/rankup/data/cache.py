@@ -155,7 +155,7 @@ def _remove(folder: Path) -> None:
 
 
 def _state(layout: Layout, side: int | None) -> str:
-    """Of the data set's files without reading them: it changes when one of them does."""
+    """What tells that no file of the data set has changed, without reading them."""
     described = []
     for file in layout.files:
         stat = file.stat()
@@ -165,7 +165,7 @@ def _state(layout: Layout, side: int | None) -> str:
 
 
 def _key(layout: Layout, side: int | None, state: str, cache: Path) -> str:
-    """Of the data set's content: names and bytes of its files, and how they are decoded."""
+    """A hash of the data set's content: names and bytes of its files, and how they are decoded."""
     root = os.fsencode(layout.root.resolve())
     memory = cache / "sources" / f"{hashlib.sha256(root).hexdigest()[:32]}.json"
     try:

@@ -47,7 +47,7 @@ def in_use() -> AbstractContextManager[object]:
 
 
 def refuse_second_derivatives() -> None:
-    """For backward passes of ours, which torch could not differentiate: it would take what they
-    give for constant."""
+    """Refuse in a backward pass of ours to be differentiated: torch would take what it gives for
+    constant."""
     if torch.is_grad_enabled():
         raise RuntimeError("kernels of ours have no second derivatives")

@@ -46,7 +46,7 @@ class Factors(NamedTuple):
 
     @classmethod
     def of(cls, layer: FactoredConv) -> Self:
-        """Those of the task that a layer is learning."""
+        """The factors of the task that a layer is learning."""
         height, width = layer.conv.kernel_size
         shape = layer.in_channels, height, width
         return cls(layer.U, layer.V, layer.new_U, layer.new_V, layer.new_selector, shape)
@@ -69,8 +69,8 @@ class Factors(NamedTuple):
 
 
 class Builder:
-    """For tensors that stay where they are, whatever becomes of the numbers in them: kernels know
-    them by their addresses."""
+    """Builds kernels from tensors that stay where they are, whatever becomes of their numbers: it
+    knows them by their addresses."""
 
     def __init__(self, layers: Sequence[Factors]) -> None:
         self.layers = layers

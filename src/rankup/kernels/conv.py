@@ -61,7 +61,7 @@ def conv2d(
 
 
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
-    """That of the product, which autocast may choose; None where torch would refuse them."""
+    """The dtype of the product, which autocast may choose; None where torch would refuse them."""
     kinds = {x.dtype, weight.dtype}
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in kinds:
         return torch.get_autocast_dtype(x.device.type)

@@ -170,7 +170,7 @@ def _store(at, values, n, m, tile, c, ROWS: tl.constexpr):
 
 @triton.jit
 def _store_two(at, first, second, rows, row, m, c):
-    """Into a table `[2, rows, channels]`."""
+    """Write two rows into a table `[2, rows, channels]`."""
     tl.store(at + row * m + c, first, mask=c < m)
     tl.store(at + (rows + row) * m + c, second, mask=c < m)
 
@@ -193,7 +193,7 @@ def _statistics(
     x, parts, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Of each part the mean and the summed squares of what deviates from it."""
+    """Each part's mean, and the summed squares of what deviates from it."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)
@@ -249,7 +249,7 @@ def _to_affine(
     x, by_y, parts, found, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Of each part the sums that are gradients by bias and weight."""
+    """Each part's sums for the gradients by bias and weight."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)

@@ -80,7 +80,7 @@ class TaskLayer(nn.Module, ABC):
 
     @abstractmethod
     def start(self, classes: int, start: Start) -> Tensors:
-        """Where the next task starts."""
+        """The values that the next task starts with."""
 
     @abstractmethod
     def extended(self, added: Tensors) -> Tensors:

@@ -75,7 +75,7 @@ class FactoredLayer(TaskLayer):
 
     @property
     def bias(self) -> Tensor | None:
-        """Of the task that is run: a module's forward may look whether there is one."""
+        """The bias of the task that is run: a module's forward may look whether there is one."""
         return self._bias(self._task_read("bias")) if self.spec.bias else None
 
     def _load_from_state_dict(
@@ -269,7 +269,7 @@ class FactoredLayer(TaskLayer):
 
     @abstractmethod
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        """From R channels to the layer's outputs."""
+        """The layer's outputs from R channels."""
 
     @property
     @abstractmethod

@@ -132,7 +132,7 @@ class TaskHead(TaskLayer):
 
     @property
     def weight(self) -> Tensor:
-        """Of the task that is run, for a module's forward to look at."""
+        """The weight of the task that is run, for a module's forward to look at."""
         return self._own(self._task_read("weight"))[0]
 
     @property

@@ -59,7 +59,7 @@ class TaskNorm(TaskLayer):
 
     @property
     def weight(self) -> Tensor | None:
-        """Of the task that is run: a module's forward may look whether there is one."""
+        """The weight of the task that is run: a module's forward may look whether there is one."""
         return self._read("weight") if self.spec.weight else None
 
     @property
@@ -222,7 +222,7 @@ class TaskNorm(TaskLayer):
         return torch.addcmul(over_channels(shift, x), x, over_channels(scale, x)).to(self.dtype)
 
     def _widened(self, rows: Tensors) -> Tensors:
-        """In what torch's own norms compute in."""
+        """Rows in the dtype that torch's own norms compute in."""
         if self._wide == self.dtype:
             return rows
         return {key: row.to(self._wide) for key, row in rows.items()}

@@ -14,8 +14,8 @@ from rankup.specs import FactoredSpec
 
 
 class GuardedMethod(DenseMethod):
-    """One that keeps the weights of `layers` for the tasks that need them. Norms are per task; what
-    else a module may have is learned with the first task and constant after it."""
+    """A method that keeps the weights of `layers` for the tasks that need them. Norms are per task;
+    what else a module may have is learned with the first task and constant after it."""
 
     norms = "per task"
 
@@ -24,7 +24,7 @@ class GuardedMethod(DenseMethod):
         self.layers = [spec for spec in self.plan.layers if isinstance(spec, FactoredSpec)]
 
     def constant(self) -> Tensors:
-        """For every parameter that tasks share, whether it is frozen if nothing else is said."""
+        """Whether each parameter that tasks share is frozen, if nothing else is said."""
         shared = [name for name, t in self._shared().items() if isinstance(t, nn.Parameter)]
         return {name: torch.tensor(self.learned > 0, device=self.device) for name in shared}
 
@@ -64,5 +64,5 @@ class GuardedLearner(ModuleLearner):
 
 
 def buffer_name(kind: str, name: str) -> str:
-    """That of what is known about a parameter, in a learner: no dots."""
+    """The buffer's name for what a learner knows of a parameter: such names have no dots."""
     return f"{kind}/{name}".replace(".", "/")

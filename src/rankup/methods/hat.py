@@ -167,7 +167,8 @@ class HatLearner(GuardedLearner):
         self.embedding.data = learned["embedding"].detach()
 
     def draws(self, generator: torch.Generator) -> Draws:
-        """With the gates' slope, which in every epoch grows from almost none to a step's."""
+        """An epoch's rows and the gates' slope, which in every epoch grows from almost none to a
+        step's."""
         steepest, steps = self.options.s_max, self.feed.steps
         # From its end, which an epoch of a single step has.
         place: dict[str, Any] = {"device": generator.device, "dtype": torch.float32}
@@ -175,7 +176,7 @@ class HatLearner(GuardedLearner):
         return super().draws(generator) | {"slope": slopes.flip(0)}
 
     def forward(self, draw: Draws) -> Tensor:
-        """With a price on units that no task uses yet."""
+        """The loss, with a price on units that no task uses yet."""
         # A sigmoid whose derivative keeps its digits where it is almost 1: `_compensation`
         # multiplies what is left of it by large numbers.
         gates = F.logsigmoid(draw["slope"] * self.embedding).exp()

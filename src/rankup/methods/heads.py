@@ -64,8 +64,8 @@ class LearningHeads(TaskLayer):
         return F.linear(x, self.weight, self.bias)
 
     def own(self, answers: Tensor, tasks: Tensor) -> Tensor:
-        """Of all heads' answers, for each sample those of its own task; −∞ where that has fewer
-        classes than the widest."""
+        """Each sample's answers by the head of its own task, from those of all heads; −∞ where
+        that has fewer classes than the widest."""
         # Every answer goes to one place at most, so that a GPU adds up the same gradients every
         # time; picking rows of the weights would not.
         columns = over_last(self.columns.index_select(0, tasks), answers)

@@ -135,7 +135,8 @@ class DictionaryWeight(TaskWeight):
         return super().forward(x) if selection is None else self._learn(x, selection)
 
     def _learn(self, x: Tensor, selection: Tensor) -> Tensor:
-        """By way of the factors where there are so few samples that a weight would cost more."""
+        """The layer's outputs, by way of the factors where there are so few samples that a weight
+        would cost more."""
         outputs, inputs, rows = self.spec.outputs, self.spec.inputs, math.prod(x.shape[:-1])
         by_factors = rows * self.factors * (inputs + outputs)
         by_weight = (self.factors + rows) * inputs * outputs
@@ -151,7 +152,7 @@ class DictionaryWeight(TaskWeight):
         return _product(U, self.new_scales * selection, V)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """Those of the task being learned: where they are free, its own."""
+        """The factors of the task being learned: its own where they are free."""
         taken = self.taken[:, None]
         return torch.where(taken, self.U, self.new_U), torch.where(taken, self.V, self.new_V)
 

@@ -210,7 +210,7 @@ def add_covariance(total: Tensor, layer: Layer, x: Tensor) -> None:
 
 
 def _parts(layer: Layer, x: Tensor) -> Sequence[Tensor]:
-    """Of so few samples that the layer's inputs fit in memory: a convolution has many of each."""
+    """Parts so small that the layer's inputs fit in memory: a convolution has many of a sample."""
     taps = layer.weight[0, 0].numel()
     return torch.split(x, max(1, _BYTES // (8 * taps * x[0].numel())))
 

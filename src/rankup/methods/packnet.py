@@ -40,7 +40,7 @@ class PackNet(GuardedMethod):
         self._learner: PackNetLearner  # of the open task
 
     def owners(self, name: str) -> Tensor:
-        """Whose the numbers of a weight are."""
+        """The task that each number of a weight belongs to."""
         weight = self.weights[name]
         return unpack(self.kept[_owners(name)], self.bits, weight.numel()).view_as(weight)
 

@@ -35,7 +35,7 @@ def joined(one: Batch, other: Batch) -> Batch:
 
 
 class Places(Protocol):
-    """Whose sample is where in a memory."""
+    """Which task and class each place in a memory belongs to."""
 
     tasks: Tensor
     labels: Tensor

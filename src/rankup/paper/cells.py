@@ -75,7 +75,7 @@ class Cell:
         return dict(apart(dict(self.settings)).options)
 
     def __str__(self) -> str:
-        """In a line, for whoever looks on.
+        """What it is in a line, for whoever looks on.
 
         >>> print(cell("p-mnist", "ewc", epochs=5))
         p-mnist, ewc, epochs 5

@@ -70,7 +70,7 @@ TAUGHT: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def default(stream: str, net: str = "mlp") -> Cell:
-    """As long as all rivals."""
+    """Learned for as many epochs as all rivals."""
     return cell(stream, net=net, epochs=EPOCHS[stream] if net == "mlp" else RESNET_EPOCHS)
 
 

@@ -40,8 +40,8 @@ def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
 
 
 def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
-    """By the median of what was run on such a device: some methods take several times as long as
-    others."""
+    """Seconds for a seed, a task and an epoch, by stream and network: the median of what was run on
+    such a device, as some methods take several times as long as others."""
     rates: dict[tuple[str, str], list[float]] = {}
     for own in cells:
         found = results.of(own)
@@ -53,8 +53,8 @@ def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
 
 
 def overview(results: Results, device: str) -> Table:
-    """For the terminal: a line for each part, and one for all of them, in which what several parts
-    show counts once."""
+    """A table for the terminal: a line for each part, and one for all of them, in which what
+    several parts show counts once."""
     from rich import box
     from rich.table import Table
 

@@ -83,7 +83,7 @@ def piece(root: Path, machine: str, command: str) -> Iterator[Watch]:
 
 
 def pieces_in(root: Path) -> list[Piece]:
-    """In the order in which they were begun."""
+    """All pieces, in the order in which they were begun."""
     found = []
     for path in (root / FOLDER).glob("*.json"):
         try:
@@ -97,8 +97,8 @@ def pieces_in(root: Path) -> list[Piece]:
 
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
-    """For each machine on which all of these cells were run how long that took. What a piece lost
-    by being stopped is counted, and so is what it ran beside these cells."""
+    """How long all of these cells took, a line for each machine on which all were run. What a piece
+    lost by being stopped is counted, and so is what it ran beside these cells."""
     shown = {str(own.folder()) for own in cells}
     by_machine: dict[str, list[Piece]] = {}
     for own in pieces_in(root):

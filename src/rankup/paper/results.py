@@ -79,7 +79,7 @@ class Results:
         write_file(path, f'{{"known": {known},\n"runs": [\n{lines}\n]}}\n'.encode())
 
     def _wanted(self, cell: Cell) -> list[Result]:
-        """Of all seeds that the cell asks for and that were run; others may have been, too."""
+        """The runs that were made of the seeds that the cell asks for; there may be others."""
         found = self._found(cell)
         return [found[seed] for seed in range(cell.seeds) if seed in found]
 

@@ -32,7 +32,7 @@ WORK = ".work"  # runs that have not come to their end, in the folder of results
 
 
 class Said(NamedTuple):
-    """By a cell while it runs."""
+    """What a cell tells while it runs."""
 
     cell: Cell
     what: Progress | str

@@ -94,7 +94,7 @@ def lines(
 
 
 def rich_tables(table: Table, results: Results) -> Iterable[RichTable]:
-    """For the terminal, one for each section."""
+    """Tables for the terminal, one for each section."""
     from rich import box
     from rich.table import Table as RichTable
 
@@ -142,7 +142,7 @@ def _heading(measure: Measure) -> str:
 
 
 def _fractions(measure: Measure, measured: Measured) -> list[float]:
-    """Of each seed."""
+    """What is measured of each seed."""
     if isinstance(measure, Tasks):
         rows = (run.accuracy[-1][measure.first - 1 : measure.last] for run in measured.runs)
         return [statistics.mean(row) for row in rows]

@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def shown(self) -> list[Entry]:
-        """Those that have results, in the order given."""
+        """The entries that have results, in the order given."""
         return [entry for entry in self.entries if entry.runs]
 
     @property

@@ -47,7 +47,7 @@ def _lay_out(figure: Figure) -> None:
 
 
 def _hold_labels(figure: Figure) -> None:
-    """Where they were drawn: who draws the figure again does not look for their places."""
+    """Fix labels where they were drawn, so that another drawing does not look for their places."""
     for axis in _axises(figure):
         axis.set_label_coords(*axis.label.get_position(), axis.label.get_transform())
 
@@ -139,7 +139,7 @@ def every(tasks: int, most: int) -> list[int]:
 
 
 def new_figure(width: float, height: float, lay_out: bool = True) -> Figure:
-    """Of a size in inches, on which a place will be found for everything unless told not to."""
+    """An empty figure, its size in inches, which finds a place for everything unless told not to."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI)

@@ -92,8 +92,8 @@ def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def finished_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Those of which there are means: a run on its way has fewer tasks to get right, so its
-    average is not one of the same thing."""
+    """Groups of finished runs, of which there are means: a run on its way has fewer tasks to get
+    right, so its average is not one of the same thing."""
     return seed_groups([run for run in runs if run.finished])
 
 
@@ -118,7 +118,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
 
 def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:
-    """Of the first `tasks` tasks of the network, without loading the rest of it."""
+    """The selectors of the network's first `tasks` tasks, and how many factors each brought,
+    without loading the rest of it."""
     from rankup.manifest import MANIFEST, Manifest
     from rankup.specs import FactoredSpec
 

@@ -28,7 +28,7 @@ class OverSeeds:
 
     @property
     def accuracy(self) -> list[float]:
-        """Of each seed, on average over all tasks, after the last."""
+        """Each seed's average over all tasks, after the last."""
         return [run.matrix.average_accuracy() for run in self.runs]
 
     @property
@@ -61,5 +61,5 @@ class OverSeeds:
 
     @property
     def seconds(self) -> float:
-        """Of a seed, on average."""
+        """How long a seed took, on average."""
         return statistics.mean(run.seconds for run in self.runs)

@@ -17,7 +17,7 @@ class Theme:
 
     @property
     def suffix(self) -> str:
-        """Of a plot's file name."""
+        """What a plot's file name ends with."""
         return "" if self is LIGHT else f"-{self.name}"
 
 

@@ -66,7 +66,7 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
 
 
 def holds_anything(folder: Path) -> bool:
-    """But for what a process leaves there that was killed before its run began."""
+    """Whether a folder holds more than what is left of a process that died before its run began."""
     return any(entry.name != _LOCK and not is_unfinished(entry) for entry in folder.iterdir())
 
 
@@ -137,8 +137,8 @@ def other_torch(config: RunConfig, out: Path) -> list[str]:
 
 
 def record_torch(config: RunConfig, out: Path) -> None:
-    """Where a run goes on with another version of torch than before, add it to its settings, in
-    which there is then a list of them. Only for who works in the folder."""
+    """Add the version of torch to a run's settings if it goes on with another than before; there is
+    then a list of them. Only for who works in the folder."""
     before = other_torch(config, out)
     if not before:
         return

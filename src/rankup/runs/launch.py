@@ -131,7 +131,8 @@ def share_queues(processes: int) -> None:
 
 
 def fingerprint(stream: Stream) -> str:
-    """Of all samples of a data set of one's own, which may change; others do not."""
+    """A checksum of all samples of a data set of one's own, which may change; empty for others,
+    which do not."""
     if not stream.name.startswith(OWN):
         return ""
     sum_ = 0
@@ -163,8 +164,9 @@ def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recip
 
 
 def _threads(asked: Request, out: Path, alone: bool) -> int:
-    """For a run that goes on as many as it had, because bits depend on it. The steps of an MLP are
-    too small for more than two, and several runs have a process with one thread each."""
+    """How many threads a run has: as many as before where it goes on, because bits depend on it.
+    The steps of an MLP are too small for more than two, and several runs have a process with one
+    thread each."""
     if asked.resume and (out / CONFIG).exists():
         before = _threads_before(out / CONFIG)
         if asked.threads not in (None, before):

@@ -99,8 +99,8 @@ def _on_their_device(seeds: Sequence[Seed]) -> list[Stream]:
 
 
 def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
-    """Also load what will draw the page, from the first progress on: while it waits for a GPU,
-    Python has time for it."""
+    """Progress that also has loaded what will draw the page, from the first time on: while it waits
+    for a GPU, Python has time for it."""
     load = threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
 
     def tell(progress: Progress) -> None:
@@ -126,7 +126,7 @@ def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict
 
 
 def _cores() -> int:
-    """That this process may use, where the system tells."""
+    """How many cores this process may use, where the system tells."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 

@@ -62,5 +62,5 @@ class Request:
 
     @property
     def stream_name(self) -> str:
-        """As a part of a folder's name."""
+        """The stream's name as a part of a folder's."""
         return self.stream.replace("/", "_").replace(":", "-")

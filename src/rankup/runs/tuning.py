@@ -141,7 +141,7 @@ class Tuning:
         return self.launch.of(method, {}, folders, settings=tried)
 
     def _name(self, method: str) -> str:
-        """That of the method, or of the variant that all trials are of."""
+        """The method's name, or that of the variant that all trials are of."""
         variants = {variant_of(method, self.launch.rank, tried) for tried in self.trials[method]}
         return method + (variants.pop() if len(variants) == 1 else "")
 

@@ -59,7 +59,7 @@ _speaking = threading.Lock()
 
 
 def tell(message: Any) -> None:
-    """From a worker to the one that asked."""
+    """Send a message from a worker to the one that asked."""
     _say(_Told(message))
 
 
@@ -157,7 +157,7 @@ def _kill(workers: list[_Worker]) -> None:
 
 
 def _serve(line: Connection) -> None:
-    """In a worker: do job after job."""
+    """What a worker does: job after job."""
     _begin(line)
     while True:
         try:
