@@ -139,7 +139,7 @@ def every(tasks: int, most: int) -> list[int]:
 
 
 def new_figure(width: float, height: float, lay_out: bool = True) -> Figure:
-    """An empty figure, its size in inches, which finds a place for everything unless told not to."""
+    """An empty figure, its size in inches. It finds a place for everything, unless told not to."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI)

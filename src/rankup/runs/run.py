@@ -125,7 +125,7 @@ def _learn_next(
     started, before = time.perf_counter(), 0.0
 
     def seconds() -> float:
-        """Seconds that the task has taken, also before it went on; runs that learn together share them."""
+        """Seconds that the task has taken, in all; runs that learn together share them."""
         return before + (time.perf_counter() - started) / len(runs)
 
     # The others were stopped after they had saved the task, or learn all tasks at once.
