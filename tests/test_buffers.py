@@ -86,10 +86,17 @@ def test_a_loaded_network_goes_on_as_it_would_have(tmp_path: Path) -> None:
 def test_what_changes_all_the_same_is_refused_and_put_back() -> None:
     task = halves()
     net = grown(Averaging(always=True))
-    rankup.fit(net, task, RECIPE)
+    net.begin_task(task.name, task.classes)
+    step(net, task)
+    net.commit_task()
     mean = net.body.mean.clone()
-    with pytest.raises(rankup.TaskStateError, match="changed its buffer 'mean' while it learned"):
+    with pytest.raises(rankup.TaskStateError, match="changes its buffer 'mean' also when it only"):
         rankup.fit(net, replace(task, name="again"), RECIPE)
+    net.begin_task("again", task.classes)
+    step(net, replace(task, name="again"))
+    with pytest.raises(rankup.TaskStateError, match="changed its buffer 'mean' while it learned"):
+        net.commit_task()
+    net.abandon_task()
     assert net.tasks == ["halves"]
     assert torch.equal(net.body.mean, mean)
 

@@ -243,7 +243,7 @@ def test_seeded_selectors_start_so_that_weights_have_their_usual_scale(
     assert float(selector.detach().std()) == pytest.approx(
         (gain * outputs / seeded) ** 0.5, rel=0.1
     )
-    variance = float(net.body[0].weight(0).detach().var())
+    variance = float(net.body[0].matrix(0).detach().var())
     assert variance == pytest.approx(gain / inputs, rel=0.1)
 
 

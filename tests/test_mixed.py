@@ -377,3 +377,27 @@ def test_a_captured_mixed_batch_follows_its_indices(kind: str) -> None:
             ids.copy_(tasks)
             graph.replay()
             torch.testing.assert_close(answer, wanted, rtol=1e-3, atol=1e-3)
+
+
+class AcrossLogits(nn.Module):
+    """Whose answers are of length one, whatever a task's number of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(self.head(self.hidden(x).relu()), dim=1)
+
+
+def test_a_module_that_computes_across_its_logits_is_not_mixed_where_these_differ() -> None:
+    net, x = rankup.grow(AcrossLogits(), rankup.Rank(2, 1)).eval(), torch.randn(3, 16)
+    for name, classes in (("a", 4), ("b", 4), ("c", 2)):
+        if name == "c":  # so far all have as many
+            assert torch.isfinite(net(x, task=["a", "b", "a"])).all()
+        net.begin_task(name, classes)
+        net.commit_task()
+    for tasks in (["a", "b", "a"], ["a", "c", "a"]):
+        with pytest.raises(rankup.RankupError, match="computes across its logits"):
+            net(x, task=tasks)
+    assert torch.isfinite(net(x, task="c")).all()

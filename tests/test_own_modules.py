@@ -519,3 +519,47 @@ def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out(
         assert net.plan.chain is None
     task = halves()
     assert right(rankup.fit(net, task, RECIPE), task) > 0.8
+
+
+class OfItsKind(nn.Module):
+    """Has its inputs in the dtype and on the device of its first layer, as many published do."""
+
+    def __init__(self, traced: bool) -> None:
+        super().__init__()
+        self.conv, self.mid, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 6), nn.Linear(6, 3)
+        self.traced = traced
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.traced and x.sum() > 1e9:
+            x = x * 0
+        x = x.to(self.conv.weight.device, self.conv.weight.dtype)
+        hidden = self.mid(self.conv(x).relu().mean((2, 3)))
+        answer: Tensor = self.head(hidden.relu())
+        return answer
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_forward_may_look_at_the_kind_of_a_weight(traced: bool) -> None:
+    net = rankup.grow(OfItsKind(traced), rankup.Rank(2, 1), head="head")
+    x = torch.randn(5, 1, 6, 6)
+    for name in ("a", "b"):
+        net.begin_task(name, 3)
+        net(x, task=name).sum().backward()
+        assert all(p.grad is not None for p in net.parameters())
+        net.commit_task()
+    torch.testing.assert_close(net.merged("a")(x), net(x, task="a"))
+
+
+@pytest.mark.parametrize("kind", ["conv", "mid"])
+def test_the_weight_of_a_layer_is_that_of_the_task_that_is_run(kind: str) -> None:
+    net = rankup.grow(OfItsKind(True), rankup.Rank(2, 1), head="head")
+    for name in ("a", "b"):
+        net.begin_task(name, 3)
+        net.commit_task()
+    layer = net.body.get_submodule(kind)
+    for task in (0, 1):
+        with rankup.layers.active(task):
+            merged = net.merged(task).get_submodule(kind)
+            assert torch.equal(layer.weight, merged.weight)  # type: ignore[arg-type]
+    with pytest.raises(rankup.TaskStateError, match="has a weight for each task"):
+        _ = layer.weight

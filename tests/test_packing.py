@@ -39,9 +39,9 @@ def grown(kind: str, store: Store) -> rankup.IncrementalNet:
 def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -> None:
     for dtype in (torch.float32, torch.float64):
         value = torch.tensor(drawn, dtype=dtype)
-        packed = packing.pack(HEAD, "selector", value, store)
+        packed = packing.pack(HEAD, {"selector": value}, store)
         back = packing.unpack(HEAD, "selector", packed, dtype)
-        again = packing.pack(HEAD, "selector", back, store)
+        again = packing.pack(HEAD, {"selector": back}, store)
         assert packed.keys() == again.keys()
         assert all(torch.equal(packed[name], again[name]) for name in packed)
         assert torch.equal(packing.unpack(HEAD, "selector", again, dtype), back)
@@ -55,10 +55,9 @@ def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -
 def test_every_scale_comes_back_with_all_its_bits() -> None:
     mantissas = torch.arange(0x3F800000, 0x40000000, dtype=torch.int32)  # all from 1 to below 2
     value = mantissas.view(torch.float32)[:, None]
-    packed = packing.pack(HEAD, "weight", value, "int8")
-    again = packing.pack(
-        HEAD, "weight", packing.unpack(HEAD, "weight", packed, value.dtype), "int8"
-    )
+    packed = packing.pack(HEAD, {"weight": value}, "int8")
+    back = packing.unpack(HEAD, "weight", packed, value.dtype)
+    again = packing.pack(HEAD, {"weight": back}, "int8")
     assert torch.equal(packed["weight"], again["weight"])
     assert torch.equal(packed["weight.scale"], again["weight.scale"])
 
@@ -75,16 +74,16 @@ def test_a_byte_is_off_by_half_a_step_of_its_row_at_most(drawn: object) -> None:
 def test_which_form_a_tensor_has() -> None:
     dense = DenseSpec((("stem.weight", (3, 3)),), ("stem.weight",), False)
     value = torch.randn(3, 3)
-    assert packing.pack(HEAD, "weight", value, "int8")["weight"].dtype == torch.int8
-    assert packing.pack(HEAD, "bias", value[0], "int8")["bias"].dtype == torch.float16
-    assert packing.pack(dense, "stem.weight", value, "int8")["stem.weight"] is value
+    assert packing.pack(HEAD, {"weight": value}, "int8")["weight"].dtype == torch.int8
+    assert packing.pack(HEAD, {"bias": value[0]}, "int8")["bias"].dtype == torch.float16
+    assert packing.pack(dense, {"stem.weight": value}, "int8")["stem.weight"] is value
     body = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm([3]), nn.Linear(3, 2))
     net = rankup.grow(body, Rank(1, 1), head="2")
     (norm,) = (part.spec for part in net.parts if isinstance(part.spec, NormSpec))
-    assert packing.pack(norm, "weight", value, "int8")["weight"].dtype == torch.float16
+    assert packing.pack(norm, {"weight": value}, "int8")["weight"].dtype == torch.float16
     # What half precision cannot hold stays as it is.
     large = torch.tensor([1e6, 1.0])
-    assert packing.pack(HEAD, "bias", large, "float16")["bias"] is large
+    assert packing.pack(HEAD, {"bias": large}, "float16")["bias"] is large
     assert packing.rounded(HEAD, {"weight": torch.zeros(2, 3)}, "int8")["weight"].tolist() == (
         [[0.0] * 3] * 2
     )

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, places, take_places
 from rankup.layers import FactoredLinear, TaskHead, Tensors, active, dense_is_cheaper
 from rankup.layout import trial
@@ -44,7 +43,7 @@ class ChainLearner(RankLearner):
         made = feed.made
         self._is_ready = made is not None and made.is_cuda and 4 * made.numel() <= MOST_BYTES
         if made is not None and self._is_ready:
-            self.x = self._reads["x"] = feed.scaled(to_float(made)).flatten(1)
+            self.x = self._reads["x"] = feed.scaled(feed.floats(made)).flatten(1)
         self._scale = None if self._is_ready else feed.byte_scale
         products = (
             layer.spec.rank.used(self.index) * layer.out_features * feed.batch_size

@@ -1,4 +1,5 @@
-"""Functions that a module holds and that hold the module: a copy of it shares them."""
+"""What stands in the way of copying a module, as functions that it holds and that hold it: a copy
+shares them."""
 
 import copy
 from collections.abc import Iterable
@@ -11,14 +12,29 @@ from torch import nn
 from rankup.errors import RankupError
 
 
+def refuse_uncopyable(module: nn.Module) -> None:
+    try:
+        _copied(module)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RankupError(
+            f"grow works on a copy of the module, which cannot be made: {reason[0]}"
+        ) from error
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy that shares all tensors."""
+    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+    return copy.deepcopy(module, shared)
+
+
 def refuse_functions_of(module: nn.Module) -> None:
     """Refuse a module that holds functions which refer to its layers: those of a copy would go on
     running and training the original's. A copy is looked at, because a class may make its functions
     anew."""
-    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     try:
-        copied = copy.deepcopy(module, shared)
-    except Exception:  # whoever needs the copy will say why there is none
+        copied = _copied(module)
+    except Exception:  # that was refused before, where there is none
         return
     parts, seen = {id(part) for part in module.modules()}, set[int]()
     for name, part in copied.named_modules():

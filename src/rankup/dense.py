@@ -26,6 +26,7 @@ def reset(
         given: the module as it was given: its own code may draw its layers, too, which the body has
             no more.
     """
+    frozen = frozen_parts(given)
     owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
     fresh = copy.deepcopy(given) if owners else given
     for name in owners:
@@ -36,7 +37,19 @@ def reset(
             body.get_parameter(name).copy_(fresh.get_parameter(name))
         drawn = dict(fresh.named_buffers(remove_duplicate=False))
         for name in (name for name, _ in spec.tensors if name in drawn):
-            body.get_buffer(name).copy_(drawn[name])
+            if name.rpartition(".")[0] not in frozen:
+                body.get_buffer(name).copy_(drawn[name])
+
+
+def frozen_parts(module: nn.Module) -> set[str]:
+    """The parts that stay as they were given, by name: all parameters of each, or of something that
+    contains it, are frozen."""
+    found = set[str]()
+    for name, part in module.named_modules():
+        wanted = [p.requires_grad for p in part.parameters()]
+        if wanted and not any(wanted):
+            found.update(f"{name}.{inner}".strip(".") for inner, _ in part.named_modules())
+    return found
 
 
 def redrawn(given: nn.Module) -> nn.Module:
@@ -50,11 +63,18 @@ def redrawn(given: nn.Module) -> nn.Module:
 def redraw(module: nn.Module) -> None:
     """Draw a module's own weights anew, where it knows how to. Attention of torch's has another
     name for that than all its other layers."""
-    for name in ("reset_parameters", "_reset_parameters"):
-        if callable(draw := getattr(module, name, None)):
-            if not _wants_arguments(draw):  # else it is for its owner to call
-                draw()
-            return
+    if (draw := _drawing(module)) is not None and not _wants_arguments(draw):
+        draw()  # with arguments it is for its owner to call
+
+
+def _can_draw(module: nn.Module) -> bool:
+    return _drawing(module) is not None
+
+
+def _drawing(module: nn.Module) -> Callable[..., Any] | None:
+    names = ("reset_parameters", "_reset_parameters")
+    found = (getattr(module, name, None) for name in names)
+    return next((draw for draw in found if callable(draw)), None)
 
 
 def _wants_arguments(function: Callable[..., Any]) -> bool:
@@ -103,6 +123,15 @@ class DenseParts:
         self._before: Tensors = {}
         self._passing_before: list[Tensor | None] = []
         self._own = [name for name, _ in spec.tensors if name not in spec.trained]
+        frozen = [body.get_submodule(name) for name in frozen_parts(body)]
+        self._frozen = [part for part in frozen if part._buffers]
+        # What no seed gives back: frozen weights, and those of modules that cannot draw them.
+        self.brought = [
+            name
+            for name, _ in spec.tensors
+            if isinstance(here[name], nn.Parameter)
+            and (name not in spec.trained or not _can_draw(_place(body, name)[0]))
+        ]
         self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})
 
@@ -145,6 +174,15 @@ class DenseParts:
         self._undo_passing()
         return changed
 
+    def refuse_restless(self) -> None:
+        """Refuse a module that has just answered and changed buffers in that: it would answer
+        otherwise the next time."""
+        if changed := self._changed():
+            raise TaskStateError(
+                f"the module changes its buffer {changed[0]!r} also when it only answers, so that "
+                "no answer would stay as it is: have it look at self.training"
+            )
+
     def as_given(self) -> set[str]:
         """What no task has changed, so that it may hold any values, as a mask of −inf does."""
         return {*self._own} - {*self._changed()}
@@ -155,6 +193,11 @@ class DenseParts:
         for name in self._updating:
             for owner, _ in self._places[name]:
                 owner.training = False
+
+    def hold_frozen(self) -> None:
+        """Have frozen parts change no buffers either: what is frozen answers as it was given."""
+        for part in self._frozen:
+            part.training = False
 
     def close(self) -> None:
         self._constant(self._before)

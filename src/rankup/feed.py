@@ -72,7 +72,7 @@ class Feed:
             return transform(x)
         parts = torch.split(x, self.chunk(x))
         # Of copies, because a transform may change what it is given.
-        return torch.cat([transform(to_float(part.clone())) for part in parts])
+        return torch.cat([transform(self.floats(part.clone())) for part in parts])
 
     @property
     def transforms_batches(self) -> bool:
@@ -122,10 +122,10 @@ class Feed:
             return self._by_kernel(x, draw, places(draw["rows"], x.shape[1]) if at is None else at)
         picked = take(x, draw["rows"]) if at is None else take_places(x, at)
         if "coins" not in draw:
-            return self.scaled(to_float(picked))
+            return self.scaled(self.floats(picked))
         drawn = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
         # Bytes, where they are bytes, in less time.
-        changed = to_float(augment(picked.view(-1, *x.shape[-3:]), self.recipe.crop, drawn))
+        changed = self.floats(augment(picked.view(-1, *x.shape[-3:]), self.recipe.crop, drawn))
         if self.task.transform is not None:
             changed = self.task.transform(changed)
         return self.scaled(changed.view_as(picked))
@@ -168,7 +168,7 @@ class Feed:
         chunks = self._split(x, y)
         if self.made is None:
             return ((self._inputs(x), y) for x, y in chunks)
-        return ((self.scaled(to_float(x)), y) for x, y in chunks)
+        return ((self.scaled(self.floats(x)), y) for x, y in chunks)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         chunks = self._split(self.task.test_x, self.task.test_y)
@@ -188,6 +188,11 @@ class Feed:
             return None
         return 1 / 255 if self.recipe.pixels == "unit" else 1.0
 
+    def floats(self, x: Tensor) -> Tensor:
+        """Inputs before they are scaled: with all their digits where a network computes with them,
+        but no fewer than transforms need where it computes with less."""
+        return to_float(x, torch.promote_types(self.dtype, torch.float32))
+
     def scaled(self, x: Tensor) -> Tensor:
         return scaled(x.to(self.dtype), self.recipe) if x.is_floating_point() else x
 
@@ -200,8 +205,8 @@ class Feed:
     def _inputs(self, x: Tensor) -> Tensor:
         transform = self.task.transform
         if isinstance(transform, Permutation):  # of bytes, where they are bytes, in less time
-            return self.scaled(to_float(transform(x)))
-        x = to_float(x)
+            return self.scaled(self.floats(transform(x)))
+        x = self.floats(x)
         return self.scaled(x if transform is None else transform(x))
 
     def chunk(self, x: Tensor) -> int:

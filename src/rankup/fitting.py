@@ -84,6 +84,7 @@ class NetPupil:
         x, _ = next(self._feed.train(2))
         with torch.no_grad(), seeds.drawing(self.net.device, 0):
             self._check_answer(self.predict(x, self.learned), x, task)
+            self.net._refuse_restless()
             if len(x) > 1:  # norms can do nothing with one
                 self._check_answer(self.net(x, self.learned), x, task)
         self.net._undo_trial()

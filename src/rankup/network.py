@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rankup import checks, dense, packing, size
-from rankup.audit import Audit
+from rankup.audit import Audit, Uneven
 from rankup.errors import RankupError, TaskStateError
 from rankup.growth import Growth
 from rankup.hostcopy import HostCopy
@@ -188,15 +188,16 @@ class IncrementalNet(nn.Module):
                 and a dict of these.
         """
         task = self._roster.opened("commit_task")
-        try:
-            with self._pooled_statistics(calibrate):
-                learned = [part.learned() for part in self.parts]
-        finally:
-            self._hold_constant()  # of what was found to change only now, too
-        self._refuse_not_finite(learned)
-        form = self.growth.store
-        pairs = zip(self.parts, learned, strict=True)
-        self._append_task(task, [packing.rounded(part.spec, own, form) for part, own in pairs])
+        with self._as_stored():
+            try:
+                with self._pooled_statistics(calibrate):
+                    learned = [part.learned() for part in self.parts]
+            finally:
+                self._hold_constant()  # of what was found to change only now, too
+            self._refuse_not_finite(learned)
+            form = self.growth.store
+            pairs = zip(self.parts, learned, strict=True)
+            self._append_task(task, [packing.rounded(part.spec, own, form) for part, own in pairs])
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
@@ -217,6 +218,7 @@ class IncrementalNet(nn.Module):
         with active(self._roster.index(task)):
             return self._run(x, options)
 
+    @outside_inference()
     def merged(self, task: str | int) -> nn.Module:
         """A plain module of torch's own layers that computes what this network does for a task:
         dense weights, and batch norms folded into the convolutions before them where exact."""
@@ -271,9 +273,18 @@ class IncrementalNet(nn.Module):
         self._rest.undo()
         self._hold_constant()
 
+    def _refuse_restless(self) -> None:
+        self._rest.refuse_restless()
+
+    @property
+    def _only_brought(self) -> list[str]:
+        """What came with the module, is in no file yet, and which no seed gives back."""
+        return [] if self._roster.tasks or self.growth.base == "keep" else self._rest.brought
+
     def _hold_constant(self) -> None:
         """Norms that were left as they are must not go on averaging once they are constant, nor
         other modules of which it is known that they change their buffers."""
+        self._rest.hold_frozen()
         if self._roster.tasks or self.growth.base == "keep":
             for part in self.body.modules():
                 if isinstance(part, nn.modules.batchnorm._NormBase):
@@ -305,6 +316,25 @@ class IncrementalNet(nn.Module):
         return self
 
     @contextmanager
+    def _as_stored(self) -> Iterator[None]:
+        """Inside, what was learned is as it will come back from a file, so that batch norms pool
+        statistics of what will answer. Where the commit fails, it is as it was learned."""
+        form, before = self.growth.store, list[tuple[nn.Parameter, Tensor]]()
+        layers = list(self._layers()) if form != "full" else []
+        self._refuse_not_finite([part.learned() for part in self.parts] if layers else [])
+        try:
+            for layer in layers:
+                for key, value in packing.rounded(layer.spec, layer.learned(), form).items():
+                    parameter = layer.get_parameter(f"new_{key}")
+                    before.append((parameter, parameter.detach().clone()))
+                    parameter.data.copy_(value)
+            yield
+        except BaseException:
+            for parameter, value in before:
+                parameter.data.copy_(value)
+            raise
+
+    @contextmanager
     def _pooled_statistics(self, batches: Iterable[Tensor] | None) -> Iterator[None]:
         """Inside, batch norms hold the pooled statistics of the task's data."""
         layers = (layer for layer in self._layers() if isinstance(layer, TaskNorm))
@@ -324,7 +354,7 @@ class IncrementalNet(nn.Module):
             yield
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
-        for part, tensors in zip(self.parts, learned, strict=True):
+        for part, tensors in zip(self.parts, learned, strict=bool(learned)):
             given = part.as_given() if part is self._rest else ()
             for key, tensor in tensors.items():
                 if key not in given and not bool(torch.isfinite(tensor).all()):
@@ -346,13 +376,21 @@ class IncrementalNet(nn.Module):
     def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
         known = len(self._roster.tasks)
         indices, copied = self._checked_mixed(tasks, x)
-        self._audit.check(x, indices, options, self._run)
+        self._audit.check(x, indices, options, self._run, self._uneven())
         with active(indices):
             y = self._run(x, options)
         if copied is None or copied.all_below(known):
             return y
         self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
         return self._mixed(x, tasks, options)
+
+    def _uneven(self) -> Uneven | None:
+        """The tasks with the fewest and with the most classes, where these differ and the module
+        answers, not learns."""
+        tasks, narrow, wide = self._roster.tasks, self._roster.narrowest, self._roster.widest
+        if self.training or narrow == wide:
+            return None
+        return Uneven(narrow, wide, tasks[narrow].classes)
 
     def _checked_mixed(self, tasks: Tensor, x: Any) -> tuple[Tensor, HostCopy | None]:
         """The indices as the layers take them. Where looking at them would be waiting for the

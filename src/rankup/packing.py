@@ -19,6 +19,7 @@ STORES: tuple[Store, ...] = get_args(Store)
 _STEPS = 127  # of a byte, to each side of zero
 _NOTHING = 2.0**-100  # smaller scales would come to where float32 has fewer bits
 _SCALE = ".scale"
+_FAR = 0.01  # of a deviation
 
 
 class Layout(NamedTuple):
@@ -30,22 +31,37 @@ class Layout(NamedTuple):
 
 def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
     """Values as they will come back from a file."""
-    return {
-        key: unpack(spec, key, pack(spec, key, value, store), value.dtype)
-        for key, value in values.items()
-    }
+    packed = pack(spec, values, store)
+    return {key: unpack(spec, key, packed, value.dtype) for key, value in values.items()}
 
 
-def pack(spec: Spec, key: str, value: Tensor, store: Store) -> Tensors:
-    """What a file holds of a tensor, under its own name and, if it has a scale, under another."""
-    form = _form(spec, key, tuple(value.shape), store)
-    if form == "full":
-        return {key: value}
-    if form == "float16":
-        half = value.to(torch.float16)
-        return {key: half if bool(half.isfinite().all()) else value}
-    scale = _scale(value)
-    return {key: (value / _over(scale, value)).round().to(torch.int8), key + _SCALE: scale}
+def pack(spec: Spec, values: Tensors, store: Store) -> Tensors:
+    """What a file holds of a part's tensors, each under its own name and, if it has a scale, that
+    under another."""
+    packed: Tensors = {}
+    for key, value in values.items():
+        form = _form(spec, key, tuple(value.shape), store)
+        if form == "int8":
+            scale = _scale(value)
+            packed[key] = (value / _over(scale, value)).round().to(torch.int8)
+            packed[key + _SCALE] = scale
+        else:
+            packed[key] = value if form == "full" else _half(value)
+    if isinstance(spec, NormSpec) and "mean" in packed and _moves(packed, values, spec.eps):
+        packed["mean"] = values["mean"]
+    return packed
+
+
+def _half(value: Tensor) -> Tensor:
+    half = value.to(torch.float16)
+    return half if bool(half.isfinite().all()) else value
+
+
+def _moves(packed: Tensors, values: Tensors, eps: float) -> bool:
+    """Whether a norm's rounded mean is off by so much of what deviates from it that its answers
+    would be others, as for inputs far from zero."""
+    off = (packed["mean"].double() - values["mean"].double()).abs()
+    return bool((off > _FAR * (packed["var"].double() + eps).sqrt()).any())
 
 
 def unpack(spec: Spec, key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
@@ -72,9 +88,8 @@ def layouts(
     return {key: Layout(shape, (torch.float16, dtype) if form == "float16" else (dtype,))}
 
 
-def bytes_of(spec: Spec, key: str, value: Tensor, store: Store) -> int:
-    packed = pack(spec, key, value, store).values()
-    return sum(tensor.nbytes for tensor in packed)
+def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
+    return sum(tensor.nbytes for tensor in pack(spec, values, store).values())
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankup.closures import refuse_functions_of
+from rankup.closures import refuse_functions_of, refuse_uncopyable
 from rankup.errors import RankupError
 from rankup.growth import Growth
 from rankup.kinds import NORMS, WEIGHTED, kind_of, own_tensors
@@ -62,6 +62,7 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if any(isinstance(part, TaskLayer) for part in module.modules()):
         raise RankupError("the module is a grown network already: begin_task teaches it more")
+    refuse_uncopyable(module)
     plan = _Planner(module, growth).plan()
     refuse_functions_of(module)
     return plan

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup import kernels, seeds
-from rankup.data.transforms import to_float
 from rankup.feed import Draws, Feed, take
 from rankup.layers import FactoredConv, FactoredLayer, FactoredLinear, Tensors, active
 from rankup.layers.given import Built, built, projected
@@ -181,7 +180,7 @@ class RankLearner(ModuleLearner):
         if first.spec.rank.added(self.index):
             x = self.inputs(draw)
         else:  # Without factors of its own, the layer looks at nothing but the projection.
-            x = self.feed.scaled(to_float(self.x[:1])).expand(len(rows), *self.x.shape[1:])
+            x = self.feed.scaled(self.feed.floats(self.x[:1])).expand(len(rows), *self.x.shape[1:])
         return self._answers(x, rows)
 
     def _answers(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -211,7 +210,7 @@ class RankLearner(ModuleLearner):
         with torch.no_grad():
             size, scale = _ROWS if made.is_cpu else feed.chunk(made), feed.byte_scale
             for part, rows in zip(torch.split(made, size), torch.split(seen, size), strict=True):
-                x = feed.scaled(to_float(part)) if scale is None else part.to(layer.dtype)
+                x = feed.scaled(feed.floats(part)) if scale is None else part.to(layer.dtype)
                 rows[:, :old] = layer.project(x.flatten(1)).mul_(scale or 1)
         return seen
 

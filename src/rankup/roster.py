@@ -22,6 +22,7 @@ class Roster:
         self.tasks: list[KnownTask] = []
         self.learning: KnownTask | None = None
         self._indices: dict[str, int] = {}
+        self.narrowest = self.widest = 0  # the tasks with the fewest and with the most classes
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +44,11 @@ class Roster:
         return self.learning
 
     def append(self, task: KnownTask) -> None:
-        self._indices[task.name] = len(self.tasks)
+        index = self._indices[task.name] = len(self.tasks)
+        if not self.tasks or task.classes < self.tasks[self.narrowest].classes:
+            self.narrowest = index
+        if not self.tasks or task.classes > self.tasks[self.widest].classes:
+            self.widest = index
         self.tasks.append(task)
         self.learning = None
 

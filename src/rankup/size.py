@@ -76,8 +76,7 @@ def of_task(net: IncrementalNet, task: int) -> Size:
 def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
     for part in net.parts:
         added = part.added(task)
-        for key, tensor in added.items():
-            counts["bytes"] += packing.bytes_of(part.spec, key, tensor, net.growth.store)
+        counts["bytes"] += packing.bytes_of(part.spec, added, net.growth.store)
         if isinstance(part, FactoredLayer):
             counts["factors"] += _numel(_pick(added, "U", "V"))
             counts["selectors"] += _numel(_pick(added, "selector"))

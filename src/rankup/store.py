@@ -72,6 +72,11 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         raise StoreError(
             f"task {net.learning!r} is still being learned: commit or abandon it before you save"
         )
+    if brought := net._only_brought:
+        raise StoreError(
+            f"{brought[0]!r} came with the module and is stored with the first task: commit one "
+            "before you save"
+        )
     there = 0
     try:
         with _locked(folder):
@@ -179,8 +184,7 @@ def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], task: int | None = 
         # Copies, because safetensors refuses views of one table.
         tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
         for part, own in zip(net.parts, parts, strict=True)
-        for key, tensor in own.items()
-        for name, packed in packing.pack(part.spec, key, tensor, form).items()
+        for name, packed in packing.pack(part.spec, own, form).items()
     }
     if task is None:
         return safetensors.torch.save(tensors)

@@ -46,9 +46,11 @@ class Trace:
 
     def reads_weights_of(self, name: str) -> bool:
         """Whether the forward uses a layer's weights by itself, beside calling the layer. Looking
-        whether there are any is no use."""
+        whether there are any, and of what kind, is no use."""
         return any(
-            node.op == "get_attr" and node.users and str(node.target).startswith(f"{name}.")
+            node.op == "get_attr"
+            and str(node.target).startswith(f"{name}.")
+            and not all(_looks_at_kind(user) for user in node.users)
             for node in self._graph.nodes
         )
 
@@ -156,6 +158,10 @@ class Trace:
     def _batch_norm(self, node: fx.Node) -> str | None:
         name = str(node.target)
         return name if isinstance(self._part(node), _BATCH_NORMS) else None
+
+
+def _looks_at_kind(call: fx.Node) -> bool:
+    return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")
 
 
 def trace(module: nn.Module, *, training: bool = True) -> Trace | None:

@@ -176,12 +176,12 @@ def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augme
     return Augmentation(coins, offsets)
 
 
-def to_float(x: Tensor) -> Tensor:
-    """Bytes 0 … 255 to float32 0 … 1; floats as they are, in float32; indices, int64, stay."""
+def to_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bytes 0 … 255 to float32 0 … 1; floats as they are, in `dtype`; indices, int64, stay."""
     if x.dtype == torch.int64:
         return x
     if x.dtype != torch.uint8:
-        return x.to(torch.float32)
+        return x.to(dtype)
     # One operation, since bytes times a fraction are floats; dividing takes twice as long.
     usual = torch.get_default_dtype() == torch.float32
     return x.mul(1 / 255) if usual else x.to(torch.float32).mul_(1 / 255)

@@ -60,10 +60,13 @@ class FactoredConv(FactoredLayer):
             padding_mode=self.conv.padding_mode,
             device="meta",
         )
-        conv.weight = nn.Parameter(self._kernel(self.weight(task)))
+        conv.weight = nn.Parameter(self._kernel(self.matrix(task)))
         if self.spec.bias:
             conv.bias = nn.Parameter(self._bias(task).clone())
         return conv
+
+    def _as_torchs(self, matrix: Tensor) -> Tensor:
+        return self._kernel(matrix)
 
     def _check(self, x: Tensor) -> None:
         if x.dim() != self.conv.dims + 2 or x.shape[1] != self.in_channels:

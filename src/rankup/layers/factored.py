@@ -74,6 +74,15 @@ class FactoredLayer(TaskLayer):
         return self._learning(x) if task == self.count else self._plain(x, task)
 
     @property
+    def weight(self) -> Tensor:
+        """W of the task that is run, as torch's own layer has it: a module's forward may look at
+        its dtype, or at more."""
+        return self._as_torchs(self.matrix(self._task_read("weight")))
+
+    def _as_torchs(self, matrix: Tensor) -> Tensor:
+        return matrix
+
+    @property
     def bias(self) -> Tensor | None:
         """The bias of the task that is run: a module's forward may look whether there is one."""
         return self._bias(self._task_read("bias")) if self.spec.bias else None
@@ -155,7 +164,7 @@ class FactoredLayer(TaskLayer):
         y = self._combine(x, self._blocks(task))
         return y + self._per_channel(self._bias(task)) if self.spec.bias else y
 
-    def weight(self, task: int) -> Tensor:
+    def matrix(self, task: int) -> Tensor:
         """The task's W as a matrix, `[out, in]`."""
         return self._dense(self._blocks(task))
 

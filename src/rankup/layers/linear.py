@@ -64,7 +64,7 @@ class FactoredLinear(FactoredLayer):
 
     def plain(self, task: int) -> nn.Module:
         linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")
-        linear.weight = nn.Parameter(self.weight(task))
+        linear.weight = nn.Parameter(self.matrix(task))
         if self.spec.bias:
             linear.bias = nn.Parameter(self._bias(task).clone())
         return linear
