@@ -25,9 +25,10 @@ _active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", defa
 
 
 @contextmanager
-def active(task: int | Tensor) -> Iterator[None]:
-    """Run what is inside for one task, or for a task per sample, given by index."""
-    if not isinstance(task, int | Tensor):
+def active(task: int | Tensor | None) -> Iterator[None]:
+    """Run what is inside for one task, or for a task per sample, given by index; or, where what
+    `active_task` gave is handed on, for none."""
+    if not isinstance(task, int | Tensor | None):
         raise RankupError(f"active takes a task's index, got {task!r}")
     token = _active.set(task)
     try:
@@ -37,7 +38,7 @@ def active(task: int | Tensor) -> Iterator[None]:
 
 
 def active_task() -> int | Tensor | None:
-    """What is being run for."""
+    """The task, or the task of each sample, that layers are run for; None outside of a network."""
     return _active.get()
 
 
@@ -147,7 +148,7 @@ class TaskLayer(nn.Module, ABC):
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called by itself: call the network, which says for "
                 "which task, or say it with rankup.layers.active(index), as where activation "
-                "checkpointing runs layers again"
+                "checkpointing runs layers again (docs/modules.md)"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
             raise RankupError(
