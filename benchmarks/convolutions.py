@@ -23,11 +23,11 @@ from steps import begin, knowing, random_task
 from torch import Tensor
 
 import rankup
+from rankup.answers import share_right
 from rankup.feed import _CHUNK
 from rankup.layers.conv import FactoredConv
 from rankup.layers.factored import FactoredLayer
 from rankup.runs.allocator import keep_freed_memory
-from rankup.train import share_right
 
 SHAPE, CLASSES, WIDTH, BATCH, KNOWN = (3, 32, 32), 5, 20, 64, 5
 WAYS = {

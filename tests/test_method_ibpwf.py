@@ -34,7 +34,7 @@ from rankup.methods.ibpwf import (
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.steps import Eager
-from rankup.train import _train
+from rankup.train import _Lesson, _train
 from rivals import (
     KINDS,
     answer,
@@ -211,7 +211,7 @@ def test_without_data_as_many_factors_are_selected_as_the_prior_asks(start: floa
     with torch.no_grad():
         layer.new_odds += (start - layer.odds()) / _FASTER
     assert torch.allclose(layer.odds(), torch.tensor(start), atol=1e-5)
-    _train([method], Eager([learner]), [None], [None])
+    _train([_Lesson(method, learner)], Eager([learner]))
     asked = sum((alpha / (alpha + 1)) ** (k + 1) for k in range(count))  # 9.78
     assert float(layer.odds().detach().sigmoid().sum()) == pytest.approx(asked, rel=0.1)
     a, b = (layer.sticks + layer.new_sticks).detach().exp()

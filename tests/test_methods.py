@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rankup
+from rankup.answers import share_right
 from rankup.checkpoint import Checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.feed import Feed
@@ -21,7 +22,7 @@ from rankup.metrics import AccuracyMatrix
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.runs.replicas import Seed, run_seeds
-from rankup.train import Epoch, share_right
+from rankup.train import Epoch
 from test_run import config_for
 from zoo import GPU
 

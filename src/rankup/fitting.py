@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankup import seeds
+from rankup.answers import check_answer, share_right
 from rankup.chain import ChainLearner, is_chain
 from rankup.checkpoint import Checkpoint
 from rankup.engine import Engine
@@ -23,7 +24,7 @@ from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 from rankup.teaching import Teacher
-from rankup.train import OnEpoch, check_answer, learn, share_right
+from rankup.train import OnEpoch, learn
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task

@@ -9,10 +9,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from rankup.answers import check_answer, is_guessing, share_right
 from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layout import takes_channels_last
-from rankup.train import check_answer, is_guessing, share_right
 
 _LOOK = 2048  # training samples for which a teacher has to answer before anyone learns from it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rankup import seeds
+from rankup.answers import is_guessing, share_right
 from rankup.checkpoint import Checkpoint, Learning
 from rankup.engine import Engine
 from rankup.errors import RankupError
-from rankup.feed import Feed
+from rankup.feed import Draws, Feed
 from rankup.optimiser import rates
 from rankup.recipe import Recipe
 from rankup.steps import Learner, Steps
@@ -75,6 +76,48 @@ class Pupil(Protocol):
         """Drop the open task, if there is one."""
 
 
+@dataclass
+class _Lesson:
+    """One pupil's way through its next task."""
+
+    pupil: Pupil
+    learner: Learner
+    checkpoint: Checkpoint | None = None  # to go on from
+    on_epoch: OnEpoch | None = None
+    failure: TaskFailed | None = None
+
+    @property
+    def feed(self) -> Feed:
+        return self.learner.feed
+
+    @property
+    def steps(self) -> int:
+        """How many it takes in all."""
+        return self.pupil.recipe.epochs * self.feed.steps
+
+    @property
+    def peak(self) -> float:
+        """The highest rate."""
+        recipe = self.pupil.recipe
+        return recipe.first_lr if self.pupil.learned == 0 and recipe.first_lr else recipe.lr
+
+    def rates(self, epoch: int) -> Sequence[float]:
+        length = self.feed.steps
+        planned = rates(self.pupil.recipe, self.peak, self.steps)
+        return planned[epoch * length : (epoch + 1) * length]
+
+    def draws(self, epoch: int) -> Draws:
+        """Whatever is random in an epoch comes from the seed, the task's index and the epoch's
+        number, so an interrupted run goes on from a checkpoint as if nothing had happened."""
+        pupil = self.pupil
+        return self.learner.draws(
+            seeds.of_epoch(pupil.seed, pupil.learned, epoch, self.feed.device)
+        )
+
+    def about(self) -> Learning:
+        return Learning(self.feed.task.name, self.pupil.seed, self.pupil.recipe)
+
+
 def learn(
     pupils: Sequence[Pupil],
     tasks: Sequence[Task],
@@ -87,91 +130,60 @@ def learn(
     Gives back for each why it failed, if it did; then it is as it was before. So are all whose task
     is still open when something else goes wrong, as with Ctrl-C.
     """
-    learners: list[Learner] = []
-    failures: list[TaskFailed | None] = [None] * len(pupils)
     points, tell = resume or [None] * len(pupils), on_epoch or [None] * len(pupils)
+    lessons: list[_Lesson] = []
     try:
-        for pupil, task in zip(pupils, tasks, strict=True):
-            learners.append(pupil.begin(task))
-        for group in _as_long(pupils, learners):
-            steps = engine.start([learners[n] for n in group])
-            found = _train(
-                [pupils[n] for n in group],
-                steps,
-                [points[n] for n in group],
-                [tell[n] for n in group],
-            )
-            for number, failure in zip(group, found, strict=True):
-                failures[number] = failure
-        for number, (pupil, learner) in enumerate(zip(pupils, learners, strict=True)):
-            failures[number] = failures[number] or _verdict(pupil, learner.feed)
-            if failures[number] is None:
-                pupil.end()
-        return failures
+        for pupil, task, point, told in zip(pupils, tasks, points, tell, strict=True):
+            lessons.append(_Lesson(pupil, pupil.begin(task), point, told))
+        for together in _as_long(lessons):
+            _train(together, engine.start([lesson.learner for lesson in together]))
+        for lesson in lessons:
+            lesson.failure = lesson.failure or _verdict(lesson.pupil, lesson.feed)
+            if lesson.failure is None:
+                lesson.pupil.end()
+        return [lesson.failure for lesson in lessons]
     finally:
-        for pupil in pupils[: len(learners)]:
-            pupil.abandon()
+        for lesson in lessons:
+            lesson.pupil.abandon()
 
 
-def _as_long(pupils: Sequence[Pupil], learners: Sequence[Learner]) -> list[list[int]]:
-    """Which of them take the same number of epochs and steps, by their places."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, (pupil, learner) in enumerate(zip(pupils, learners, strict=True)):
-        groups.setdefault((pupil.recipe.epochs, learner.feed.steps), []).append(number)
-    return list(groups.values())
+def _as_long(lessons: Sequence[_Lesson]) -> Iterable[list[_Lesson]]:
+    """Those that take the same number of epochs and steps."""
+    groups: dict[tuple[int, int], list[_Lesson]] = {}
+    for lesson in lessons:
+        groups.setdefault((lesson.pupil.recipe.epochs, lesson.feed.steps), []).append(lesson)
+    return groups.values()
 
 
-def _train(
-    pupils: Sequence[Pupil],
-    steps: Steps,
-    resume: Sequence[Checkpoint | None],
-    on_epoch: Sequence[OnEpoch | None],
-) -> list[TaskFailed | None]:
-    """All epochs of pupils that take as many steps. Whatever is random in an epoch comes from the
-    seed, the task's index and the epoch's number, so an interrupted run goes on from a checkpoint
-    as if nothing had happened."""
-    epochs, index = pupils[0].recipe.epochs, pupils[0].learned
-    feeds = [learner.feed for learner in steps.learners]
-    first = _resumed(pupils, steps, resume)
-    length = feeds[0].steps
-    peaks = [p.recipe.first_lr if index == 0 and p.recipe.first_lr else p.recipe.lr for p in pupils]
-    steps_in_all = epochs * length
-    planned = [rates(p.recipe, peak, steps_in_all) for p, peak in zip(pupils, peaks, strict=True)]
-    failures: list[TaskFailed | None] = [None] * len(pupils)
-    for epoch in range(first, epochs):
-        draws = [
-            learner.draws(seeds.of_epoch(pupil.seed, index, epoch, feed.device))
-            for pupil, learner, feed in zip(pupils, steps.learners, feeds, strict=True)
-        ]
-        own = seeds.number(pupils[0].seed, "module", index, epoch)
+def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
+    """All epochs of lessons that take as many steps."""
+    pupil, length = lessons[0].pupil, lessons[0].feed.steps
+    epochs = pupil.recipe.epochs
+    for epoch in range(_resumed(lessons, steps), epochs):
+        draws = [lesson.draws(epoch) for lesson in lessons]
+        own = seeds.number(pupil.seed, "module", pupil.learned, epoch)
         steps.turn(epoch)
-        now = slice(epoch * length, (epoch + 1) * length)
-        totals = steps.epoch(draws, [each[now] for each in planned], own)
-        for number, total in enumerate(totals.tolist()):
+        totals = steps.epoch(draws, [lesson.rates(epoch) for lesson in lessons], own)
+        for number, (lesson, total) in enumerate(zip(lessons, totals.tolist(), strict=True)):
             if not math.isfinite(total):
-                failures[number] = failures[number] or TaskFailed(
-                    f"task {feeds[number].task.name!r} diverged: the loss of epoch {epoch + 1} is "
-                    f"{total / length}; a learning rate below {peaks[number]:g} may help"
+                lesson.failure = lesson.failure or TaskFailed(
+                    f"task {lesson.feed.task.name!r} diverged: the loss of epoch {epoch + 1} is "
+                    f"{total / length}; a learning rate below {lesson.peak:g} may help"
                 )
-            elif (tell := on_epoch[number]) is not None:
-                look = _look(pupils[number], steps, feeds[number])
-                done = Epoch(epoch + 1, epochs, total / length, look)
-                _tell(tell, done, steps, number, _learning(pupils[number], feeds[number]))
-        if all(failures):
+            elif lesson.on_epoch is not None:
+                done = Epoch(epoch + 1, epochs, total / length, _look(lesson, steps))
+                _tell(lesson, done, steps, number)
+        if all(lesson.failure for lesson in lessons):
             break
     steps.keep()
-    return failures
 
 
-def _learning(pupil: Pupil, feed: Feed) -> Learning:
-    return Learning(feed.task.name, pupil.seed, pupil.recipe)
-
-
-def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int, of: Learning) -> None:
-    checkpoint = Checkpoint(done.number, lambda: steps.state(number), of)
+def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
+    assert lesson.on_epoch is not None
+    checkpoint = Checkpoint(done.number, lambda: steps.state(number), lesson.about())
     kept = weakref.ref(checkpoint)
     try:
-        tell(done, checkpoint)
+        lesson.on_epoch(done, checkpoint)
     finally:
         del checkpoint
         if (held := kept()) is not None:
@@ -180,22 +192,22 @@ def _tell(tell: OnEpoch, done: Epoch, steps: Steps, number: int, of: Learning) -
             _ = held.state
 
 
-def _resumed(pupils: Sequence[Pupil], steps: Steps, resume: Sequence[Checkpoint | None]) -> int:
+def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
     """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
-    if len({point.epoch if point else 0 for point in resume}) > 1:
+    first, *others = [lesson.checkpoint.epoch if lesson.checkpoint else 0 for lesson in lessons]
+    if any(other != first for other in others):
         return 0
-    for number, point in enumerate(resume):
-        if point is not None:
-            here = _learning(pupils[number], steps.learners[number].feed)
-            point.refuse_other(here, steps.state(number))
+    for number, lesson in enumerate(lessons):
+        if (point := lesson.checkpoint) is not None:
+            point.refuse_other(lesson.about(), steps.state(number))
             steps.resume(number, point.state)
-    return resume[0].epoch if resume[0] else 0
+    return first
 
 
-def _look(pupil: Pupil, steps: Steps, feed: Feed) -> Callable[[], float]:
+def _look(lesson: _Lesson, steps: Steps) -> Callable[[], float]:
     def look() -> float:
         steps.keep()
-        return _reached(pupil, feed, _PROBE)
+        return _reached(lesson.pupil, lesson.feed, _PROBE)
 
     return look
 
@@ -208,41 +220,6 @@ def _reached(pupil: Pupil, feed: Feed, most: int) -> float:
         for task, part in enumerate(feed.parts, pupil.learned)
     ]
     return sum(found) / len(found)
-
-
-def share_right(
-    predict: Callable[[Tensor], Tensor], chunks: Iterator[tuple[Tensor, Tensor]]
-) -> float:
-    """The share of samples whose largest logit is their label's."""
-    right: Tensor | int = 0
-    seen = 0
-    with torch.no_grad():
-        for x, y in chunks:
-            right = right + (predict(x).argmax(1) == y).sum()
-            seen += len(y)
-    return int(right) / seen
-
-
-def check_answer(answer: object, x: Tensor, task: Task, who: str, way_out: str = "") -> None:
-    """Refuse an answer that is not a logit for each sample and class."""
-    wanted = [len(x), task.classes]
-    given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-    if given != wanted:
-        raise RankupError(
-            f"{who} answers with a tensor of logits, {wanted} for {len(x)} samples of the "
-            f"{task.classes} classes of task {task.name!r}, got {given}{way_out}"
-        )
-
-
-def is_guessing(reached: float, guess: float, samples: int) -> bool:
-    """Whether an accuracy on so many samples is not three standard errors above guessing.
-
-    >>> is_guessing(0.55, 0.5, samples=100), is_guessing(0.55, 0.5, samples=10_000)
-    (True, False)
-    """
-    error = math.sqrt(guess * (1 - guess) / samples)
-    # A handful of samples cannot be three errors away, but all of them can be right.
-    return reached <= guess + 3 * error and reached < 1
 
 
 def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:

@@ -19,6 +19,7 @@ from torch import nn
 
 import rankup
 from rankup import models
+from rankup.answers import share_right
 from rankup.checkpoint import (
     CHECKPOINT,
     SHARE,
@@ -50,7 +51,7 @@ from rankup.runs.folder import (
     write_config,
     write_lines,
 )
-from rankup.train import Epoch, OnEpoch, TaskFailed, learn, share_right
+from rankup.train import Epoch, OnEpoch, TaskFailed, learn
 
 _TELL = 0.5  # seconds between two reports of progress, at least
 
