@@ -35,37 +35,6 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
-def turned(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (inputs[0].flip(1),)
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_hooks_run_in_every_step(given: bool) -> None:
-    """One on the module that is given, or on the network's own. What was learned without it would
-    be wrong with it."""
-    module = mlp()
-    if given:
-        module.register_forward_pre_hook(turned)
-    net = rankup.grow(module, Rank(2, 1))
-    if not given:
-        net.body.register_forward_pre_hook(turned)
-    for _ in range(2):  # the second has frozen factors, whose part can be computed once
-        task = halves()
-        rankup.fit(net, replace(task, name=f"{len(net.tasks)}"), RECIPE)
-        assert right(net, task, len(net.tasks) - 1) > 0.9
-
-
-def test_hooks_of_the_network_itself_are_refused() -> None:
-    """Steps call the module inside: what was learned would be wrong with them."""
-    net = rankup.grow(mlp(), Rank(2, 1))
-    hook = net.register_forward_pre_hook(turned)
-    with pytest.raises(rankup.RankupError, match=r"past the network's hooks: .* on net\.body"):
-        rankup.fit(net, halves(), RECIPE)
-    assert net.learning is None
-    hook.remove()
-    assert rankup.fit(net, halves(), RECIPE).tasks == [halves().name]
-
-
 class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -282,75 +251,6 @@ def test_indices_of_tokens_reach_the_module_as_they_are(tmp_path: Path) -> None:
         rankup.fit(rankup.grow(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Rank(2, 1)), task)
 
 
-def test_a_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 2))
-    net = rankup.grow(module, Rank(2, 1))
-    net.begin_task("a", 2)
-    net.commit_task()
-    rankup.save(net, tmp_path / "net")
-    loaded, x = rankup.load(tmp_path / "net", module=module), halves().test_x
-    assert torch.equal(loaded(x, task="a"), net.eval()(x, task="a"))
-
-
-def test_the_same_class_is_no_other_wherever_it_is_defined(tmp_path: Path) -> None:
-    class Inside(Untracked):
-        pass
-
-    rankup.save(rankup.grow(Inside(), Rank(2, 1)), tmp_path / "net")
-    rankup.load(tmp_path / "net", Inside())  # a warning would fail
-
-
-def test_another_class_of_module_is_pointed_out(tmp_path: Path) -> None:
-    net = rankup.grow(Untracked(), Rank(2, 1))
-    rankup.save(net, tmp_path / "net")
-
-    class Another(Untracked):
-        pass
-
-    with pytest.warns(UserWarning, match=r"grown from a Untracked, the module is a .*\.Another"):
-        rankup.load(tmp_path / "net", module=Another())
-
-
-def test_tensors_from_elsewhere_are_saved_as_what_they_are(tmp_path: Path) -> None:
-    def taught(seed: int) -> rankup.IncrementalNet:
-        net = rankup.grow(mlp(), Rank(2, 1), seed=seed)
-        net.begin_task("a", 2)
-        net.commit_task()
-        return net.eval()
-
-    one, other, x = taught(0), taught(1), halves().test_x
-    rankup.save(one, tmp_path / "one")
-    one.load_state_dict(other.state_dict())
-    with pytest.raises(rankup.RankupError, match="that this network has not learned"):
-        rankup.save(one, tmp_path / "one")
-    rankup.save(one, tmp_path / "new")
-    loaded = rankup.load(tmp_path / "new", module=mlp())
-    assert torch.equal(loaded(x, task=0), other(x, task=0))
-
-
-def test_seeded_factors_of_another_seed_are_not_taken() -> None:
-    """No file would hold them: saved and loaded, the network would answer otherwise."""
-
-    def taught(seed: int) -> rankup.IncrementalNet:
-        net = rankup.grow(mlp(), Rank(2, 1, seeded=8), seed=seed)
-        net.begin_task("a", 2)
-        net.commit_task()
-        return net.eval()
-
-    one, same, other = taught(0), taught(0), taught(5)
-    same.load_state_dict(one.state_dict())
-    with pytest.raises(RuntimeError, match="seeded factors of another seed, .* seed, not 5"):
-        other.load_state_dict(one.state_dict())
-
-
-def test_a_sample_without_a_batch_is_refused() -> None:
-    net = rankup.grow(mlp(), Rank(2, 1))
-    net.begin_task("a", 2)
-    expected = r"'0' expects \[samples, …, 12 features\], got an input of shape \[12\]"
-    with pytest.raises(rankup.RankupError, match=expected):
-        net(halves().test_x[0], task="a")
-
-
 def test_what_a_layer_is_can_be_seen() -> None:
     shown = repr(rankup.grow(rankup.models.resnet18(width=4), Rank(2, 1)))
     assert "FactoredConv2d(in=27, out=4, bias=False, kernel=(3, 3), stride=(1, 1), factors=0)" in (
@@ -424,56 +324,6 @@ def test_a_module_may_draw_its_layers_beside_its_own_parameters() -> None:
     # One that cannot be drawn without arguments stays as it was given.
     given = rankup.grow(Classy(by_hand=True), Rank(4, 1), exclude="token", head="head")
     assert float(given.body.token.norm()) == 0
-
-
-@pytest.mark.parametrize(
-    ("answer", "given"),
-    [
-        (lambda logits: {"logits": logits}, "got dict"),
-        (lambda logits: (logits, logits), "got tuple"),
-        (lambda logits: logits[:, None].expand(-1, 3, -1), r"got \[2, 3, 2\]"),
-    ],
-)
-def test_fit_wants_logits_before_anything_is_learned(
-    answer: Callable[[Tensor], object], given: str
-) -> None:
-    class Answers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
-
-        def forward(self, x: Tensor) -> object:
-            return answer(self.head(self.hidden(x).relu()))
-
-    net = rankup.grow(Answers(), Rank(4, 1), head="head")
-    steps: list[object] = []
-    with pytest.raises(rankup.RankupError, match=rf"answers with a tensor of logits, .* {given}"):
-        rankup.fit(net, halves(), RECIPE, on_epoch=lambda *done: steps.append(done))
-    assert not steps
-    assert net.learning is None
-
-
-def test_fit_wants_logits_in_training_too() -> None:
-    class Aided(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
-
-        def forward(self, x: Tensor) -> object:
-            logits = self.head(self.hidden(x).relu())
-            return (logits, logits) if self.training else logits
-
-    net = rankup.grow(Aided(), Rank(4, 1), head="head")
-    with pytest.raises(rankup.RankupError, match="answers with a tensor of logits, .* got tuple"):
-        rankup.fit(net, halves(), RECIPE)
-
-
-def test_backward_hooks_run_in_every_step() -> None:
-    seen: list[int] = []
-    net = rankup.grow(mlp(), Rank(2, 1))
-    net.body[2].register_full_backward_hook(lambda *_: seen.append(1))
-    rankup.fit(net, halves(), Recipe(epochs=30, batch=100))
-    assert len(seen) == 30 * 2  # steps
 
 
 class Counted:

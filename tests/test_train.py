@@ -7,21 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import rankup
 from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import make_stream
 from rankup.data.transforms import Permutation, to_float
 from rankup.feed import Feed
-from rankup.fitting import NetPupil, default_recipe
-from rankup.layers import FactoredLayer, active
-from rankup.learner import loss_of
-from rankup.optimiser import EachItsOwn, FlatAdam, FlatSGD, rate
+from rankup.fitting import NetPupil
+from rankup.layers import FactoredLayer
 from rankup.rank import Rank
-from rankup.rank_learner import RankLearner
-from rankup.recipe import PAPER, Recipe, recipe_for
+from rankup.recipe import Recipe
 from rankup.train import Epoch
 from zoo import assert_same_bits, logits
 
@@ -29,9 +25,7 @@ CPU = torch.device("cpu")
 QUICK = Recipe(epochs=15, batch=32)
 
 
-def clusters(
-    name: str = "clusters", classes: int = 3, seed: int = 0, shape: tuple = (12,)
-) -> rankup.Task:
+def clusters(name: str = "clusters", classes: int = 3, seed: int = 0) -> rankup.Task:
     """Samples around a centre for each class."""
     draw = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, 12, generator=draw)
@@ -68,10 +62,6 @@ def test_numpys_numbers_are_numbers() -> None:
     assert network.learning == "same"
 
 
-def test_the_smallest_images_are_not_cropped() -> None:
-    assert [recipe_for("default", colour=True, size=size).crop for size in (1, 2, 32)] == [0, 1, 3]
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_convolutions_are_deterministic_while_a_task_learns(
     before: bool, monkeypatch: pytest.MonkeyPatch
@@ -92,14 +82,6 @@ def test_numpys_seeds_are_seeds() -> None:
     assert_same_bits(logits(one, clusters().test_x), logits(same, clusters().test_x))
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 256), (3, 256, 16)])
-def test_crops_fit_into_the_shorter_side(shape: tuple[int, ...]) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    network = rankup.grow(module.append(nn.Linear(4, 2)), Rank(2, 1))
-    x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
-    assert default_recipe(network, rankup.Task("wide", 2, x, y, x, y)).crop == 2
-
-
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_precisions_that_somebody_has_set_stay(precision: str) -> None:
     product = torch.backends.cuda.matmul
@@ -110,74 +92,6 @@ def test_precisions_that_somebody_has_set_stay(precision: str) -> None:
         assert product.fp32_precision == precision
     finally:
         product.fp32_precision = before
-
-
-def test_the_flat_optimiser_is_adam_with_decoupled_weight_decay() -> None:
-    draw = torch.Generator().manual_seed(0)
-    shapes = [(3, 4), (5,), (2, 2, 2)]
-    start = [torch.randn(s, generator=draw, dtype=torch.float64) for s in shapes]
-    ours = torch.cat([tensor.flatten() for tensor in start]).requires_grad_()
-    theirs = [torch.nn.Parameter(tensor) for tensor in start]
-    flat = FlatAdam(ours.detach(), weight_decay=0.1)
-    reference = torch.optim.AdamW(theirs, lr=0.02, weight_decay=0.1)
-
-    def loss(parameters: list[torch.nn.Parameter]) -> Tensor:
-        return sum((p.sin() * p).sum() for p in parameters)
-
-    for _ in range(20):
-        flat.step(*torch.autograd.grad(loss([ours]), ours), 0.02)
-        reference.zero_grad()
-        loss(theirs).backward()
-        reference.step()
-    expected = torch.cat([p.detach().flatten() for p in theirs])
-    torch.testing.assert_close(ours.detach(), expected, rtol=1e-9, atol=1e-12)
-
-
-def test_gradient_descent_has_no_momentum_and_decoupled_weight_decay() -> None:
-    start, grad = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.25])
-    flat = FlatSGD(start.clone(), weight_decay=0.1)
-    for _ in range(2):
-        flat.step(grad, 0.5)
-    once = start * 0.95 - 0.5 * grad
-    torch.testing.assert_close(flat.flat, once * 0.95 - 0.5 * grad)
-
-
-def test_replicas_may_have_optimisers_of_their_own() -> None:
-    recipes = [Recipe(), Recipe(optimiser="sgd"), Recipe(weight_decay=0.5)]
-    rows, grad, rates = torch.ones(3, 4), torch.rand(3, 4), torch.tensor([0.1, 0.2, 0.3])
-    together = EachItsOwn(recipes, rows.clone())
-    together.step(grad, rates)
-    alone = [FlatAdam(rows[0].clone(), 0.0), FlatSGD(rows[1].clone(), 0.0)]
-    alone.append(FlatAdam(rows[2].clone(), 0.5))
-    for number, optimiser in enumerate(alone):
-        optimiser.step(grad[number], float(rates[number]))
-        assert torch.equal(together.flat[number], optimiser.flat)
-        assert torch.equal(together.state(number)["flat"], optimiser.flat)
-
-
-def test_one_cycle_rises_then_falls_and_constant_stays() -> None:
-    recipe = Recipe(warmup=0.2)
-    rates = [rate(recipe, 0.5, step, 101) for step in range(101)]
-    assert rates[0] == 0
-    assert rates[20] == 0.5 == max(rates)
-    assert rates[-1] == pytest.approx(0)
-    assert rates[:21] == sorted(rates[:21])
-    assert rates[20:] == sorted(rates[20:], reverse=True)
-    assert {rate(PAPER, 0.5, step, 101) for step in range(101)} == {0.5}
-
-
-def test_losses_are_what_they_are_called() -> None:
-    answer, labels = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    torch.testing.assert_close(loss_of(Recipe(), answer, labels), F.cross_entropy(answer, labels))
-    squared = (answer.softmax(1) - torch.eye(3)[labels]) ** 2
-    torch.testing.assert_close(loss_of(PAPER, answer, labels), squared.mean())
-
-
-def test_the_paper_recipe_is_the_notebooks() -> None:
-    recipe = recipe_for("paper", colour=True)
-    assert (recipe.epochs, recipe.batch, recipe.lr, recipe.first_lr) == (500, 128, 1e-4, 1e-5)
-    assert (recipe.loss, recipe.pixels, recipe.schedule) == ("mse", "raw", "constant")
-    assert recipe.selector_start() == 0.0
 
 
 @pytest.mark.parametrize(("first", "lengths"), [(0.0, [3.0, 3.0]), (8.0, [8.0, 3.0])])
@@ -191,39 +105,6 @@ def test_the_first_tasks_factors_can_start_longer(first: float, lengths: list[fl
         for vectors in (layer.new_U, layer.new_V):
             torch.testing.assert_close(vectors.norm(dim=1), torch.full((len(vectors),), length))
         pupil.end()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"first_factors": -1.0}, "first_factors must not be negative, got -1.0"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"batch": -1}, "batch must be at least 1, got -1"),
-        ({"lr": 0}, "lr must be positive, got 0"),
-        ({"weight_decay": -0.1}, "weight_decay must not be negative, got -0.1"),
-        ({"warmup": 1.0}, "warmup must be from 0 to below 1, got 1.0"),
-        ({"schedule": "linear"}, "schedule must be one of one-cycle, constant, got 'linear'"),
-        ({"selectors": "old"}, "selectors must be 'previous' or a number, got 'old'"),
-        ({"crop": -1}, "crop must be at least 0, got -1"),
-        ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
-        ({"epochs": True}, "epochs must be a whole number, got True"),
-        ({"batch": "3"}, "batch must be a whole number, got '3'"),
-        ({"weight_decay": math.nan}, "weight_decay must be a finite number, got nan"),
-        ({"lr": math.inf}, "lr must be a finite number, got inf"),
-        ({"lr": None}, "lr must be a finite number, got None"),
-        ({"flip": "no"}, "flip must be True or False, got 'no'"),
-        ({"selectors": None}, "selectors must be 'previous' or a number, got None"),
-        ({"selectors": "nan"}, "selectors must be 'previous' or a number, got 'nan'"),
-    ],
-)
-def test_bad_recipes_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(rankup.RankupError, match=message):
-        Recipe(**options)
-
-
-def test_an_unknown_recipe_is_refused() -> None:
-    with pytest.raises(rankup.RankupError, match="there is no recipe 'best', only default, paper"):
-        recipe_for("best")
 
 
 def test_pixels_are_scaled_as_the_recipe_says() -> None:
@@ -251,28 +132,6 @@ def test_augmentation_shows_other_images_in_training_only() -> None:
     changed = (augmented != plain[draw["rows"]]).flatten(1).any(1)
     assert float(changed.float().mean()) > 0.8
     assert torch.equal(next(feed.train(len(feed)))[0], plain)
-
-
-@pytest.mark.parametrize("rank", [Rank(2, 1), Rank(0, 0, seeded=20), Rank(1, 1, seeded=9)])
-def test_the_projection_computed_once_gives_what_the_network_gives(rank: Rank) -> None:
-    network = net(rank=rank)
-    for seed in range(2):
-        rankup.fit(network, clusters(f"{seed}", seed=seed), QUICK)
-    network.begin_task("open", 3)
-    feed = Feed(clusters("open", seed=5), QUICK, CPU)
-    rows = torch.tensor([7, 3, 3, 150])
-    learner = RankLearner(network, feed)
-    with active(2):
-        fast = learner.logits({"rows": rows})
-    plain = network(feed.task.train_x[rows], "open")
-    torch.testing.assert_close(fast, plain)
-    assert network.plan.first == "hidden.0"
-    for one, other in zip(
-        torch.autograd.grad(fast.square().sum(), list(network.parameters())),
-        torch.autograd.grad(plain.square().sum(), list(network.parameters())),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("augmented", [False, True])
@@ -427,26 +286,6 @@ def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> Non
     assert not network.training
 
 
-def test_without_a_recipe_fit_takes_what_fits() -> None:
-    few = make_stream("s-digits")[0]
-    mlp = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(2, 1))
-    assert default_recipe(mlp, few) == recipe_for("default", samples=len(few.train_y), size=8)
-    chosen = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(0, 0, seeded=8))
-    assert default_recipe(chosen, few).lr == 2e-2
-    x = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
-    y = torch.tensor([0, 1, 0, 1])
-    photos = rankup.Task("photos", 2, x, y, x, y)
-    convolutions = rankup.grow(rankup.models.resnet18(width=4), Rank(2, 1))
-    wanted = recipe_for("default", colour=True, size=32, samples=4, net="resnet18")
-    assert default_recipe(convolutions, photos) == wanted
-    assert wanted.flip
-    maps = replace(photos, train_x=x.float(), test_x=x.float())  # that may be no images
-    assert not default_recipe(convolutions, maps).augments
-    seen: list[int] = []
-    rankup.fit(mlp, few, on_epoch=lambda epoch, _: seen.append(epoch.epochs))
-    assert seen == [60] * 60
-
-
 def test_accuracy_is_that_of_a_run() -> None:
     stream = make_stream("p-digits", tasks=2)
     network = rankup.grow(rankup.models.mlp(64, hidden=[32]), Rank(4, 1)).train()
@@ -493,26 +332,3 @@ def test_orders_differ_by_seed_task_and_epoch() -> None:
             for name in ("a", "b"):
                 rankup.fit(network, clusters(name), replace(QUICK, epochs=2), seed=seed)
     assert len(set(seen)) == len(seen) == 8
-
-
-class PerPosition(torch.nn.Module):
-    """A Linear reads every position of a sequence, or the batch and the positions together."""
-
-    def __init__(self, folds: bool) -> None:
-        super().__init__()
-        self.folds = folds
-        self.hidden, self.head = torch.nn.Linear(4, 16), torch.nn.Linear(16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.hidden(x.flatten(0, 1) if self.folds else x).relu()
-        return self.head(y.view(len(x), 3, 16).mean(1))
-
-
-@pytest.mark.parametrize("folds", [False, True])
-def test_a_first_layer_that_does_not_read_whole_samples_is_not_projected(folds: bool) -> None:
-    task = clusters()
-    shaped = [x.view(-1, 3, 4) for x in (task.train_x, task.test_x)]
-    sequences = rankup.Task("a", 3, shaped[0], task.train_y, shaped[1], task.test_y)
-    network = rankup.grow(PerPosition(folds), Rank(2, 1), head="head")
-    rankup.fit(network, sequences, QUICK)
-    assert right(network, sequences) > 0.9

@@ -1,0 +1,72 @@
+"""Networks of modules of one's own, saved and loaded into another of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import rankup
+from rankup.rank import Rank
+from test_own_modules import Untracked, halves, mlp
+
+
+def test_a_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    net = rankup.grow(module, Rank(2, 1))
+    net.begin_task("a", 2)
+    net.commit_task()
+    rankup.save(net, tmp_path / "net")
+    loaded, x = rankup.load(tmp_path / "net", module=module), halves().test_x
+    assert torch.equal(loaded(x, task="a"), net.eval()(x, task="a"))
+
+
+def test_the_same_class_is_no_other_wherever_it_is_defined(tmp_path: Path) -> None:
+    class Inside(Untracked):
+        pass
+
+    rankup.save(rankup.grow(Inside(), Rank(2, 1)), tmp_path / "net")
+    rankup.load(tmp_path / "net", Inside())  # a warning would fail
+
+
+def test_another_class_of_module_is_pointed_out(tmp_path: Path) -> None:
+    net = rankup.grow(Untracked(), Rank(2, 1))
+    rankup.save(net, tmp_path / "net")
+
+    class Another(Untracked):
+        pass
+
+    with pytest.warns(UserWarning, match=r"grown from a Untracked, the module is a .*\.Another"):
+        rankup.load(tmp_path / "net", module=Another())
+
+
+def test_tensors_from_elsewhere_are_saved_as_what_they_are(tmp_path: Path) -> None:
+    def taught(seed: int) -> rankup.IncrementalNet:
+        net = rankup.grow(mlp(), Rank(2, 1), seed=seed)
+        net.begin_task("a", 2)
+        net.commit_task()
+        return net.eval()
+
+    one, other, x = taught(0), taught(1), halves().test_x
+    rankup.save(one, tmp_path / "one")
+    one.load_state_dict(other.state_dict())
+    with pytest.raises(rankup.RankupError, match="that this network has not learned"):
+        rankup.save(one, tmp_path / "one")
+    rankup.save(one, tmp_path / "new")
+    loaded = rankup.load(tmp_path / "new", module=mlp())
+    assert torch.equal(loaded(x, task=0), other(x, task=0))
+
+
+def test_seeded_factors_of_another_seed_are_not_taken() -> None:
+    """No file would hold them: saved and loaded, the network would answer otherwise."""
+
+    def taught(seed: int) -> rankup.IncrementalNet:
+        net = rankup.grow(mlp(), Rank(2, 1, seeded=8), seed=seed)
+        net.begin_task("a", 2)
+        net.commit_task()
+        return net.eval()
+
+    one, same, other = taught(0), taught(0), taught(5)
+    same.load_state_dict(one.state_dict())
+    with pytest.raises(RuntimeError, match="seeded factors of another seed, .* seed, not 5"):
+        other.load_state_dict(one.state_dict())
