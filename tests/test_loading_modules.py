@@ -1,5 +1,6 @@
 """Networks of modules of one's own, saved and loaded into another of them."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ def test_the_same_class_is_no_other_wherever_it_is_defined(tmp_path: Path) -> No
         pass
 
     rankup.save(rankup.grow(Inside(), Rank(2, 1)), tmp_path / "net")
-    rankup.load(tmp_path / "net", Inside())  # a warning would fail
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rankup.load(tmp_path / "net", Inside())
 
 
 def test_another_class_of_module_is_pointed_out(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Writing files so that a crash leaves no half of one."""
 
+import json
 import os
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def write_file(path: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def write_json(path: Path, data: object) -> None:
+    write_file(path, json_bytes(data))
+
+
+def json_bytes(data: object) -> bytes:
+    """As people can read it, too."""
+    return json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 def is_unfinished(path: Path) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from rankup import rank, seeds, specs
 from rankup.errors import StoreError
+from rankup.files import json_bytes
 from rankup.growth import Growth
 from rankup.roster import KnownTask
 from rankup.specs import FactoredSpec, Spec
@@ -63,7 +64,7 @@ class Manifest:
             "tasks": [{**asdict(task), **asdict(file)} for task, file in self.tasks],
         }
         sealed = {**data, "sha256": _seal(data)}
-        return json.dumps(sealed, indent=1, ensure_ascii=False).encode() + b"\n"
+        return json_bytes(sealed)
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":

@@ -149,6 +149,30 @@ def capped(rank: LayerRank, shape: Shape) -> LayerRank:
     return replace(rank, first=min(rank.first, shape.rank), step=min(rank.step, shape.rank))
 
 
+def parse_rank(rank: str, seeded: str | None) -> Rank:
+    """A rank rule as the command line writes it.
+
+    >>> parse_rank("11,1", None)
+    Rank(first=11, step=1, seeded=0, of_outputs=False)
+    >>> parse_rank("0.1,0.02", "4x")
+    Rank(first=0.1, step=0.02, seeded='4x', of_outputs=True)
+    """
+    try:
+        first, step = rank.split(",")
+        if ("." in first) != ("." in step) and float(first) and float(step):
+            raise ValueError("a share and a number")
+        amounts = (float(first), float(step)) if "." in rank else (int(first), int(step))
+        entries = [e if e.endswith("x") else int(e) for e in seeded.split(",")] if seeded else [0]
+    except ValueError:
+        raise RankupError(
+            f"rank is written as 11,1 or 0.1,0.02, both as numbers or both as shares, and seeded "
+            f"as 256, 4x or 1536,768; got "
+            f"rank {rank!r} and seeded {seeded!r}"
+        ) from None
+    by_layer = entries[0] if len(entries) == 1 else entries
+    return Rank(amounts[0], amounts[1], by_layer, of_outputs="." in rank)
+
+
 def rule_to_json(rule: RankRule) -> Any:
     """A rule as plain data; of a mapping the order counts, so it becomes a list of pairs."""
     if isinstance(rule, Mapping):

@@ -5,7 +5,6 @@ METHOD/seed-K  a run folder for each
 """
 
 import gc
-import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from rankup.errors import RankupError, want_of_memory
-from rankup.files import write_file
+from rankup.files import write_json
 from rankup.methods import method_info
 from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
 from rankup.report.text import spread
@@ -124,9 +123,8 @@ class MethodRuns:
         )
 
     def _write(self) -> None:
-        text = json.dumps(asdict(self.index), indent=1, ensure_ascii=False)
         try:
-            write_file(self.root / INDEX, text.encode() + b"\n")
+            write_json(self.root / INDEX, asdict(self.index))
         except OSError as error:
             raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
 

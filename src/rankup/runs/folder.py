@@ -11,7 +11,7 @@ import filelock
 
 from rankup.data.streams import stream_info
 from rankup.errors import RankupError
-from rankup.files import is_unfinished, write_file
+from rankup.files import is_unfinished, write_file, write_json
 from rankup.methods import method_info
 from rankup.runs.files import CONFIG, METRICS, read_config, setting
 
@@ -120,7 +120,7 @@ def write_config(config: RunConfig, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with working_in([out]):
-            _write_settings(path, told)
+            write_json(path, told)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
 
@@ -145,7 +145,7 @@ def record_torch(config: RunConfig, out: Path) -> None:
     stored = read_config(out / CONFIG)
     stored["versions"]["torch"] = [*before, config.versions["torch"]]
     try:
-        _write_settings(out / CONFIG, stored)
+        write_json(out / CONFIG, stored)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
 
@@ -159,11 +159,6 @@ def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
             f"cannot write to {out / METRICS}: {error.strerror or error}; the same command with "
             "--resume goes on"
         ) from error
-
-
-def _write_settings(path: Path, settings: dict[str, Any]) -> None:
-    text = json.dumps(settings, indent=1, ensure_ascii=False)
-    write_file(path, text.encode() + b"\n")
 
 
 def _as_stored(config: RunConfig) -> dict[str, Any]:

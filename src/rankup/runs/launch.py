@@ -14,12 +14,13 @@ from rankup.data.streams import OWN, Stream, make_stream
 from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
 from rankup.methods import method_options
+from rankup.rank import parse_rank
 from rankup.recipe import Recipe, recipe_for
 from rankup.runs.files import CONFIG, no_setting, read_config, setting
 from rankup.runs.folder import RunConfig
 from rankup.runs.replicas import Seed
 from rankup.runs.request import Device, Net, Request
-from rankup.runs.run import parse_rank, versions
+from rankup.runs.run import versions
 from rankup.settings import Settings, settings_for, variant_of
 
 _QUEUES = 32  # the most that a process can have

@@ -32,13 +32,12 @@ from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
 from rankup.engine import Engine
-from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.growth import Growth
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
-from rankup.rank import Rank
+from rankup.rank import parse_rank
 from rankup.recipe import Recipe
 from rankup.runs.allocator import keep_freed_memory
 from rankup.runs.files import METRICS, NET, read_lines
@@ -281,30 +280,6 @@ def make_module(config: RunConfig, task: Task) -> nn.Module:
 
 def growth_of(config: RunConfig) -> Growth:
     return Growth(parse_rank(config.rank, config.seeded), seed=config.seed)
-
-
-def parse_rank(rank: str, seeded: str | None) -> Rank:
-    """A rank rule as the command line writes it.
-
-    >>> parse_rank("11,1", None)
-    Rank(first=11, step=1, seeded=0, of_outputs=False)
-    >>> parse_rank("0.1,0.02", "4x")
-    Rank(first=0.1, step=0.02, seeded='4x', of_outputs=True)
-    """
-    try:
-        first, step = rank.split(",")
-        if ("." in first) != ("." in step) and float(first) and float(step):
-            raise ValueError("a share and a number")
-        amounts = (float(first), float(step)) if "." in rank else (int(first), int(step))
-        entries = [e if e.endswith("x") else int(e) for e in seeded.split(",")] if seeded else [0]
-    except ValueError:
-        raise RankupError(
-            f"rank is written as 11,1 or 0.1,0.02, both as numbers or both as shares, and seeded "
-            f"as 256, 4x or 1536,768; got "
-            f"rank {rank!r} and seeded {seeded!r}"
-        ) from None
-    spec = entries[0] if len(entries) == 1 else entries
-    return Rank(amounts[0], amounts[1], spec, of_outputs="." in rank)
 
 
 def versions() -> dict[str, str]:

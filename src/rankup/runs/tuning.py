@@ -7,7 +7,6 @@ METHOD.json              what was chosen, and all trials that led to it
 Without learned factors the method is called rank-seeded here, networks of rank 2 parallel-rank-2.
 """
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.files import write_file
+from rankup.files import write_json
 from rankup.methods import method_info
 from rankup.methods.search import Settings
 from rankup.report.comparison import is_comparison
@@ -127,8 +126,7 @@ class Tuning:
             chosen=_choice(best, tried),
             trials=tried,
         )
-        text = json.dumps(asdict(outcome), indent=1, ensure_ascii=False)
-        write_file(self.root / f"{self._name(method)}.json", text.encode() + b"\n")
+        write_json(self.root / f"{self._name(method)}.json", asdict(outcome))
         return outcome
 
     def _all(self, method: str) -> list[Seed]:
