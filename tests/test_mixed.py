@@ -16,8 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, active
-from rankup.layers.head import HeadsShape, block_count, block_size, heads_way, in_blocks
-from rankup.layers.rules import MixedShape, mixed_way
+from rankup.layers.mixed_heads import in_blocks
+from rankup.layers.rules import (
+    HeadsShape,
+    MixedShape,
+    block_count,
+    block_size,
+    heads_way,
+    mixed_way,
+)
 from rankup.rank import Rank
 from rankup.specs import HeadSpec, NormSpec
 from zoo import GPU, KINDS, RANKS, inputs, relative_error, taught

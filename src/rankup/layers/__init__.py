@@ -20,7 +20,8 @@ from rankup.layers.conv import (
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
-from rankup.layers.norm import TaskNorm, pooled_statistics
+from rankup.layers.norm import TaskNorm
+from rankup.layers.pooling import pooled_statistics
 from rankup.layers.rules import dense_is_cheaper
 
 __all__ = [

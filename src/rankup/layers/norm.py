@@ -1,7 +1,5 @@
 """Normalisation per task."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -17,10 +15,8 @@ from rankup.layers.base import (
     over_channels,
     over_last,
 )
-from rankup.modes import evaluating
+from rankup.layers.pooling import Pool
 from rankup.specs import NormSpec
-
-Run = Callable[[Tensor], object]
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
 
@@ -240,53 +236,3 @@ class TaskNorm(TaskLayer):
 def _rows_of(tables: Tensors, tasks: Tensor) -> Tensors:
     """A row per sample. One gather of all tables together would first copy every task there is."""
     return {key: table.index_select(0, tasks) for key, table in tables.items()}
-
-
-@contextmanager
-def pooled_statistics(
-    body: nn.Module, norms: Sequence[TaskNorm], batches: Iterable[Tensor], run: Run
-) -> Iterator[None]:
-    """Inside, batch norms hold the statistics of the task being learned, pooled over batches that
-    are run through the body; where there are no norms, none is."""
-    if not norms:
-        yield
-        return
-    for norm in norms:
-        norm.start_pooling()
-    try:
-        with evaluating(body):
-            seen = 0
-            with torch.no_grad():
-                for batch in batches:
-                    run(batch)
-                    seen += 1
-            if not seen:
-                raise TaskStateError("calibrate gave no batch to take statistics from")
-            yield
-    finally:
-        for norm in norms:
-            norm.pool = None
-
-
-class Pool:
-    """Mean and variance per channel over all batches together, in float64."""
-
-    def __init__(self, channels: int, device: torch.device) -> None:
-        self.count = 0
-        self.mean = torch.zeros(channels, dtype=torch.float64, device=device)
-        self.squares = torch.zeros_like(self.mean)  # summed squared distance from the mean
-
-    def add(self, x: Tensor) -> None:
-        over = [dim for dim in range(x.dim()) if dim != 1]
-        var, mean = torch.var_mean(x.detach().double(), over, correction=0)
-        new = x.numel() // x.shape[1]
-        # Pooled as by Chan et al.: no difference of large squares.
-        total, apart = self.count + new, mean - self.mean
-        self.squares = self.squares + var * new + apart**2 * (self.count * new / total)
-        self.mean = self.mean + apart * (new / total)
-        self.count = total
-
-    def statistics(self) -> Tensors:
-        # A norm that the module never runs has seen nothing; any statistics do.
-        var = self.squares / self.count if self.count else torch.ones_like(self.mean)
-        return {"mean": self.mean, "var": var}

@@ -30,14 +30,14 @@ class MixedShape(NamedTuple):
     pointwise: bool  # as no kernel of several taps is
 
 
-class _Reckoned(NamedTuple):
+class _MixedCost(NamedTuple):
     """What a device does while it moves one number to or from its memory."""
 
     multiplications: float
     with_own_kernels: float  # multiplications of a convolution that has a kernel per sample
 
 
-_RECKONED = {"cpu": _Reckoned(12, 12), "cuda": _Reckoned(40, 1)}
+_MIXED_COST = {"cpu": _MixedCost(12, 12), "cuda": _MixedCost(40, 1)}
 
 
 def mixed_way(shape: MixedShape, device: str) -> MixedWay:
@@ -47,7 +47,7 @@ def mixed_way(shape: MixedShape, device: str) -> MixedWay:
     A rule of shapes alone: the same batch shape takes the same way every time.
     """
     samples, places, tasks, rank, inputs, outputs, pointwise = shape
-    at_once, with_own_kernels = _RECKONED.get(device, _RECKONED["cpu"])
+    at_once, with_own_kernels = _MIXED_COST.get(device, _MIXED_COST["cpu"])
     hidden = samples * places * rank
     with_factors = hidden * (inputs + outputs) / at_once
     by_hidden = with_factors + 4 * hidden
@@ -60,3 +60,59 @@ def mixed_way(shape: MixedShape, device: str) -> MixedWay:
     if by_weights < min(by_hidden, by_factors):
         return "weights"
     return "hidden" if by_hidden <= by_factors else "factors"
+
+
+HeadsWay = Literal["gathered", "together", "sorted"]
+
+
+class HeadsShape(NamedTuple):
+    """What the way of a mixed batch through the heads is chosen by."""
+
+    samples: int
+    places: int  # positions in a sample for which there is an answer
+    tasks: int
+    inputs: int
+    widest: int  # classes of the task that has most
+    total: int  # classes of all tasks
+
+
+class _HeadsCost(NamedTuple):
+    """What a device does while it moves one number to or from its memory, and how many it could
+    move while it sorts, and while the host starts a product with all heads, not with each."""
+
+    multiplications: float
+    sorting: float
+    starting: float
+
+
+_HEADS_COST = {"cpu": _HeadsCost(4, 5 << 18, 0), "cuda": _HeadsCost(20, 1 << 27, 1 << 22)}
+
+
+def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
+    """How a mixed batch finds its heads: a copy of one for each sample, the answers of all heads
+    together and each sample's picked from them, or a copy of one for each block of samples that
+    were sorted by task. Whatever takes least, reckoned in numbers moved.
+
+    A rule of shapes alone: the same batch shape takes the same way every time.
+    """
+    samples, places, tasks, inputs, widest, total = shape
+    at_once, sorting, starting = _HEADS_COST.get(device, _HEADS_COST["cpu"])
+    size = block_size(samples, tasks)
+    blocks = block_count(samples, tasks, size)
+    together = starting + samples * places * total * (2 + inputs / at_once)
+    gathered = 3 * samples * widest * inputs
+    sorted_ = sorting + 3 * blocks * (widest * inputs + size * places * (inputs + widest))
+    if together <= min(gathered, sorted_):
+        return "together"
+    return "gathered" if gathered <= sorted_ else "sorted"
+
+
+def block_size(samples: int, tasks: int) -> int:
+    """How many samples of one task make a block: small enough that half-filled blocks, one for
+    each task, are few beside the batch."""
+    return max(1, samples // (2 * max(1, tasks)))
+
+
+def block_count(samples: int, tasks: int, size: int) -> int:
+    """How many blocks there can be at most, however the samples spread over the tasks."""
+    return (samples + min(samples, tasks) * (size - 1)) // size
