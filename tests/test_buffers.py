@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rankup
+from rankup.packing import Store
 from rankup.rank import Rank
 from test_own_modules import RECIPE, halves
 
@@ -40,8 +41,8 @@ class Averaging(nn.Module):
         return self.head(self.hidden(x - self.mean).relu())
 
 
-def grown(module: nn.Module) -> rankup.IncrementalNet:
-    return rankup.grow(module, Rank(4, 1), head="head")
+def grown(module: nn.Module, store: Store = "full") -> rankup.IncrementalNet:
+    return rankup.grow(module, Rank(4, 1), head="head", store=store)
 
 
 def moved(task: rankup.Task) -> rankup.Task:
@@ -111,8 +112,9 @@ def step(net: rankup.IncrementalNet, task: rankup.Task) -> None:
         optimiser.step()
 
 
+@pytest.mark.parametrize("store", ["full", "int8"])
 @pytest.mark.parametrize("norm", [False, True])
-def test_a_loop_by_hand_is_refused_once_and_earlier_answers_hold(norm: bool) -> None:
+def test_a_loop_by_hand_is_refused_once_and_earlier_answers_hold(norm: bool, store: Store) -> None:
     class Normed(Averaging):
         def __init__(self) -> None:
             super().__init__()
@@ -122,7 +124,7 @@ def test_a_loop_by_hand_is_refused_once_and_earlier_answers_hold(norm: bool) -> 
             return super().forward(self.norm(x))
 
     task = halves()
-    net = rankup.fit(grown(Normed()), task, RECIPE)
+    net = rankup.fit(grown(Normed(), store=store), task, RECIPE)
     answer = net.eval()(task.test_x, 0)
     known = next(part for part in net.parts if hasattr(part, "_updating"))
     known._updating.clear()  # as after loading

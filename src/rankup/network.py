@@ -321,7 +321,7 @@ class IncrementalNet(nn.Module):
         statistics of what will answer. Where the commit fails, it is as it was learned."""
         form, before = self.growth.store, list[tuple[nn.Parameter, Tensor]]()
         layers = list(self._layers()) if form != "full" else []
-        self._refuse_not_finite([part.learned() for part in self.parts] if layers else [])
+        self._refuse_not_finite([layer.learned() for layer in layers])
         try:
             for layer in layers:
                 for key, value in packing.rounded(layer.spec, layer.learned(), form).items():
@@ -354,7 +354,7 @@ class IncrementalNet(nn.Module):
             yield
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
-        for part, tensors in zip(self.parts, learned, strict=bool(learned)):
+        for part, tensors in zip(self.parts, learned, strict=False):  # or of layers, the first
             given = part.as_given() if part is self._rest else ()
             for key, tensor in tensors.items():
                 if key not in given and not bool(torch.isfinite(tensor).all()):
@@ -376,7 +376,7 @@ class IncrementalNet(nn.Module):
     def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
         known = len(self._roster.tasks)
         indices, copied = self._checked_mixed(tasks, x)
-        self._audit.check(x, indices, options, self._run, self._uneven())
+        self._audit.check(x, indices, options, self._run, self._uneven(indices.device))
         with active(indices):
             y = self._run(x, options)
         if copied is None or copied.all_below(known):
@@ -384,11 +384,11 @@ class IncrementalNet(nn.Module):
         self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
         return self._mixed(x, tasks, options)
 
-    def _uneven(self) -> Uneven | None:
-        """The tasks with the fewest and with the most classes, where these differ and the module
-        answers, not learns."""
+    def _uneven(self, device: torch.device) -> Uneven | None:
+        """The tasks with the fewest and with the most classes, where these differ, the module
+        answers, not learns, and its answers may be looked at."""
         tasks, narrow, wide = self._roster.tasks, self._roster.narrowest, self._roster.widest
-        if self.training or narrow == wide:
+        if self.training or narrow == wide or _is_recorded(device):
             return None
         return Uneven(narrow, wide, tasks[narrow].classes)
 
@@ -403,8 +403,7 @@ class IncrementalNet(nn.Module):
         if isinstance(x, Tensor) and len(x) != len(tasks):
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
         indices = tasks.to(x.device if isinstance(x, Tensor) else self.device, torch.long)
-        capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not len(tasks) or capturing:
+        if not len(tasks) or _is_captured(indices.device):
             return indices, None
         known = len(self._roster.tasks)
         if tasks.is_cuda and indices.is_cuda and known and not torch.compiler.is_compiling():
@@ -415,6 +414,15 @@ class IncrementalNet(nn.Module):
     def _refuse_unknown(self, tasks: Tensor) -> None:
         for index in torch.aminmax(tasks):
             self._roster.committed(int(index))
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _is_recorded(device: torch.device) -> bool:
+    """Whether what runs is recorded to be run again: no number may be looked at."""
+    return torch.compiler.is_compiling() or _is_captured(device)
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
