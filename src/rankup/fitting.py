@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -177,16 +177,23 @@ def answering(teacher: nn.Module, task: Task) -> nn.Module:
 
 def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
     """What `fit` takes where it is given none."""
-    shape = task.train_x.shape[1:]
     factored = [part.spec.rank for part in net.parts if isinstance(part.spec, FactoredSpec)]
     return recipe_for(
         "default",
-        colour=len(shape) == 3 and shape[0] == 3 and task.train_x.dtype == torch.uint8,
-        size=min(shape[-2:], default=1),
-        samples=len(task.train_y),
+        **facts_of(task),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
         learned=any(rank.added(number) for rank in factored for number in (0, 1)),
     )
+
+
+def facts_of(task: Task) -> dict[str, Any]:
+    """What a recipe is chosen by, of a task: natural images are three planes of bytes."""
+    shape = task.train_x.shape[1:]
+    return {
+        "colour": len(shape) == 3 and shape[0] == 3 and task.train_x.dtype == torch.uint8,
+        "size": min(shape[-2:], default=1),
+        "samples": len(task.train_y),
+    }
 
 
 def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> float:

@@ -13,6 +13,7 @@ from rankup.data.heldout import hold_out
 from rankup.data.streams import OWN, Stream, make_stream
 from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
+from rankup.fitting import facts_of
 from rankup.methods import method_options
 from rankup.rank import parse_rank
 from rankup.recipe import Recipe, recipe_for
@@ -152,12 +153,9 @@ def chosen_device(asked: Device) -> str:
 
 
 def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recipe:
-    shape = stream[0].train_x.shape[1:]
     return recipe_for(
         asked.base_recipe,
-        colour=len(shape) == 3 and shape[0] == 3,
-        size=min(shape[-2:], default=1),
-        samples=len(stream[0].train_y),
+        **facts_of(stream[0]),
         net=asked.net.value,
         learned=learned,
         device=device,
