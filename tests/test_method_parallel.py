@@ -98,7 +98,7 @@ def test_networks_of_low_rank_have_that_rank_and_nothing_in_common() -> None:
     for network in method.networks:
         assert isinstance(network, RankUpdate)
         layers = [part for part in network.net.parts if isinstance(part, FactoredLayer)]
-        assert [int(torch.linalg.matrix_rank(layer.weight(0))) for layer in layers] == [2, 2]
+        assert [int(torch.linalg.matrix_rank(layer.matrix(0))) for layer in layers] == [2, 2]
         own = {tensor.untyped_storage().data_ptr() for tensor in network.net.buffers()}
         assert not own & seen
         seen |= own

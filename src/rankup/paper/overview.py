@@ -28,14 +28,14 @@ class Share(NamedTuple):
 
 
 def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
-    missing = {own: len(results.missing(own)) for own in cells}
+    missing = {cell: len(results.missing(cell)) for cell in cells}
     left: float | None = 0.0
-    for own, seeds in missing.items():
-        rate = pace.get((own.stream, own.net))
+    for cell, seeds in missing.items():
+        rate = pace.get((cell.stream, cell.net))
         if seeds:
-            steps = seeds * (own.tasks or TASKS) * own.epochs
+            steps = seeds * (cell.tasks or TASKS) * cell.epochs
             left = None if left is None or rate is None else left + steps * rate
-    spent = sum(run.seconds for own in cells if (found := results.of(own)) for run in found.runs)
+    spent = sum(run.seconds for cell in cells if (found := results.of(cell)) for run in found.runs)
     return Share(sum(not seeds for seeds in missing.values()), len(cells), spent, left)
 
 
@@ -43,12 +43,12 @@ def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
     """Seconds for a seed, a task and an epoch, by stream and network: the median of what was run on
     such a device, as some methods take several times as long as others."""
     rates: dict[tuple[str, str], list[float]] = {}
-    for own in cells:
-        found = results.of(own)
+    for cell in cells:
+        found = results.of(cell)
         spent = [r.seconds for r in found.runs if r.config.get("device") == device] if found else []
         if spent:
-            seconds = statistics.mean(spent) / ((own.tasks or TASKS) * own.epochs)
-            rates.setdefault((own.stream, own.net), []).append(seconds)
+            seconds = statistics.mean(spent) / ((cell.tasks or TASKS) * cell.epochs)
+            rates.setdefault((cell.stream, cell.net), []).append(seconds)
     return {case: statistics.median(found) for case, found in rates.items()}
 
 
@@ -59,7 +59,7 @@ def overview(results: Results, device: str) -> Table:
     from rich.table import Table
 
     parts = {name: part(name).cells() for name in PARTS}
-    each_once = list(dict.fromkeys(own for cells in parts.values() for own in cells))
+    each_once = list(dict.fromkeys(cell for cells in parts.values() for cell in cells))
     pace = pace_of(each_once, results, device)
     table = Table("name", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("what", overflow="fold")

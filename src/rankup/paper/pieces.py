@@ -43,8 +43,8 @@ class Watch:
     """Writes down how long a piece takes, now and again, so that little of that is lost if its
     process is killed."""
 
-    def __init__(self, path: Path, own: Piece) -> None:
-        self._path, self._piece = path, own
+    def __init__(self, path: Path, begun: Piece) -> None:
+        self._path, self._piece = path, begun
         self._began = self._wrote = time.perf_counter()
 
     def ended(self, cell: Cell) -> None:
@@ -70,11 +70,11 @@ class Watch:
 def piece(root: Path, machine: str, command: str) -> Iterator[Watch]:
     """Inside, runs are made, of which the watch is told. However it ends, its time is written."""
     now = datetime.now(UTC)
-    own = Piece(now.isoformat(timespec="microseconds"), machine, torch.__version__, command)
+    begun = Piece(now.isoformat(timespec="microseconds"), machine, torch.__version__, command)
     # Two processes may begin in the same second, on one machine or on two.
     who = f"{platform.node()} {os.getpid()} {now.timestamp()}"
     digest = hashlib.sha256(who.encode()).hexdigest()[:6]
-    watch = Watch(root / FOLDER / f"{now:%Y-%m-%dT%H-%M-%S}-{digest}.json", own)
+    watch = Watch(root / FOLDER / f"{now:%Y-%m-%dT%H-%M-%S}-{digest}.json", begun)
     watch.write()  # before anything is run, so that nothing is run in vain
     try:
         yield watch
@@ -87,26 +87,26 @@ def pieces_in(root: Path) -> list[Piece]:
     found = []
     for path in (root / FOLDER).glob("*.json"):
         try:
-            own = Piece(**json.loads(path.read_bytes()))
-            found.append((datetime.fromisoformat(own.begun), own))
+            piece = Piece(**json.loads(path.read_bytes()))
+            found.append((datetime.fromisoformat(piece.begun), piece))
         except (OSError, ValueError, TypeError):
             raise RankupError(
                 f"{path} does not say how long a piece took: remove it, and it will not be counted"
             ) from None
-    return [own for _, own in sorted(found, key=itemgetter(0))]
+    return [piece for _, piece in sorted(found, key=itemgetter(0))]
 
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
     """How long all of these cells took, a line for each machine on which all were run. What a piece
     lost by being stopped is counted, and so is what it ran beside these cells."""
-    shown = {str(own.folder()) for own in cells}
+    shown = {str(cell.folder()) for cell in cells}
     by_machine: dict[str, list[Piece]] = {}
-    for own in pieces_in(root):
-        by_machine.setdefault(own.machine, []).append(own)
+    for piece in pieces_in(root):
+        by_machine.setdefault(piece.machine, []).append(piece)
     lines = []
     for machine, pieces in by_machine.items():
-        if shown <= {name for own in pieces for name in own.cells}:
-            minutes = sum(own.seconds for own in pieces) / 60
+        if shown <= {name for piece in pieces for name in piece.cells}:
+            minutes = sum(piece.seconds for piece in pieces) / 60
             which = "one piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
             lines.append(
                 f"All {len(shown)} settings took {minutes:.0f} min on one {machine}, in {which}."

@@ -74,14 +74,14 @@ class Runner:
         if not cells or minutes == 0:
             return
         teachers = frozenset(cell.teacher for cell in cells if cell.teacher)
-        own = replace(self, teachers=teachers)
+        runner = replace(self, teachers=teachers)
         with piece(self.results.root, machine(self.device), self.command) as watch:
 
             def heard(said: Said) -> None:
                 watch.goes_on()
                 hear(said)
 
-            with closing(own._run_each(cells, heard, jobs, until)) as each:
+            with closing(runner._run_each(cells, heard, jobs, until)) as each:
                 for ended in each:
                     if not self.results.missing(ended.cell):
                         watch.ended(ended.cell)
@@ -128,8 +128,8 @@ class Runner:
         finally:
             release(str(cell), chosen_device(self.device), "the same command")
         done = {cell} - self.teachers if teacher is None else {cell, teacher}
-        for own in done:
-            shutil.rmtree(self._work(own), ignore_errors=True)
+        for each in done:
+            shutil.rmtree(self._work(each), ignore_errors=True)
         return failed
 
     def _run_seeds(
@@ -200,16 +200,16 @@ def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
     >>> from rankup.paper.cells import cell
     >>> cells = [cell("p-mnist", epochs=epochs) for epochs in (5, 9)]
     >>> cells.append(cell("s-miniimagenet", epochs=5))
-    >>> [(jobs, [own.epochs for own in some]) for jobs, some in phases(cells, jobs=8)]
+    >>> [(jobs, [each.epochs for each in some]) for jobs, some in phases(cells, jobs=8)]
     [(2, [5]), (8, [9, 5])]
     """
     few = max(1, jobs // 4)
-    teaching = {own.teacher for own in cells}
-    teachers = [own for own in cells if own in teaching]
-    others = [own for own in cells if own not in teaching]
-    convolutions = [own for own in others if own.net != "mlp"]
-    large = [own for own in others if own.net == "mlp" and own.stream in _LARGE]
-    small = [own for own in others if own.net == "mlp" and own.stream not in _LARGE]
+    teaching = {cell.teacher for cell in cells}
+    teachers = [cell for cell in cells if cell in teaching]
+    others = [cell for cell in cells if cell not in teaching]
+    convolutions = [cell for cell in others if cell.net != "mlp"]
+    large = [cell for cell in others if cell.net == "mlp" and cell.stream in _LARGE]
+    small = [cell for cell in others if cell.net == "mlp" and cell.stream not in _LARGE]
     found = ((few, teachers), (few, convolutions), (few, large), (jobs, small))
     return [(many, sorted(some, key=_length, reverse=True)) for many, some in found if some]
 
@@ -238,9 +238,9 @@ def share(cells: Sequence[Cell], part: str) -> list[Cell]:
     2
     """
     try:
-        own, parts = (int(number) for number in part.split("/"))
-        if not 1 <= own <= parts:
+        number, parts = map(int, part.split("/"))
+        if not 1 <= number <= parts:
             raise ValueError
     except ValueError:
         raise RankupError(f"a share is written as 1/4, the first of four; got {part!r}") from None
-    return list(cells[own - 1 :: parts])
+    return list(cells[number - 1 :: parts])
