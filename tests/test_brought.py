@@ -1,6 +1,7 @@
 """What else a module brings along: tied weights, functions of its own, a forward that looks at its
 layers."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -244,3 +245,62 @@ def test_asking_for_a_bias_is_not_using_it() -> None:
     net.begin_task("a", 2)
     net.commit_task()
     torch.testing.assert_close(net.merged("a")(x), net.eval()(x, task="a"))
+
+
+class Backbone(nn.Module):
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU())
+        self.mid, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.mid(self.backbone(x).mean((2, 3))).relu())
+        return answer
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_frozen_backbone_keeps_its_statistics(affine: bool, tmp_path: Path) -> None:
+    module = Backbone(lambda channels: nn.BatchNorm2d(channels, affine=affine))
+    for _ in range(20):
+        module(5 + 2 * torch.randn(32, 3, 8, 8))
+    module.backbone.requires_grad_(False)
+    x = 5 + 2 * torch.randn(4, 3, 8, 8)
+    given = module.eval().backbone(x)
+    net = rankup.grow(module, rankup.Rank(2, 1), exclude=["backbone"])
+    for mode in (net.train, net.eval):
+        mode()
+        net.begin_task(f"task {mode.__name__}", 3)
+        net(x, task=len(net.tasks)).sum().backward()
+        net.commit_task()
+        assert torch.equal(net.body.get_submodule("backbone")(x), given)
+    rankup.save(net, tmp_path)
+    other = Backbone(lambda channels: nn.BatchNorm2d(channels, affine=affine))
+    other.backbone.requires_grad_(False)
+    again = rankup.load(tmp_path, other)
+    assert torch.equal(again.body.get_submodule("backbone")(x), given)
+
+
+def test_what_came_with_the_module_is_not_lost_before_the_first_task(
+    tmp_path: Path,
+) -> None:
+    layers = nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    module = nn.Sequential(*layers)
+    module[0].requires_grad_(False)
+    net = rankup.grow(module, rankup.Rank(2, 1), exclude=["0"])
+    with pytest.raises(rankup.RankupError, match=r"'0\.weight' came with the module"):
+        rankup.save(net, tmp_path)
+    net.begin_task("a", 3)
+    net.commit_task()
+    rankup.save(net, tmp_path)
+    other = nn.Sequential(nn.Linear(16, 8), *layers[1:])
+    other[0].requires_grad_(False)
+    weight = rankup.load(tmp_path, other).body.get_submodule("0").weight
+    assert torch.equal(weight, module[0].weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head", [None, "head"])
+def test_a_module_that_cannot_be_copied_says_why(head: str | None) -> None:
+    module = Backbone(nn.BatchNorm2d)
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(rankup.RankupError, match="a copy of the module, which cannot be made: can"):
+        rankup.grow(module, rankup.Rank(2, 1), head=head)

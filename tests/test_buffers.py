@@ -87,6 +87,10 @@ def test_a_loaded_network_goes_on_as_it_would_have(tmp_path: Path) -> None:
 def test_what_changes_all_the_same_is_refused_and_put_back() -> None:
     task = halves()
     net = grown(Averaging(always=True))
+    with pytest.raises(rankup.TaskStateError, match="changes its buffer 'mean' also when it only"):
+        rankup.fit(net, task, RECIPE)
+    assert net.learning is None
+    assert torch.equal(net.body.mean, torch.zeros(12))
     net.begin_task(task.name, task.classes)
     step(net, task)
     net.commit_task()

@@ -234,12 +234,18 @@ def test_a_run_learns_from_another_run(tmp_path: Path, call: Call) -> None:
     assert "has learned from pixels 'unit', and would be asked with pixels 'centred'" in dim.err
 
 
-def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:
-    teacher, out = tmp_path / "teacher", tmp_path / "taught"
+def taught_one_of_two(folder: Path, call: Call) -> tuple[Path, Path]:
+    """Runs of a teacher that knows two tasks and of a pupil which has learned the first."""
+    teacher, out = folder / "teacher", folder / "taught"
     small = ["--width", "16", "--device", "cpu", "--threads", "1"]
     assert call("run", *small, "--tasks", "2", "--epochs", "15", "--out", teacher).code == 0
     own = ["--tasks", "1", "--epochs", "3", "--teacher", teacher]
     assert call("run", *small, *own, "--out", out).code == 0
+    return teacher, out
+
+
+def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:
+    teacher, out = taught_one_of_two(tmp_path, call)
     for file in (teacher / "net" / "tasks").iterdir():  # its manifest alone is still looked at
         file.unlink()
     again = call("run", "--resume", "--out", out)
@@ -248,11 +254,7 @@ def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, ca
 
 
 def test_a_run_goes_on_with_its_teacher_in_another_place(tmp_path: Path, call: Call) -> None:
-    teacher, out = tmp_path / "teacher", tmp_path / "taught"
-    small = ["--width", "16", "--device", "cpu", "--threads", "1"]
-    assert call("run", *small, "--tasks", "2", "--epochs", "15", "--out", teacher).code == 0
-    own = ["--tasks", "1", "--epochs", "3", "--teacher", teacher]
-    assert call("run", *small, *own, "--out", out).code == 0
+    teacher, out = taught_one_of_two(tmp_path, call)
     moved = teacher.rename(tmp_path / "elsewhere")
     more = ["run", "--resume", "--out", out, "--tasks", "2"]
     lost = call(*more)

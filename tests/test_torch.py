@@ -119,3 +119,13 @@ def test_torchs_defaults_change_nothing(default: str) -> None:
                 assert torch.equal(taught(), usual)
     finally:
         torch.set_default_dtype(before)
+
+
+def test_what_was_merged_in_inference_mode_can_be_trained() -> None:
+    net = rankup.grow(rankup.models.mlp(20, hidden=[32, 32]), rankup.Rank(8, 1))
+    net.begin_task("a", 3)
+    net.commit_task()
+    with torch.inference_mode():
+        merged = net.merged("a")
+    merged(torch.randn(4, 20)).sum().backward()
+    assert all(p.grad is not None for p in merged.parameters())

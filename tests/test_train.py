@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rankup
 from rankup.checkpoint import Checkpoint, CheckpointError
@@ -332,3 +332,48 @@ def test_orders_differ_by_seed_task_and_epoch() -> None:
             for name in ("a", "b"):
                 rankup.fit(network, clusters(name), replace(QUICK, epochs=2), seed=seed)
     assert len(set(seen)) == len(seen) == 8
+
+
+def rare(samples: int, knows: bool) -> rankup.Task:
+    """Two of a hundred samples are of the second class, and there is something that tells them."""
+
+    def drawn() -> tuple[Tensor, Tensor]:
+        x = torch.randn(samples, 20)
+        likely = torch.sigmoid(2.2 * x[:, 0] + 1.5 * x[:, 1] - 6.5)
+        return (x if knows else torch.randn(samples, 20)), (torch.rand(samples) < likely).long()
+
+    return rankup.Task("rare", 2, *drawn(), *drawn())
+
+
+def test_a_task_of_rare_classes_is_learned() -> None:
+    task = rare(10_000, knows=True)
+    net = rankup.fit(
+        rankup.grow(rankup.models.mlp(20, hidden=[32, 32]), rankup.Rank(8, 1)),
+        task,
+        rankup.Recipe(epochs=4),
+    )
+    score = net(task.test_x, task=0)[:, 1] - net(task.test_x, task=0)[:, 0]
+    rank_of = score.argsort().argsort().double()
+    rare_ones = task.test_y == 1
+    worse = rank_of[rare_ones].mean() - (int(rare_ones.sum()) - 1) / 2
+    assert worse / int((~rare_ones).sum()) > 0.85  # the area under the curve
+
+
+def test_a_task_of_rare_classes_that_nothing_tells_is_refused() -> None:
+    recipe = rankup.Recipe(epochs=1, lr=1e-4)
+    with pytest.raises(rankup.TaskFailed, match="not three standard errors above guessing"):
+        rankup.fit(
+            rankup.grow(rankup.models.mlp(20, hidden=[32, 32]), rankup.Rank(8, 1)),
+            rare(10_000, knows=False),
+            recipe,
+        )
+
+
+def test_inputs_of_float64_keep_their_digits() -> None:
+    z = torch.randn(1000, 4, dtype=torch.float64)
+    x, y = z + 1.7e9, (z[:, 0] > 0).long()
+    task = rankup.Task("far", 2, x, y, x, y)
+    layers = nn.BatchNorm1d(4), nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)
+    net = rankup.grow(nn.Sequential(*layers).double(), rankup.Rank(4, 1))
+    rankup.fit(net, task, rankup.Recipe(epochs=10))
+    assert rankup.accuracy(net, task) > 0.95

@@ -13,31 +13,11 @@ from rankup.errors import RankupError
 
 
 def refuse_uncopyable(module: nn.Module) -> None:
-    try:
-        _copied(module)
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise RankupError(
-            f"grow works on a copy of the module, which cannot be made: {reason[0]}"
-        ) from error
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy that shares all tensors."""
-    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
-    return copy.deepcopy(module, shared)
-
-
-def refuse_functions_of(module: nn.Module) -> None:
-    """Refuse a module that holds functions which refer to its layers: those of a copy would go on
-    running and training the original's. A copy is looked at, because a class may make its functions
-    anew."""
-    try:
-        copied = _copied(module)
-    except Exception:  # that was refused before, where there is none
-        return
+    """Refuse a module of which there is no copy, or whose copies hold functions that refer to its
+    layers: they would go on running and training the original's. A copy is looked at, because a
+    class may make its functions anew."""
     parts, seen = {id(part) for part in module.modules()}, set[int]()
-    for name, part in copied.named_modules():
+    for name, part in _copied(module).named_modules():
         for key, value in vars(part).items():
             if _leads_to(parts, value, seen):
                 raise RankupError(
@@ -45,6 +25,18 @@ def refuse_functions_of(module: nn.Module) -> None:
                     "given module or a part of it, as a lambda does that uses self, and a network "
                     "would run the given one's layers through it: make it a method"
                 )
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy that shares all tensors."""
+    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+    try:
+        return copy.deepcopy(module, shared)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RankupError(
+            f"grow works on a copy of the module, which cannot be made: {reason[0]}"
+        ) from error
 
 
 def _leads_to(parts: set[int], value: object, seen: set[int]) -> bool:

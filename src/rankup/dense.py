@@ -67,10 +67,6 @@ def redraw(module: nn.Module) -> None:
         draw()  # with arguments it is for its owner to call
 
 
-def _can_draw(module: nn.Module) -> bool:
-    return _drawing(module) is not None
-
-
 def _drawing(module: nn.Module) -> Callable[..., Any] | None:
     names = ("reset_parameters", "_reset_parameters")
     found = (getattr(module, name, None) for name in names)
@@ -130,7 +126,7 @@ class DenseParts:
             name
             for name, _ in spec.tensors
             if isinstance(here[name], nn.Parameter)
-            and (name not in spec.trained or not _can_draw(_place(body, name)[0]))
+            and (name not in spec.trained or _drawing(_place(body, name)[0]) is None)
         ]
         self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankup.closures import refuse_functions_of, refuse_uncopyable
+from rankup.closures import refuse_uncopyable
 from rankup.errors import RankupError
 from rankup.growth import Growth
 from rankup.kinds import NORMS, WEIGHTED, kind_of, own_tensors
@@ -63,9 +63,7 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
     if any(isinstance(part, TaskLayer) for part in module.modules()):
         raise RankupError("the module is a grown network already: begin_task teaches it more")
     refuse_uncopyable(module)
-    plan = _Planner(module, growth).plan()
-    refuse_functions_of(module)
-    return plan
+    return _Planner(module, growth).plan()
 
 
 class _Planner:
@@ -148,7 +146,6 @@ class _Planner:
         if not linears:
             raise RankupError("the module has no Linear that could be the head")
         if self.trace is None:
-            refuse_functions_of(self.modules[""])  # which naming a head would not help
             raise RankupError(
                 "torch.fx cannot trace the module, so which Linear runs last is not known: "
                 "say it with head='name'"
