@@ -12,12 +12,12 @@ from torch import nn
 from rankup.errors import RankupError
 
 
-def refuse_uncopyable(module: nn.Module) -> None:
-    """Refuse a module of which there is no copy, or whose copies hold functions that refer to its
-    layers: they would go on running and training the original's. A copy is looked at, because a
-    class may make its functions anew."""
+def refuse_functions_of(module: nn.Module, copied: nn.Module) -> None:
+    """Refuse a module that holds functions which refer to its layers: those of a copy would go on
+    running and training the original's. A copy is looked at, because a class may make its functions
+    anew."""
     parts, seen = {id(part) for part in module.modules()}, set[int]()
-    for name, part in _copied(module).named_modules():
+    for name, part in copied.named_modules():
         for key, value in vars(part).items():
             if _leads_to(parts, value, seen):
                 raise RankupError(
@@ -27,7 +27,7 @@ def refuse_uncopyable(module: nn.Module) -> None:
                 )
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def copied_or_refused(module: nn.Module) -> nn.Module:
     """A copy that shares all tensors."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     try:

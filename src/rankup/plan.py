@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankup.closures import refuse_uncopyable
+from rankup.closures import copied_or_refused, refuse_functions_of
 from rankup.errors import RankupError
 from rankup.growth import Growth
 from rankup.kinds import NORMS, WEIGHTED, kind_of, own_tensors
@@ -62,8 +62,10 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if any(isinstance(part, TaskLayer) for part in module.modules()):
         raise RankupError("the module is a grown network already: begin_task teaches it more")
-    refuse_uncopyable(module)
-    return _Planner(module, growth).plan()
+    copied = copied_or_refused(module)
+    plan = _Planner(module, growth).plan()
+    refuse_functions_of(module, copied)
+    return plan
 
 
 class _Planner:
@@ -146,6 +148,8 @@ class _Planner:
         if not linears:
             raise RankupError("the module has no Linear that could be the head")
         if self.trace is None:
+            whole = self.modules[""]
+            refuse_functions_of(whole, copied_or_refused(whole))  # naming a head would not help
             raise RankupError(
                 "torch.fx cannot trace the module, so which Linear runs last is not known: "
                 "say it with head='name'"
