@@ -2,9 +2,11 @@
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from rankup.paper.results import Results
 from rankup.paper.running import WORK, Runner, Said, phases, share
 from rankup.paper.showing import write_page
 from rankup.paper.tables import Row, Section, Table, lines
-from rankup.runs.launch import share_queues
+from rankup.runs.launch import share_cores, share_queues
 from rankup.runs.request import Device
 
 
@@ -127,6 +129,37 @@ def test_processes_share_the_queues_of_a_gpu(
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == queues
 
 
+@pytest.mark.parametrize(("processes", "percent"), [(1, "100"), (4, "75"), (12, "25")])
+def test_small_networks_share_the_cores_of_a_gpu(
+    processes: int, percent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
+    del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+    share_cores(processes)
+    assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
+    share_cores(3)  # what someone has said stays
+    assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
+
+
+def test_cores_are_shared_where_all_networks_are_small(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Any] = []
+
+    def in_processes(work: object, order: list[Any], *_: object, **__: object) -> Iterator[None]:
+        jobs.extend(order)
+        yield from ()
+
+    monkeypatch.setattr("rankup.runs.workers.in_processes", in_processes)
+    small, deep = tiny(), tiny(net="resnet18")
+    teachers = [tiny(epochs=9), tiny(epochs=9, net="resnet18")]
+    taught = [
+        replace(own, teacher=teacher) for own, teacher in zip((small, deep), teachers, strict=True)
+    ]
+    list(runner(results).run_all([small, deep, *taught, *teachers], pytest.fail, jobs=4))
+    assert {job.cell for job in jobs if job.small} == {small, taught[0]}
+
+
 def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None:
     small = [tiny(epochs=epochs) for epochs in (3, 50, 4)]
     resnet = [tiny(epochs=epochs, net="resnet18") for epochs in (20, 80)]
@@ -137,6 +170,8 @@ def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None
     assert [jobs for jobs, _ in phases([*small, *resnet], jobs=3)] == [1, 3]
     ((_, order),) = phases([tiny(epochs=9, seeds=2), tiny(epochs=5, seeds=5)], jobs=2)
     assert [own.seeds for own in order] == [5, 2]
+    ((_, order),) = phases([tiny("finetune", epochs=9), tiny("nscl", epochs=5)], jobs=2)
+    assert [own.method for own in order] == ["nscl", "finetune"]
 
 
 def test_shares_are_all_cells_and_each_once() -> None:
