@@ -127,4 +127,4 @@ def test_no_more_is_kept_of_calls_than_is_worth_it(monkeypatch: pytest.MonkeyPat
     for step in range(50):
         net(x, task=[0, 1] * 3, step=step)
     assert runs(net) == 55
-    assert len(net._audit._seen) == 5
+    assert len(net._mixed._audit._seen) == 5

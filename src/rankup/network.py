@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rankup import checks, dense, packing, size
-from rankup.audit import Audit, Uneven
 from rankup.errors import RankupError, TaskStateError
 from rankup.growth import Growth
-from rankup.hostcopy import HostCopy
 from rankup.interrupts import undisturbed
 from rankup.layers import (
     FactoredLinear,
@@ -28,6 +26,7 @@ from rankup.layers import (
     pooled_statistics,
     refuse_other_dtype,
 )
+from rankup.mixed import MixedBatches
 from rankup.modes import outside_inference
 from rankup.packing import Store
 from rankup.plan import make_plan
@@ -112,7 +111,7 @@ class IncrementalNet(nn.Module):
         self._rest = dense.DenseParts(self.plan.dense, self.body)
         self.parts: list[TaskLayer | dense.DenseParts] = [*layers, self._rest]
         self._roster = Roster()
-        self._audit = Audit()
+        self._mixed = MixedBatches(self._roster)
         # Whatever mode each part was given in, it keeps.
         self.training = module.training
         for layer in layers:
@@ -214,7 +213,9 @@ class IncrementalNet(nn.Module):
         if isinstance(task, list | tuple):
             task = torch.tensor([self._roster.index(each) for each in task], dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
-            return self._mixed(x, task, options)
+            # Inputs that are no tensor do not say where the module computes.
+            device = x.device if isinstance(x, Tensor) else self.device
+            return self._mixed.answer(x, task, options, self._run, device, self.training)
         with active(self._roster.index(task)):
             return self._run(x, options)
 
@@ -372,57 +373,6 @@ class IncrementalNet(nn.Module):
                 "the module's forward takes the next of its parameters, and between tasks a grown "
                 "network has none: take x.device or x.dtype there, or a buffer's"
             ) from None
-
-    def _mixed(self, x: Any, tasks: Tensor, options: dict[str, Any]) -> Any:
-        known = len(self._roster.tasks)
-        indices, copied = self._checked_mixed(tasks, x)
-        self._audit.check(x, indices, options, self._run, self._uneven(indices.device))
-        with active(indices):
-            y = self._run(x, options)
-        if copied is None or copied.all_below(known):
-            return y
-        self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
-        return self._mixed(x, tasks, options)
-
-    def _uneven(self, device: torch.device) -> Uneven | None:
-        """The tasks with the fewest and with the most classes, where these differ, the module
-        answers, not learns, and its answers may be looked at."""
-        tasks, narrow, wide = self._roster.tasks, self._roster.narrowest, self._roster.widest
-        if self.training or narrow == wide or _is_recorded(device):
-            return None
-        return Uneven(narrow, wide, tasks[narrow].classes)
-
-    def _checked_mixed(self, tasks: Tensor, x: Any) -> tuple[Tensor, HostCopy | None]:
-        """The indices as the layers take them. Where looking at them would be waiting for the
-        device, they are forced into range, and a copy is there to be looked at afterwards."""
-        if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
-            raise RankupError(
-                "the tasks of a mixed batch must be a tensor of one index per sample, got shape "
-                f"{list(tasks.shape)} of {tasks.dtype}"
-            )
-        if isinstance(x, Tensor) and len(x) != len(tasks):
-            raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
-        indices = tasks.to(x.device if isinstance(x, Tensor) else self.device, torch.long)
-        if not len(tasks) or _is_captured(indices.device):
-            return indices, None
-        known = len(self._roster.tasks)
-        if tasks.is_cuda and indices.is_cuda and known and not torch.compiler.is_compiling():
-            return indices.clamp(0, known - 1), HostCopy.of(indices)
-        self._refuse_unknown(tasks)
-        return indices, None
-
-    def _refuse_unknown(self, tasks: Tensor) -> None:
-        for index in torch.aminmax(tasks):
-            self._roster.committed(int(index))
-
-
-def _is_captured(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _is_recorded(device: torch.device) -> bool:
-    """Whether what runs is recorded to be run again: no number may be looked at."""
-    return torch.compiler.is_compiling() or _is_captured(device)
 
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
