@@ -51,6 +51,10 @@ class AccuracyMatrix:
         row = self._row(t)
         return sum(row) / len(row)
 
+    def average_accuracies(self) -> npt.NDArray[np.float64]:
+        """`[T]`: A_t after each task."""
+        return np.array([self.average_accuracy(t) for t in range(1, len(self) + 1)])
+
     def forgetting(self, t: int | None = None) -> float:
         """The paper's F_t: the mean over j < t of a[j, j] − a[t, j], and F_1 = 0.
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rankup.paper import ours, printed
 from rankup.paper.cells import Cell, cell
 from rankup.paper.mlp import rival
 from rankup.paper.ours import EPOCHS
-from rankup.paper.results import Results
-from rankup.report.figures import every, finish_heat_map, new_figure, percent_range, write_figures
-from rankup.report.theme import Theme, colour, line_style, marker
+from rankup.paper.results import Measured, Results
+from rankup.report.figures import finish_heat_map, new_figure, percent_range, write_figures
+from rankup.report.panels import draw_averages, draw_matrix
+from rankup.report.theme import Theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -87,52 +89,30 @@ def figure_transition() -> Figure:
 def _averages(stream: str, lines: Lines, results: Results, theme: Theme) -> Drawing:
     figure = new_figure(5.6, 3.9)
     axes = figure.add_subplot()
-    lowest, highest, longest = 100.0, 0.0, 1
-    for index, (name, own) in enumerate(lines.items()):
-        measured = results.of(own)
-        assert measured is not None
-        mean = 100 * measured.averages.mean(axis=0)
-        lowest, highest = min(lowest, *mean), max(highest, *mean)
-        longest = max(longest, len(mean))
-        axes.plot(
-            range(1, len(mean) + 1),
-            mean,
-            color=colour(theme, index),
-            marker=marker(index),
-            linestyle=line_style(theme, index),
-            label=name,
-            clip_on=False,
-        )
-    axes.set_xlim(0.7, longest + 0.3)
-    axes.set_xticks(every(longest, most=20))
-    low, high = 10 * math.floor(lowest / 10), 10 * math.ceil(highest / 10)
-    axes.set_ylim(percent_range(low, high, least=10))
-    axes.set_xlabel("tasks learned")
-    axes.set_ylabel("average accuracy (%)")
+    averages = {name: _measured(own, results).averages for name, own in lines.items()}
+    draw_averages(axes, {name: 100 * each.mean(axis=0) for name, each in averages.items()}, theme)
     axes.set_title(printed.STREAMS[stream])
-    axes.grid(axis="y")
     figure.legend(loc="outside upper left", ncols=3)
     return figure
 
 
 def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Drawing:
-    matrices = {}
-    for name, own in lines.items():
-        measured = results.of(own)
-        assert measured is not None
-        matrices[name] = 100 * measured.matrix
-    entries: Sequence[float] = [e for m in matrices.values() for e in m[~(m != m)].tolist()]
-    low, high = percent_range(min(entries), max(entries), least=10)
+    matrices = {name: 100 * _measured(own, results).matrix for name, own in lines.items()}
+    all_of_them = np.concatenate([matrix.ravel() for matrix in matrices.values()])
+    low, high = percent_range(np.nanmin(all_of_them), np.nanmax(all_of_them), least=10)
     figure = new_figure(3.4 * len(matrices) + 0.6, 3.4)
     for index, (name, matrix) in enumerate(matrices.items()):
         axes = figure.add_subplot(1, len(matrices), index + 1)
-        image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
-        ticks = every(len(matrix), most=5)
-        axes.set_xticks([t - 1 for t in ticks], [str(t) for t in ticks])
-        axes.set_yticks([t - 1 for t in ticks], [str(t) for t in ticks])
+        image = draw_matrix(axes, matrix, low, high, ticks=5)
+        axes.set_aspect("equal")
         axes.set_title(f"{name}, {printed.STREAMS[stream]}" if index == 0 else name)
-        axes.set_xlabel("accuracy on task")
-        if index == 0:
-            axes.set_ylabel("after learning task")
+        if index:
+            axes.set_ylabel("")
         finish_heat_map(figure, axes, image, "accuracy (%)" if index == len(matrices) - 1 else "")
     return figure
+
+
+def _measured(own: Cell, results: Results) -> Measured:
+    measured = results.of(own)
+    assert measured is not None  # of what was not run nothing is drawn
+    return measured

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankup.report.figures import every, finish_heat_map, new_figure, percent_range, write_figures
+from rankup.report.panels import draw_averages, draw_matrix
 from rankup.report.runs import Array, Run, seed_groups
 from rankup.report.text import labels
-from rankup.report.theme import Theme, colour, line_style, marker
+from rankup.report.theme import Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,32 +56,11 @@ def _figures(runs: Sequence[Run], theme: Theme) -> dict[str, Figure]:
 
 def average_plot(runs: Sequence[Run], theme: Theme) -> Figure:
     """A_t after each task, a line per run."""
-    names, lowest, highest = labels(runs), 100.0, 0.0
+    names = labels(runs)
     columns = max(1, min(len(runs), 58 // (max(map(len, names)) + 6)))  # of the legend
     figure = new_figure(WIDE, 3.2 + 0.2 * math.ceil(len(runs) / columns))
-    axes = figure.add_subplot()
-    for index, run in enumerate(runs):
-        tasks = range(1, len(run.matrix) + 1)
-        averages = [100 * run.matrix.average_accuracy(t) for t in tasks]
-        lowest, highest = min(lowest, *averages), max(highest, *averages)
-        axes.plot(
-            tasks,
-            averages,
-            color=colour(theme, index),
-            marker=marker(index),
-            linestyle=line_style(theme, index),
-            label=names[index],
-            clip_on=False,
-        )
-    longest = max(len(run.matrix) for run in runs)
-    axes.set_xlim(0.7, longest + 0.3)
-    axes.set_xticks(every(longest, most=20))
-    axes.set_ylim(
-        percent_range(10 * math.floor(lowest / 10), 10 * math.ceil(highest / 10), least=10)
-    )
-    axes.set_xlabel("tasks learned")
-    axes.set_ylabel("average accuracy (%)")
-    axes.grid(axis="y")
+    averages = [100 * run.matrix.average_accuracies() for run in runs]
+    draw_averages(figure.add_subplot(), dict(zip(names, averages, strict=True)), theme)
     if len(runs) > 1:  # above the plot, where it covers no line
         figure.legend(loc="outside upper left", ncols=columns)
     return figure
@@ -93,12 +73,7 @@ def matrix_plot(run: Run, low: float, high: float) -> Figure:
     tasks = len(accuracy)
     figure = new_figure(NARROW, 4.1)
     axes = figure.add_subplot()
-    image = axes.imshow(accuracy, cmap="viridis", vmin=low, vmax=high, aspect="auto")
-    ticks = every(tasks, most=12)
-    axes.set_xticks([t - 1 for t in ticks], [str(t) for t in ticks])
-    axes.set_yticks([t - 1 for t in ticks], [str(t) for t in ticks])
-    axes.set_xlabel("accuracy on task")
-    axes.set_ylabel("after learning task")
+    image = draw_matrix(axes, accuracy, low, high, ticks=12)
     finish_heat_map(figure, axes, image, "accuracy (%)")
     if tasks <= 20:
         digits = 1 if tasks <= 10 else 0

@@ -38,12 +38,7 @@ class OverSeeds:
     @property
     def averages(self) -> Array:
         """`[S, T]`: A_t of each seed after each task."""
-        return np.array(
-            [
-                [run.matrix.average_accuracy(t) for t in range(1, len(run.matrix) + 1)]
-                for run in self.runs
-            ]
-        )
+        return np.array([run.matrix.average_accuracies() for run in self.runs])
 
     @property
     def matrix(self) -> Array:
