@@ -5,6 +5,30 @@ of `Factors` and `_Room`, in a table of places."""
 import triton
 import triton.language as tl
 
+# Columns of the table of places.
+_U = tl.constexpr(0)
+_V = tl.constexpr(1)
+_NEW_U = tl.constexpr(2)
+_NEW_V = tl.constexpr(3)
+_SELECTOR = tl.constexpr(4)
+_KERNEL = tl.constexpr(5)
+_BY_KERNEL = tl.constexpr(6)
+_BY_U = tl.constexpr(7)
+_BY_V = tl.constexpr(8)
+_BY_SELECTOR = tl.constexpr(9)
+_PARTS = tl.constexpr(10)
+_BY_WEIGHT = tl.constexpr(11)
+_TENSORS = tl.constexpr(12)
+
+# Columns of the table of sizes.
+_OUTPUTS = tl.constexpr(0)
+_INPUTS = tl.constexpr(1)
+_OLD = tl.constexpr(2)
+_NEW = tl.constexpr(3)
+_CHANNELS = tl.constexpr(4)
+_POSITIONS = tl.constexpr(5)
+_SIZES = tl.constexpr(6)
+
 
 @triton.jit
 def _tile(tiles):
@@ -15,12 +39,12 @@ def _tile(tiles):
 @triton.jit
 def _of(base, places, layer, column: tl.constexpr):
     """Where a layer's tensor begins: at a multiple of eight numbers, as the compiler sees."""
-    return base + tl.load(places + 12 * layer + column) * 8
+    return base + tl.load(places + _TENSORS * layer + column) * 8
 
 
 @triton.jit
 def _size(sizes, layer, column: tl.constexpr):
-    return tl.load(sizes + 6 * layer + column)
+    return tl.load(sizes + _SIZES * layer + column)
 
 
 @triton.jit
@@ -32,9 +56,9 @@ def _even(sizes, layer, column: tl.constexpr, EVEN: tl.constexpr):
 def _place(sizes, layer, o, i):
     """Where an entry of the matrix `[out, in]` is in a kernel that is stored channels last."""
     inputs, channels, positions = (
-        _size(sizes, layer, 1),
-        _size(sizes, layer, 4),
-        _size(sizes, layer, 5),
+        _size(sizes, layer, _INPUTS),
+        _size(sizes, layer, _CHANNELS),
+        _size(sizes, layer, _POSITIONS),
     )
     return o * inputs + (i % positions) * channels + i // positions
 
@@ -84,16 +108,16 @@ def weights(
     EVEN: tl.constexpr,
 ):
     layer, first_o, first_i = _tile(tiles)
-    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
-    old, new = _size(sizes, layer, 2), _size(sizes, layer, 3)
+    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
+    old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     o, i = first_o // OUT * OUT + tl.arange(0, OUT), first_i // IN * IN + tl.arange(0, IN)
-    selector = _of(floats, places, layer, 4)
-    U, V = _of(floats, places, layer, 0), _of(floats, places, layer, 1)
+    selector = _of(floats, places, layer, _SELECTOR)
+    U, V = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
     kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK)
-    new_U, new_V = _of(floats, places, layer, 2), _of(floats, places, layer, 3)
+    new_U, new_V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
     kernel += _product(new_U, new_V, selector + old, new, outputs, inputs, o, i, OUT, IN, RANK)
     tl.store(
-        _of(halves, places, layer, 5) + _place(sizes, layer, o[:, None], i[None, :]),
+        _of(halves, places, layer, _KERNEL) + _place(sizes, layer, o[:, None], i[None, :]),
         kernel.to(tl.bfloat16),
         mask=(o < outputs)[:, None] & (i < inputs)[None, :],
     )
@@ -114,11 +138,13 @@ def in_order(
 ):
     """The gradient by a kernel as one by the matrix: what reads it, reads it many times."""
     layer, first_o, first_i = _tile(tiles)
-    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
+    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     o, i = first_o + tl.arange(0, OUT)[:, None], first_i + tl.arange(0, IN)[None, :]
     there = (o < outputs) & (i < inputs)
-    grad = tl.load(_of(halves, places, layer, 6) + _place(sizes, layer, o, i), mask=there, other=0)
-    tl.store(_of(halves, places, layer, 11) + o * inputs + i, grad, mask=there)
+    grad = tl.load(
+        _of(halves, places, layer, _BY_KERNEL) + _place(sizes, layer, o, i), mask=there, other=0
+    )
+    tl.store(_of(halves, places, layer, _BY_WEIGHT) + o * inputs + i, grad, mask=there)
 
 
 @triton.jit
@@ -136,19 +162,19 @@ def to_selector(
 ):
     """A share of the selector's gradient, that of some outputs, and new factors' by U."""
     layer, first, part = _tile(tiles)
-    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
-    old, new = _size(sizes, layer, 2), _size(sizes, layer, 3)
+    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
+    old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     is_new = first >= old
     if is_new:
-        us, vs = _of(floats, places, layer, 2), _of(floats, places, layer, 3)
+        us, vs = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
     else:
-        us, vs = _of(floats, places, layer, 0), _of(floats, places, layer, 1)
+        us, vs = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
     at = first + tl.arange(0, RANK)  # among all factors
     r = at - tl.where(is_new, old, 0)  # among old or new ones
     has = r < tl.where(is_new, new, old)
     o = part * OUT + tl.arange(0, OUT)
     is_out = o < outputs
-    grad = _of(halves, places, layer, 11)
+    grad = _of(halves, places, layer, _BY_WEIGHT)
     seen = tl.zeros((RANK, OUT), tl.float32)  # the gradient, as V sees it
     for start in range(0, inputs, IN):
         i = start + tl.arange(0, IN)
@@ -166,11 +192,11 @@ def to_selector(
         us + r[:, None] * outputs + o[None, :], mask=has[:, None] & is_out[None, :], other=0
     )
     tl.store(
-        _of(floats, places, layer, 10) + part * (old + new) + at, tl.sum(u * seen, 1), mask=has
+        _of(floats, places, layer, _PARTS) + part * (old + new) + at, tl.sum(u * seen, 1), mask=has
     )
-    s = tl.load(_of(floats, places, layer, 4) + at, mask=has, other=0)
+    s = tl.load(_of(floats, places, layer, _SELECTOR) + at, mask=has, other=0)
     tl.store(
-        _of(floats, places, layer, 7) + r[:, None] * outputs + o[None, :],
+        _of(floats, places, layer, _BY_U) + r[:, None] * outputs + o[None, :],
         seen * s[:, None],
         mask=is_new & has[:, None] & is_out[None, :],
     )
@@ -190,11 +216,11 @@ def to_V(
     EVEN: tl.constexpr,
 ):
     layer, first_r, first_i = _tile(tiles)
-    outputs, inputs = _even(sizes, layer, 0, EVEN), _even(sizes, layer, 1, EVEN)
-    old, new = _size(sizes, layer, 2), _size(sizes, layer, 3)
+    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
+    old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     r, i = first_r + tl.arange(0, RANK), first_i + tl.arange(0, IN)
     has, is_in = r < new, i < inputs
-    new_U, grad = _of(floats, places, layer, 2), _of(halves, places, layer, 11)
+    new_U, grad = _of(floats, places, layer, _NEW_U), _of(halves, places, layer, _BY_WEIGHT)
     total = tl.zeros((RANK, IN), tl.float32)
     for start in range(0, outputs, OUT):
         o = start + tl.arange(0, OUT)
@@ -208,9 +234,9 @@ def to_V(
             other=0,
         )
         total += tl.dot(u, g.to(tl.float32), input_precision="tf32")
-    s = tl.load(_of(floats, places, layer, 4) + old + r, mask=has, other=0)
+    s = tl.load(_of(floats, places, layer, _SELECTOR) + old + r, mask=has, other=0)
     tl.store(
-        _of(floats, places, layer, 8) + r[:, None] * inputs + i[None, :],
+        _of(floats, places, layer, _BY_V) + r[:, None] * inputs + i[None, :],
         total * s[:, None],
         mask=has[:, None] & is_in[None, :],
     )
@@ -230,9 +256,14 @@ def sum_parts(
     EVEN: tl.constexpr,
 ):
     layer, first, _ = _tile(tiles)
-    outputs, rank = _size(sizes, layer, 0), _size(sizes, layer, 2) + _size(sizes, layer, 3)
+    outputs, rank = (
+        _size(sizes, layer, _OUTPUTS),
+        _size(sizes, layer, _OLD) + _size(sizes, layer, _NEW),
+    )
     r = first + tl.arange(0, SUM)
     total = tl.zeros((SUM,), tl.float32)
     for part in range(0, tl.cdiv(outputs, OUT)):
-        total += tl.load(_of(floats, places, layer, 10) + part * rank + r, mask=r < rank, other=0)
-    tl.store(_of(floats, places, layer, 9) + r, total, mask=r < rank)
+        total += tl.load(
+            _of(floats, places, layer, _PARTS) + part * rank + r, mask=r < rank, other=0
+        )
+    tl.store(_of(floats, places, layer, _BY_SELECTOR) + r, total, mask=r < rank)
