@@ -35,7 +35,7 @@ class Case:
             size=self.shape[-1],
             samples=self.samples,
             net=self.net,
-            learned=bool(self.rank.first),
+            learns_factors=bool(self.rank.first),
             device="cuda",
         )
 

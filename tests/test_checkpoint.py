@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
 
 import rankup
 import rankup.checkpoint
@@ -23,7 +22,6 @@ from rankup.checkpoint import (
 )
 from rankup.data.streams import Stream, make_stream
 from rankup.engine import Engine
-from rankup.fitting import NetPupil
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from rankup.runs.run import SeedRun, run, run_together
@@ -211,20 +209,27 @@ def test_checkpoints_take_little_of_the_time(
 
 @pytest.mark.parametrize("found", [(1, 2), (None, 2)])
 def test_seeds_that_were_stopped_in_different_epochs_begin_their_task_again(
-    found: tuple[int | None, int], stream: Stream
+    found: tuple[int | None, int], stream: Stream, tmp_path: Path
 ) -> None:
-    def learned(resume: list[Checkpoint | None] | None) -> tuple[list[Tensor], list[list]]:
-        nets = [
-            rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(4, 1), seed=seed)
-            for seed in range(2)
-        ]
-        pupils = [NetPupil(net, rankup.Recipe(epochs=4), seed) for seed, net in enumerate(nets)]
-        kept: list[list] = [[None], [None]]  # by epochs done
-        watches = [lambda _, point, own=own: own.append(point) for own in kept]
-        assert learn(pupils, [stream[0]] * 2, Engine(), resume, watches) == [None, None]
-        x = rankup.data.to_float(stream[0].test_x)
-        return [net.eval()(x, 0) for net in nets], kept
+    """As where a process was killed between writing two checkpoints."""
+    configs = [replace(config_for(stream, epochs=4), seed=seed) for seed in range(2)]
 
-    whole, kept = learned(None)
-    again, _ = learned([None if n is None else kept[seed][n] for seed, n in enumerate(found)])
-    assert all(torch.equal(one, other) for one, other in zip(whole, again, strict=True))
+    def seed_runs(folder: str) -> list[SeedRun]:
+        return [SeedRun(own, stream, tmp_path / folder / str(own.seed), True) for own in configs]
+
+    whole, notes = seed_runs("whole"), list[str]()
+    kept: list[list] = [[None], [None]]  # by epochs done
+    watches = [lambda _, point, own=own: own.append(point) for own in kept]
+    assert learn([r.method for r in whole], [stream[0]] * 2, Engine(), None, watches) == [None] * 2
+    again = seed_runs("again")
+    for own, points, epochs in zip(again, kept, found, strict=True):
+        if epochs is not None:
+            points[epochs].seconds = 1000.0
+            write_checkpoint(own.out, 0, points[epochs])
+    assert run_together(again, note=notes.append) == {}
+    assert len(notes) == 1
+    assert "begins again: what is learned together was stopped after different epochs" in notes[0]
+    x = rankup.data.to_float(stream[0].test_x).flatten(1)
+    for one, other in zip(whole, again, strict=True):
+        assert torch.equal(one.method.predict(x, 0), other.method.predict(x, 0))
+        assert other.lines[0]["seconds"] < 1000  # what was learned in vain is not counted

@@ -24,7 +24,7 @@ from rankup.runs.files import read_lines
 from rankup.runs.folder import working_in
 from rankup.runs.launch import Launch
 from rankup.runs.replicas import Seed, run_seeds
-from rankup.runs.request import Request
+from rankup.runs.request import Device, Request
 from rankup.runs.run import SeedRun, run_together
 from rankup.steps import Learner
 from test_report import Page
@@ -278,6 +278,19 @@ def test_a_methods_own_settings_come_before_those_that_are_given(call: Call) -> 
     assert call("compare", "--methods", "descent", *out).code == 0
     given = json.loads(Path("d/descent/seed-0/config.json").read_text())["recipe"]
     assert (given["optimiser"], given["lr"]) == ("sgd", 0.5)
+
+
+@pytest.mark.parametrize(("rank", "lr"), [("11,1", 0.01), ("0,0", 0.02), ("0,1", 0.01)])
+def test_seeded_factors_of_the_rank_update_change_nothing_for_others(
+    rank: str, lr: float, tmp_path: Path
+) -> None:
+    launch = Launch(Request(tasks=1, rank=rank, seeded="64", device=Device.cpu))
+    recipes = {
+        method: launch.of(method, {}, {0: tmp_path})[0].config.recipe
+        for method in ("rank", "finetune")
+    }
+    assert recipes["rank"]["lr"] == lr
+    assert (recipes["finetune"]["lr"], recipes["finetune"]["weight_decay"]) == (0.01, 0.0)
 
 
 def test_progress_counts_methods_and_what_is_left_of_them() -> None:

@@ -17,7 +17,7 @@ from rankup.commands import tune as tune_command
 from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS, method_options
 from rankup.methods.search import SEARCH, TRIALS, trials
-from rankup.recipe import Recipe
+from rankup.recipe import Recipe, recipe_for
 from rankup.runs import launch as launching
 from rankup.runs import tuning
 from rankup.runs.launch import Launch
@@ -91,6 +91,7 @@ def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
     assert wild["failed"] is not None
     assert found["seeds"] == [1000]
     assert (found["width"], found["rank"], found["seeded"]) == (16, "11,1", None)
+    assert (found["epochs"], found["batch"]) == (8, 64)
     # Another command takes it from there, on top of which comes what it is given itself.
     asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
     (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
@@ -106,6 +107,30 @@ def test_epochs_of_the_trials_go_with_what_they_chose(request_: Request, tmp_pat
     assert seed.config.recipe["epochs"] == 8
     (other,) = Launch(replace(asked, recipe_options={"epochs": 3})).of("rank", {}, {0: tmp_path})
     assert other.config.recipe["epochs"] == 3
+
+
+def test_batches_of_the_trials_go_with_what_they_chose(tmp_path: Path) -> None:
+    (tmp_path / "rank.json").write_text('{"epochs": 8, "batch": 32, "chosen": {"lr": 0.5}}')
+    asked = Request(recipe=str(tmp_path), tasks=2, device=Device.cpu)
+    (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
+    assert seed.config.recipe["batch"] == 32
+
+
+def test_trials_have_the_recipe_that_runs_will_have(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though they learn from fewer samples, as some are held out."""
+    samples = len(make_stream("p-digits", tasks=1)[0].train_y)
+    seen: list[int] = []
+
+    def noted(*args: Any, samples: int, **kwargs: Any) -> Recipe:
+        seen.append(samples)
+        return recipe_for(*args, samples=samples, **kwargs)
+
+    monkeypatch.setattr("rankup.runs.launch.recipe_for", noted)
+    for asked in (request_, replace(request_, held_out=0.0)):
+        Launch(asked).of("rank", {}, {1000: tmp_path})
+    assert seen == [samples, samples]
 
 
 def test_what_all_trials_were_given_goes_with_what_they_chose(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,19 +181,20 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
     factored = [part.spec.rank for part in net.parts if isinstance(part.spec, FactoredSpec)]
     return recipe_for(
         "default",
-        **facts_of(task),
+        **facts_of([task]),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
-        learned=any(rank.added(number) for rank in factored for number in (0, 1)),
+        learns_factors=any(rank.added(number) for rank in factored for number in (0, 1)),
     )
 
 
-def facts_of(task: Task) -> dict[str, Any]:
-    """What a recipe is chosen by, of a task: natural images are three planes of bytes."""
-    shape = task.train_x.shape[1:]
+def facts_of(tasks: Sequence[Task]) -> dict[str, Any]:
+    """What a recipe is chosen by, of the tasks to learn: natural images are three planes of bytes,
+    and of tasks that differ in size the mean counts, which does not depend on their order."""
+    shape, dtype = tasks[0].train_x.shape[1:], tasks[0].train_x.dtype
     return {
-        "colour": len(shape) == 3 and shape[0] == 3 and task.train_x.dtype == torch.uint8,
+        "colour": len(shape) == 3 and shape[0] == 3 and dtype == torch.uint8,
         "size": min(shape[-2:], default=1),
-        "samples": len(task.train_y),
+        "samples": round(statistics.mean(len(task.train_y) for task in tasks)),
     }
 
 

@@ -132,7 +132,7 @@ def recipe_for(
     size: int = 28,
     samples: int = 60_000,
     net: str = "mlp",
-    learned: bool = True,
+    learns_factors: bool = True,
     device: str = "cpu",
 ) -> Recipe:
     """The recipe of that name for a stream and a network.
@@ -142,8 +142,8 @@ def recipe_for(
         size: the images' shorter side, to which crops are in proportion.
         samples: how many training samples a task has; few of them want more epochs.
         net: the network's name.
-        learned: whether tasks learn factors or only select from seeded ones, which takes a
-            higher rate and some decay.
+        learns_factors: whether tasks learn factors or only select from seeded ones, which takes
+            a higher rate and some decay.
         device: where it will run; a GPU multiplies less precise numbers faster.
     """
     if name == "paper":
@@ -151,14 +151,14 @@ def recipe_for(
     if name != "default":
         raise RankupError(f"there is no recipe {name!r}, only {', '.join(RECIPES)}")
     recipe = Recipe()
-    if not learned:
+    if not learns_factors:
         recipe = replace(recipe, lr=2e-2, weight_decay=0.02)
     elif net == "mlp":
         recipe = replace(recipe, factors=2.0)
     if samples < 10_000:
         recipe = replace(recipe, epochs=30 if colour else 60, batch=64)
     if colour:
-        decay = 0.1 if not learned else 0.02 if net == "resnet18" else 0.05
+        decay = 0.1 if not learns_factors else 0.02 if net == "resnet18" else 0.05
         crop = min(max(1, round(size / 10.5)), size - 1)
         recipe = replace(recipe, weight_decay=decay, flip=True, crop=crop)
     if device == "cuda" and net == "resnet18":

@@ -47,7 +47,7 @@ def settings_for(
         warnings.warn(
             f"{recipe} has no settings for {method}{variant}, which has its defaults", stacklevel=2
         )
-    tuned = _read(path, method, with_epochs=recipe != "default")
+    tuned = _read(path, method, as_tried=recipe != "default")
     return Settings(own | dict(tuned.recipe), tuned.options)
 
 
@@ -60,7 +60,7 @@ def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
     >>> variant_of("rank", "11,1", {}), variant_of("parallel", "11,1", {"size": "full"})
     ('', '')
     """
-    if method == "rank" and float(rank.split(",")[0]) == 0:
+    if method == "rank" and not any(map(float, rank.split(","))):
         return SEEDED
     size = options.get("size", "full") if method == "parallel" else "full"
     return "" if size == "full" else f"-rank-{size}"
@@ -95,19 +95,19 @@ def base_recipe(recipe: str) -> str:
     return "default"
 
 
-def _read(path: Path, method: str, with_epochs: bool) -> Settings:
+def _read(path: Path, method: str, as_tried: bool) -> Settings:
     """What was chosen, and what all trials were given; nothing where nothing was tuned.
 
     Args:
-        with_epochs: as many as in the trials, too. What comes with this project is also used with
-            more of them.
+        as_tried: with as many epochs as the trials had and batches of their size, too. What comes
+            with this project is also used with more of them.
     """
     try:
         found = json.loads(path.read_bytes())
         given = dict(found.get("given", {}))
         given.pop("epochs", None)
-        if with_epochs and "epochs" in found:
-            given["epochs"] = found["epochs"]
+        if as_tried:
+            given = {name: found[name] for name in ("epochs", "batch") if name in found} | given
         chosen = apart(given | found["chosen"])
         Recipe(**chosen.recipe)
         method_options(method, chosen.options)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankup import seeds
 from rankup.answers import is_guessing, share_right
-from rankup.checkpoint import Checkpoint, Learning
+from rankup.checkpoint import Checkpoint, CheckpointError, Learning
 from rankup.engine import Engine
 from rankup.errors import RankupError
 from rankup.feed import Draws, Feed
@@ -193,10 +193,10 @@ def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
 
 
 def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
-    """The epoch to go on from. Replicas that stopped in different epochs begin the task again."""
+    """The epoch to go on from."""
     first, *others = [lesson.checkpoint.epoch if lesson.checkpoint else 0 for lesson in lessons]
     if any(other != first for other in others):
-        return 0
+        raise CheckpointError("what is learned together was stopped after different epochs")
     for number, lesson in enumerate(lessons):
         if (point := lesson.checkpoint) is not None:
             point.refuse_other(lesson.about(), steps.state(number))

@@ -44,17 +44,19 @@ class Launch:
         self.width = request.width or (256 if mlp else 20)
         self.rank = request.rank or ("11,1" if mlp else "0.1,0.02")
         rule = parse_rank(self.rank, request.seeded)
+        self._learns_factors = bool(rule.first or rule.step)
         self.device = chosen_device(request.device)
-        first = self._stream(request.seed, request.download)
-        self.tasks, self._shape = len(first), first[0].train_x.shape[1:]
-        self._recipe = _recipe(request, first, learned=bool(rule.first), device=self.device)
+        whole = self._stream(request.seed, request.download)
+        self.tasks, self._shape = len(whole), whole[0].train_x.shape[1:]
+        self._facts = facts_of(whole.tasks)  # before any are held out: a trial is as a run will be
+        first = self._held_out(whole, request.seed)
         self._names = {request.seed: [task.name for task in first]}
         self._data = {request.seed: fingerprint(first)}
         # Processes make their streams themselves: sending one takes longer.
         keeps = self.at_once == 1 or self.device == "cuda"
         self._made = {request.seed: first} if keeps else {}
         for seed in self.seeds[1:]:
-            made = self._stream(seed)
+            made = self._held_out(self._stream(seed), seed)
             self._names[seed] = [task.name for task in made]
             self._data[seed] = fingerprint(made)
             if keeps:
@@ -84,7 +86,7 @@ class Launch:
         elif settings is None:
             variant = variant_of(method, self.rank, given)
             settings = settings_for(method, asked.stream, asked.net.value, asked.recipe, variant)
-        chosen = replace(self._recipe, **{**settings.recipe, **asked.recipe_options})
+        chosen = replace(self._recipe(method), **{**settings.recipe, **asked.recipe_options})
         options = method_options(method, {**settings.options, **given})
         if chosen.crop:
             check_pad(chosen.crop, self._shape)
@@ -118,10 +120,24 @@ class Launch:
 
     def _stream(self, seed: int, download: bool = False) -> Stream:
         asked = self.request
-        made = make_stream(
+        return make_stream(
             asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
         )
-        return hold_out(made, asked.held_out, seed) if asked.held_out else made
+
+    def _held_out(self, stream: Stream, seed: int) -> Stream:
+        share = self.request.held_out
+        return hold_out(stream, share, seed) if share else stream
+
+    def _recipe(self, method: str) -> Recipe:
+        """What a method's own settings come on top of. That factors are seeded alone says nothing
+        of others than the rank update."""
+        return recipe_for(
+            self.request.base_recipe,
+            **self._facts,
+            net=self.request.net.value,
+            learns_factors=method != "rank" or self._learns_factors,
+            device=self.device,
+        )
 
 
 def share_queues(processes: int) -> None:
@@ -158,16 +174,6 @@ def chosen_device(asked: Device) -> str:
     if asked is Device.auto:
         return "cuda" if torch.cuda.is_available() else "cpu"
     return asked.value
-
-
-def _recipe(asked: Request, stream: Stream, learned: bool, device: str) -> Recipe:
-    return recipe_for(
-        asked.base_recipe,
-        **facts_of(stream[0]),
-        net=asked.net.value,
-        learned=learned,
-        device=device,
-    )
 
 
 def _threads(asked: Request, out: Path, alone: bool) -> int:

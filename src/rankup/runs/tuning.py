@@ -56,6 +56,7 @@ class Outcome:
     seeded: str | None
     tasks: int
     epochs: int
+    batch: int
     given: Settings  # of the recipe, the same for all trials
     seeds: list[int]
     held_out: float
@@ -118,6 +119,7 @@ class Tuning:
             seeded=config.seeded,
             tasks=config.tasks,
             epochs=config.recipe["epochs"],
+            batch=config.recipe["batch"],
             given=dict(self.launch.request.recipe_options),
             seeds=list(self.launch.seeds),
             held_out=config.held_out,
