@@ -63,7 +63,7 @@ def unequal() -> Stream:
 def test_a_batch_holds_what_each_samples_own_task_would_give(name: str, augmented: bool) -> None:
     stream = tasks_of(name)
     recipe = Recipe(batch=100, pixels="centred", flip=augmented, crop=2 * augmented)
-    union = Union(stream.tasks, recipe, CPU, one_label=False)
+    union = Union(stream.tasks, recipe, CPU, torch.float32, one_label=False)
     drawn = union.draws(torch.Generator().manual_seed(1))
     draw = {key: entries[3] for key, entries in drawn.items()}
     batch = union.batch(union.x, draw)
@@ -83,7 +83,7 @@ def test_a_batch_holds_what_each_samples_own_task_would_give(name: str, augmente
 @pytest.mark.parametrize("name", STREAMS)
 def test_samples_are_of_all_tasks_each_as_its_own_task_makes_it(name: str) -> None:
     stream, recipe = tasks_of(name), Recipe(pixels="centred", flip=True)
-    union = Union(stream.tasks, recipe, CPU, one_label=False)
+    union = Union(stream.tasks, recipe, CPU, torch.float32, one_label=False)
     found = torch.cat([*union.sample(10_000, torch.Generator().manual_seed(0))])
     feeds = [Feed(task, recipe, CPU) for task in stream]
     wanted = torch.cat([x for feed in feeds for x, _ in feed.train(len(feed))])
@@ -95,7 +95,7 @@ def test_samples_are_of_all_tasks_each_as_its_own_task_makes_it(name: str) -> No
 
 @pytest.mark.parametrize("stream", [make_stream("s-digits"), make_stream("r-digits", tasks=2)])
 def test_an_epoch_is_one_pass_over_all_tasks(stream: Stream) -> None:
-    union = Union(stream.tasks, Recipe(batch=64), CPU, one_label=False)
+    union = Union(stream.tasks, Recipe(batch=64), CPU, torch.float32, one_label=False)
     total = sum(len(task.train_y) for task in stream)
     assert len(union) == total
     assert union.steps == math.ceil(total / 64)

@@ -53,10 +53,16 @@ def frozen_parts(module: nn.Module) -> set[str]:
 
 
 def redrawn(given: nn.Module) -> nn.Module:
-    """A copy with weights drawn anew, also by modules that draw those of their layers."""
-    fresh = copy.deepcopy(given)
-    for module in fresh.modules():
-        redraw(module)
+    """A copy with weights drawn anew, also by modules that draw those of their layers; what is
+    frozen is as it was given."""
+    fresh, frozen = copy.deepcopy(given), frozen_parts(given)
+    for name, module in fresh.named_modules():
+        if name not in frozen:
+            redraw(module)
+    with torch.no_grad():
+        for drawn, own in zip(fresh.parameters(), given.parameters(), strict=True):
+            if not own.requires_grad:
+                drawn.copy_(own)
     return fresh
 
 

@@ -60,6 +60,10 @@ class NetPupil:
     def learned(self) -> int:
         return len(self.net.tasks)
 
+    @property
+    def begins_afresh(self) -> bool:
+        return self.learned == 0
+
     def begin(self, task: Task) -> Learner:
         net, recipe = self.net, self.recipe
         if has_hooks(net):  # while it learns, the module inside is called
@@ -69,7 +73,7 @@ class NetPupil:
             task.classes,
             selectors=recipe.selector_start() if self.reuse else 0.0,
             norms=recipe.norms,
-            factors=(recipe.first_factors if self.learned == 0 else 0) or recipe.factors,
+            factors=(recipe.first_factors if self.begins_afresh else 0) or recipe.factors,
         )
         try:
             net.train()

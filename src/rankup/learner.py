@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.feed import Draws, Feed, take
-from rankup.layers import (
-    TaskLayer,
-    Tensors,
-    active,
-)
+from rankup.layers import TaskLayer, Tensors, active
 from rankup.layout import channels_last, convolves, takes_channels_last
 from rankup.recipe import Recipe
 from rankup.steps import Learner
-
-if TYPE_CHECKING:
-    pass
 
 
 def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,7 +25,8 @@ def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ModuleLearner(Learner):
-    """All parameters of a module, whose layers know of tasks where they have to."""
+    """All parameters of a module that are not frozen. Its layers know of tasks where they have
+    to."""
 
     x: Tensor
     y: Tensor
@@ -43,8 +36,7 @@ class ModuleLearner(Learner):
         self.body, self.index = body, index
         self.kind: Hashable = id(body)  # bodies of one kind take the same steps
         self._reads = self._constant()
-        learns = any(p.requires_grad for p in body.parameters())
-        self.changed = tuple(self._reads) if learns else ()
+        self.changed = tuple(self._reads) if self._parameters_of_body() else ()
         self.look_at("x", feed.x)
         self.look_at("y", feed.task.train_y)
         self._convolves = convolves(body)
@@ -55,7 +47,7 @@ class ModuleLearner(Learner):
         self.replicas = "branches" if alone else "vmap"
 
     def learned(self) -> Tensors:
-        return {f"body.{name}": p for name, p in self.body.named_parameters()}
+        return dict(self._parameters_of_body())
 
     def read(self) -> Tensors:
         return self._reads
@@ -70,8 +62,8 @@ class ModuleLearner(Learner):
             self._reads |= {f"{name}.{key}": tensor for key, tensor in it.state_dict().items()}
 
     def keep(self, learned: Tensors) -> None:
-        for name, parameter in self.body.named_parameters():
-            parameter.data = learned[f"body.{name}"].detach()
+        for name, parameter in self._parameters_of_body().items():
+            parameter.data = learned[name].detach()
 
     def key(self) -> Hashable:
         # Data that is made anew at every step is transformed by the task's own transform.
@@ -104,6 +96,10 @@ class ModuleLearner(Learner):
         if not self._is_bf16:
             return nullcontext()
         return torch.autocast(self.feed.device.type, torch.bfloat16)
+
+    def _parameters_of_body(self) -> dict[str, nn.Parameter]:
+        named = self.body.named_parameters()
+        return {f"body.{name}": p for name, p in named if p.requires_grad}
 
     def _constant(self) -> Tensors:
         """Buffers of modules that know nothing of tasks."""

@@ -63,6 +63,10 @@ class Pupil(Protocol):
     def learned(self) -> int:
         """How many tasks it has learned."""
 
+    @property
+    def begins_afresh(self) -> bool:
+        """Whether its next task is the first that the network which will learn it learns."""
+
     def begin(self, task: Task) -> Learner:
         """Open a task, or raise and be as before."""
 
@@ -99,7 +103,7 @@ class _Lesson:
     def peak(self) -> float:
         """The highest rate."""
         recipe = self.pupil.recipe
-        return recipe.first_lr if self.pupil.learned == 0 and recipe.first_lr else recipe.lr
+        return recipe.first_lr if self.pupil.begins_afresh and recipe.first_lr else recipe.lr
 
     def rates(self, epoch: int) -> Sequence[float]:
         length = self.feed.steps

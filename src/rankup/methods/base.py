@@ -59,6 +59,11 @@ class Method(ABC):
     def learned(self) -> int:
         """How many tasks it has learned."""
 
+    @property
+    def begins_afresh(self) -> bool:
+        """Whether its next task is the first that the network which will learn it learns."""
+        return self.learned == 0
+
     @abstractmethod
     def begin(self, task: Task) -> Learner:
         """Open the next task, or raise and be as before."""

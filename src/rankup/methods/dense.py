@@ -2,7 +2,7 @@
 of it is kept between tasks."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -11,6 +11,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from rankup import seeds
 from rankup.data.tasks import Task
@@ -62,6 +63,7 @@ class DenseMethod(Method):
             self._take_over(redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
+        self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._feed: Feed | None = None  # of the open task
         self._before: tuple[Tensors, Tensors, Tensors]  # what abandoning it goes back to
 
@@ -78,7 +80,7 @@ class DenseMethod(Method):
 
     def feed(self, task: Task) -> Feed:
         """What is learned of, when this task comes."""
-        return Feed(task, self.recipe, self.device)
+        return Feed(task, self.recipe, self.device, self.plan.dtype)
 
     def learner(self, feed: Feed) -> Learner:
         """What learns the task that was just opened."""
@@ -100,6 +102,8 @@ class DenseMethod(Method):
             for part in self.parts:
                 part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
             self.body.train()
+            if self.learned and self.norms == "per task":
+                self._hold()
             return self.learner(feed)
         except BaseException:
             self.abandon()
@@ -116,6 +120,7 @@ class DenseMethod(Method):
         # Weights that stay parameters may be views of all that was learned.
         for parameter in self.body.parameters():
             parameter.data = parameter.data.clone()
+        self._updating |= self._changed_from(self._before[0])
         self.consolidate(feed)
         draw = seeds.generator(self.seed, "calibrate", self.learned)
         norms = [p for p in self.parts if isinstance(p, TaskNorm) and p.wants_statistics]
@@ -178,6 +183,7 @@ class DenseMethod(Method):
 
     def _take(self, groups: dict[str, Tensors]) -> None:
         """Know what was saved."""
+        self._updating = self._changed_from(groups.get("shared", {}))
         with torch.no_grad():
             for name, tensor in self._shared().items():
                 tensor.copy_(groups["shared"][name])
@@ -190,6 +196,20 @@ class DenseMethod(Method):
                     for start in starts
                 ]
             )
+
+    def _changed_from(self, values: Tensors) -> set[str]:
+        """The shared buffers that hold other values now."""
+        return {
+            name
+            for name, tensor in self._shared().items()
+            if not isinstance(tensor, nn.Parameter) and not torch.equal(tensor, values[name])
+        }
+
+    def _hold(self) -> None:
+        """Have modules change their buffers no more once tasks depend on them, by the flag that
+        they look at; those inside of them go on as they are."""
+        for name in self._updating:
+            self.body.get_submodule(name.rpartition(".")[0]).training = False
 
     def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         """The layer of which each task has its own."""
@@ -220,14 +240,22 @@ class DenseMethod(Method):
         }
 
     def _shared(self) -> Tensors:
-        """Weights and statistics that all tasks share."""
-        own = {id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()}
-        # How many batches a norm has seen changes nothing it computes.
-        return {
-            name: tensor
-            for name, tensor in self.body.state_dict(keep_vars=True).items()
-            if id(tensor) not in own and not name.endswith("num_batches_tracked")
-        }
+        """Weights and statistics that all tasks share, each once, whoever else it belongs to."""
+        known = {
+            id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()
+        } | {id(t) for part in self.body.modules() for t in _counters(part)}
+        found: Tensors = {}
+        for name, tensor in self.body.state_dict(keep_vars=True).items():
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                found[name] = tensor
+        return found
+
+
+def _counters(part: nn.Module) -> Iterator[Tensor]:
+    """How many batches a norm has seen, where that changes nothing it computes."""
+    if isinstance(part, _NormBase) and part.momentum is not None:
+        yield from (t for key, t in part.named_buffers() if key == "num_batches_tracked")
 
 
 def _read(path: Path) -> Tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -45,11 +46,13 @@ class EWC(DenseMethod):
         super().__init__(setting)
         assert isinstance(setting.options, EwcOptions)
         self.options = setting.options
-        found = trace(setting.module)
-        self._once = {  # Linear layers that run once, by their names
+        found, own = trace(setting.module), self._weights()
+        uses = Counter(id(p) for part in self.body.modules() for p in part._parameters.values())
+        self._once = {  # Linear layers that run once, with weights of their own, by their names
             name: part
             for name, part in self.body.named_modules()
             if type(part) is nn.Linear and found is not None and found.runs_once(name)
+            if all(uses[id(p)] == 1 for p in part.parameters()) and f"{name}.weight" in own
         }
 
     def learner(self, feed: Feed) -> Learner:

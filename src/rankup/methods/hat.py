@@ -116,14 +116,18 @@ class HardAttention(GuardedMethod):
         layers, and where all that comes together is zero, zero it is.
         """
         none: dict[str, Any] = {"dtype": torch.bool, "device": self.device}
+        any_claimed = torch.stack([units.any() for units in claimed.values()]).any()
         reached = {
             spec.name: torch.zeros(spec.conv.channels if spec.conv else spec.inputs, **none)
             for spec in self.layers
         }
 
         def look(spec: FactoredSpec, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-            found = (args[0] != 0).movedim(-1 - spec.dims, 0).flatten(1).any(1)
-            reached[spec.name] = found | reached[spec.name]
+            x = args[0]
+            found = (x != 0).movedim(-1 - spec.dims, 0).flatten(1).any(1)
+            # What compares numbers, as `torch.where`, may have made zeros of what can be others.
+            lost = ~x.isnan().any() & any_claimed
+            reached[spec.name] = found | reached[spec.name] | lost
 
         def in_use(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
             units = _over(spec, claimed[spec.name])
@@ -142,7 +146,7 @@ class HardAttention(GuardedMethod):
                 hooks.enter_context(place.register_forward_hook(partial(in_use, spec)))
             (x,) = feed.sample(2, torch.Generator())
             with gated(claimed), torch.no_grad(), evaluating(self.body), active(self.learned):
-                self.body(torch.full_like(x, math.nan))
+                self.body(torch.full_like(x, math.nan) if x.is_floating_point() else x)
         return reached
 
 

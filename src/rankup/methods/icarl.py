@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankup.data.tasks import Task
-from rankup.data.transforms import to_float
 from rankup.errors import RankupError
-from rankup.feed import Draws, Feed, scaled
+from rankup.feed import Draws, Feed
 from rankup.layers import active
 from rankup.learner import loss_of
 from rankup.methods.base import Setting
@@ -203,7 +202,8 @@ class ICaRL(DenseMethod):
         return F.normalize(super().predict(x, FEATURES))
 
     def _mean(self, images: Tensor) -> Tensor:
-        inputs = (scaled(to_float(part), self.recipe) for part in torch.split(images, _ROWS))
+        feed = self.feed(self.setting.tasks[0])  # which scales inputs as in training
+        inputs = (feed.scaled(feed.floats(part)) for part in torch.split(images, _ROWS))
         return F.normalize(torch.cat([self.features(x) for x in inputs]).mean(0), dim=0)
 
     def _lists(self, task: int) -> list[Tensor]:

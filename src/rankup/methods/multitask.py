@@ -47,7 +47,8 @@ class Multitask(DenseMethod):
         super().__init__(setting)
 
     def feed(self, task: Task) -> Feed:
-        return Union(self.setting.tasks, self.recipe, self.device, self.single_head)
+        own = self.device, self.plan.dtype, self.single_head
+        return Union(self.setting.tasks, self.recipe, *own)
 
     def learner(self, feed: Feed) -> Learner:
         return MultitaskLearner(self.body, feed, self.learned)
@@ -118,11 +119,17 @@ class Union(Feed):
     made = None
 
     def __init__(
-        self, tasks: Sequence[Task], recipe: Recipe, device: torch.device, one_label: bool
+        self,
+        tasks: Sequence[Task],
+        recipe: Recipe,
+        device: torch.device,
+        dtype: torch.dtype,
+        one_label: bool,
     ) -> None:
         there: dict[Tensor, Tensor] = {}
         here = [t if t.train_x.device == device else t.moved(device, there) for t in tasks]
-        self._parts, self._one_label = [Part(task, recipe, device) for task in here], one_label
+        self._parts = [Part(task, recipe, device, dtype) for task in here]
+        self._one_label = one_label
         images: dict[int, Tensor] = {}
         starts: dict[int, int] = {}
         tables = []
@@ -138,7 +145,7 @@ class Union(Feed):
         self._images = torch.cat([*images.values()]) if len(images) > 1 else here[0].train_x
         self._transform = transform_each([t.transform for t in here], to_float(self._images[:1]))
         whole = replace(here[0], name=f"all {len(here)} tasks", transform=None)
-        super().__init__(whole, recipe, device)
+        super().__init__(whole, recipe, device, dtype)
 
     def __len__(self) -> int:
         return self._samples.shape[1]
@@ -167,7 +174,7 @@ class Union(Feed):
             yield self.batch(self.x, {"rows": rows, "tasks": tasks})
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
-        picked = to_float(take(x, draw["rows"]))
+        picked = self.floats(take(x, draw["rows"]))
         if "coins" in draw:
             drawn = Augmentation(draw["coins"], draw["offsets"])
             picked = augment(picked, self.recipe.crop, drawn)

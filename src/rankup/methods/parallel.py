@@ -45,6 +45,10 @@ class Parallel(Method):
     def learned(self) -> int:
         return len(self.networks)
 
+    @property
+    def begins_afresh(self) -> bool:
+        return True
+
     def begin(self, task: Task) -> Learner:
         network = self._kind()(self._own_setting(self.learned))
         learner = network.begin(task)

@@ -15,7 +15,7 @@ from rankup.growth import Growth
 from rankup.manifest import MANIFEST, Manifest
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
-from rankup.metrics import Footprint
+from rankup.metrics import Footprint, numbers
 from rankup.network import IncrementalNet
 from rankup.plan import make_plan
 from rankup.runs import files as run_files
@@ -65,9 +65,7 @@ class RankUpdate(Method):
         self._pupil.abandon()
 
     def footprint(self) -> Footprint:
-        size = self.net.size()
-        numbers = size.total if self.net.growth.store == "full" else size.bytes / 4
-        return Footprint(parameters=numbers, buffer=0)
+        return Footprint(parameters=numbers(self.net.size().bytes))
 
     def saving(self, folder: Path) -> Callable[[], None]:
         # What was committed never changes: there is nothing to be taken now.
