@@ -200,3 +200,106 @@ def test_a_buffer_that_learning_spoils_is_refused() -> None:
     net.train()(task.train_x, "halves")
     with pytest.raises(rankup.TaskStateError, match="mean holds values that are not finite"):
         net.commit_task()
+
+
+class Moving(nn.Module):
+    """Moves a parameter of its own while it learns, or whenever it runs."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+        self.centre = nn.Parameter(torch.zeros(16))
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.hidden(x)
+        if self.training or self.always:
+            with torch.no_grad():
+                self.centre.lerp_(z.mean(0), 0.1)
+        return self.head((z - self.centre).relu())
+
+
+@pytest.mark.parametrize("base", ["new", "keep"])
+def test_a_parameter_that_its_module_moves_is_constant_after_the_first_task(base: str) -> None:
+    task = halves()
+    net = rankup.grow(Moving(), Rank(4, 1), exclude="centre", head="head", base=base)  # type: ignore[arg-type]
+    rankup.fit(net, task, RECIPE)
+    before = net.eval()(task.test_x, task.name)
+    if base == "new":  # steps move it too, so that it is not known yet
+        net.train()
+        net.begin_task("next", classes=2)
+        net(task.train_x, "next").sum().backward()
+        with pytest.raises(rankup.TaskStateError, match="changed its parameter 'centre' while it"):
+            net.commit_task()
+        net.abandon_task()
+    rankup.fit(net, moved(task), RECIPE)
+    assert torch.equal(net.eval()(task.test_x, task.name), before)
+
+
+def test_a_parameter_that_changes_with_every_answer_is_refused() -> None:
+    net = rankup.grow(Moving(always=True), Rank(4, 1), exclude="centre", head="head")
+    with pytest.raises(rankup.TaskStateError, match="changes its parameter 'centre' also when"):
+        rankup.fit(net, halves(), RECIPE)
+
+
+def learn_by_hand(net: rankup.IncrementalNet, task: rankup.Task) -> None:
+    net.begin_task("by hand", classes=2)
+    net(task.train_x, "by hand").sum().backward()
+    net.commit_task()
+
+
+class Making(nn.Module):
+    """Makes a layer when it first runs, or has a buffer where there was none."""
+
+    mean: Tensor | None
+
+    def __init__(self, layer: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.hidden, self.between, self.head = nn.Linear(12, 16), None, nn.Linear(16, 2)
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.hidden(x)
+        if self.layer:
+            self.between = self.between or nn.Linear(16, 16)
+            z = self.between(z)
+        elif self.mean is None:
+            self.mean = z.detach().mean(0)
+        return self.head((z if self.layer else z - self.mean).relu())
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("layer", [False, True])
+def test_what_a_module_makes_while_it_runs_is_refused(layer: bool, by_hand: bool) -> None:
+    net, task = grown(Making(layer)), halves()
+    made = "between.weight" if layer else "mean"
+    with pytest.raises(rankup.TaskStateError, match=f"made '{made}' while it ran"):
+        (learn_by_hand if by_hand else rankup.fit)(net, task)
+    assert net.tasks == []
+
+
+class Collecting(nn.Module):
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1, 16))
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.hidden(x)
+        if self.training:
+            self.seen = torch.cat([self.seen, z.detach()])[-50:]
+        return self.head((z - self.seen.mean(0)).relu())
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_buffer_that_grows_is_refused(by_hand: bool) -> None:
+    net, task = grown(Collecting()), halves()
+    with pytest.raises(rankup.TaskStateError, match=r"'seen' of shape \[1, 16\] one of \["):
+        (learn_by_hand if by_hand else rankup.fit)(net, task)
+    assert net.tasks == []
+    if net.learning:
+        net.abandon_task()
+    assert net.body.seen.shape == (1, 16)

@@ -369,3 +369,69 @@ def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out(
         assert net.plan.chain is None
     task = halves()
     assert right(rankup.fit(net, task, RECIPE), task) > 0.8
+
+
+class Quiet(nn.Module):
+    """Its `train` gives nothing back, as many write it, and its forward keeps what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+        self.features: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = [self.hidden(x).relu()]
+        answer: Tensor = self.head(self.features[0])
+        return answer
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+
+def test_a_module_that_says_nothing_and_keeps_its_features_is_merged() -> None:
+    net, task = rankup.grow(Quiet(), Rank(4, 1)), halves()
+    net.begin_task("by hand", classes=2)
+    net(task.train_x, "by hand").sum().backward()
+    net.commit_task()
+    merged = net.merged("by hand")
+    expected = net.eval()(task.test_x, "by hand")
+    torch.testing.assert_close(merged(task.test_x), expected)
+    assert not merged.training
+    student = rankup.grow(Quiet(), Rank(4, 1))
+    teacher = rankup.fit(rankup.grow(Quiet(), Rank(4, 1)), task, RECIPE).merged(task.name)
+    rankup.fit(student, task, RECIPE, teacher=teacher)
+    assert rankup.accuracy(student, task) > 0.8
+
+
+class Casting(nn.Module):
+    """Looks at a weight's dtype, as many forwards of published models do, or at its numbers."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.reads = reads
+        self.hidden, self.norm = nn.Linear(12, 16), nn.LayerNorm(16)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hidden(x.to(self.hidden.weight.dtype).view(-1, self.hidden.weight.size(1)))
+        x = self.norm(x.to(self.norm.weight.device))
+        assert self.head.weight.shape[1] == 16
+        if self.reads:
+            x = x + self.hidden.weight.sum()
+        answer: Tensor = self.head(x.to(self.hidden.bias.dtype).relu())
+        return answer
+
+
+def test_the_kind_of_a_weight_can_be_seen_in_mixed_batches_and_its_numbers_cannot() -> None:
+    task = halves()
+    nets = [rankup.grow(Casting(reads), Rank(4, 1), head="head") for reads in (False, True)]
+    for net in nets:
+        for name in ("a", "b"):
+            net.begin_task(name, classes=2)
+            net.commit_task()
+        net.eval()
+    x, tasks = task.test_x, torch.arange(len(task.test_x)) % 2
+    alone = torch.stack([nets[0](x, name) for name in ("a", "b")])
+    torch.testing.assert_close(nets[0](x, tasks), alone[tasks, torch.arange(len(x))])
+    with pytest.raises(rankup.RankupError, match="layer 'hidden' has a weight for each task"):
+        nets[1](x, tasks)

@@ -1,7 +1,9 @@
 """Bad input gets one clear sentence, and nothing is lost."""
 
 import copy
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -397,6 +399,57 @@ def mixed_dtypes() -> nn.Module:
     return made
 
 
+class OwnCopy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.hidden(x).relu())
+        return answer
+
+    def __deepcopy__(self, memo: object) -> "OwnCopy":
+        made = OwnCopy()
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+class Stem(nn.Module):
+    """Runs a layer of another module, which it does not own."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = weakref.ref(owner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.owner().hidden(x)  # type: ignore[union-attr, operator]
+        return answer
+
+
+def referred_to_weakly() -> nn.Module:
+    made = mlp()
+    made.stem = Stem(made)
+    return made
+
+
+def with_a_function_in_an_object() -> nn.Module:
+    made = mlp()
+    made.held = SimpleNamespace(run=lambda x: made.hidden(x))
+    return made
+
+
+def with_listed_parameters() -> nn.Module:
+    made = mlp()
+    made.listed = {"all": [made.hidden[0].weight]}
+    return made
+
+
+def with_a_sparse_buffer() -> nn.Module:
+    made = mlp()
+    made.register_buffer("near", torch.eye(4).to_sparse())
+    return made
+
+
 CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "no module": (lambda: 5, {}, "grow takes an nn.Module, got int"),
     "a grown network": (lambda: taught("mlp"), {}, "is a grown network already"),
@@ -444,6 +497,12 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         {},
         "layers of the module are not initialised yet .0.: run it once on an input",
     ),
+    "a copy of its own kind": (OwnCopy, {}, "a layer 'hidden' of its own, as where a class has"),
+    "a weak reference": (referred_to_weakly, {}, "'stem.owner' is or holds a func"),
+    "a function in an object": (with_a_function_in_an_object, {}, "'held' is or holds a function"),
+    "a list of parameters": (with_listed_parameters, {}, "'listed' holds parameters that the mod"),
+    "a sparse buffer": (with_a_sparse_buffer, {}, "'near' is a sparse tensor, which cannot be st"),
+    "a wrapper": (lambda: nn.DataParallel(mlp()), {}, "the module inside a DataParallel"),
     "two dtypes": (mixed_dtypes, {}, "one dtype .* got torch.float32, torch.float64"),
     "torch's own encoder": (
         lambda: nn.Sequential(

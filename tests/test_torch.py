@@ -129,3 +129,13 @@ def test_what_was_merged_in_inference_mode_can_be_trained() -> None:
         merged = net.merged("a")
     merged(torch.randn(4, 20)).sum().backward()
     assert all(p.grad is not None for p in merged.parameters())
+
+
+def test_convolutions_in_double_precision_run_under_autocast() -> None:
+    net = rankup.grow(module("convolutions", torch.float64), Rank(2, 1))
+    net.begin_task("a", classes=3)
+    x = inputs("convolutions", dtype=torch.float64)
+    net.commit_task(calibrate=[x])
+    net.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(net(x, "a"), net.merged("a")(x), rtol=0.1, atol=0.1)

@@ -1,13 +1,14 @@
-"""What stands in the way of copying a module, as functions that it holds and that hold it: a copy
-shares them."""
+"""What stands in the way of copying a module: functions and references that a copy shares with it,
+lists of parameters that it would hold beside its own, and activations that it has kept."""
 
 import copy
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 
-from torch import nn
+from torch import Tensor, nn
 
 from rankup.errors import RankupError
 
@@ -21,9 +22,26 @@ def refuse_functions_of(module: nn.Module, copied: nn.Module) -> None:
         for key, value in vars(part).items():
             if _leads_to(parts, value, seen):
                 raise RankupError(
-                    f"{f'{name}.{key}'.lstrip('.')!r} is or holds a function that refers to the "
-                    "given module or a part of it, as a lambda does that uses self, and a network "
-                    "would run the given one's layers through it: make it a method"
+                    f"{f'{name}.{key}'.lstrip('.')!r} is or holds a function or a weak reference "
+                    "that refers to the given module or a part of it, as a lambda does that uses "
+                    "self, and a network would run the given one's layers through it: make it a "
+                    "method"
+                )
+
+
+def refuse_listed_parameters(module: nn.Module) -> None:
+    """Refuse a module that has its parameters in a list of its own, too: what is not factored is
+    exchanged for other tensors from task to task, and the list would have the old ones."""
+    parameters = {id(parameter) for parameter in module.parameters()}
+    for name, part in module.named_modules():
+        if isinstance(part, nn.RNNBase):  # makes its list anew whenever they are exchanged
+            continue
+        for key, value in vars(part).items():
+            if key not in _TORCHS and any(id(t) in parameters for t in _tensors_in(value)):
+                raise RankupError(
+                    f"{f'{name}.{key}'.lstrip('.')!r} holds parameters that the module has by "
+                    "other names, and would go on holding them when a network has others there: "
+                    "make it a property"
                 )
 
 
@@ -31,7 +49,7 @@ def copied_or_refused(module: nn.Module) -> nn.Module:
     """A copy that shares all tensors."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     try:
-        return copy.deepcopy(module, shared)
+        return copy.deepcopy(module, shared | kept_activations(module))
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RankupError(
@@ -39,23 +57,62 @@ def copied_or_refused(module: nn.Module) -> nn.Module:
         ) from error
 
 
+def kept_activations(module: nn.Module) -> dict[int, Tensor]:
+    """What to copy in place of tensors that a forward has kept in its module, as `self.features`:
+    torch copies none that came of others."""
+    values = (v for part in module.modules() for key, v in vars(part).items() if key not in _TORCHS)
+    found = (tensor for value in values for tensor in _tensors_in(value))
+    return {id(tensor): tensor.detach().clone() for tensor in found if not tensor.is_leaf}
+
+
+_TORCHS = ("_parameters", "_buffers", "_modules")
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors_in(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+
+
 def _leads_to(parts: set[int], value: object, seen: set[int]) -> bool:
-    if id(value) in seen or isinstance(value, nn.Module):
-        return id(value) in parts
-    seen.add(id(value))
-    return any(_leads_to(parts, inner, seen) for inner in _inside(value))
+    """Whether some part can be come to from a value."""
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, nn.Module):
+            if id(found) in parts:
+                return True
+        elif id(found) not in seen:
+            seen.add(id(found))
+            left.extend(_inside(found))
+    return False
 
 
 def _inside(value: object) -> Iterable[object]:
     if isinstance(value, FunctionType):
-        return [*_closed_over(value), *(value.__defaults__ or ())]
+        return [
+            *_closed_over(value),
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+        ]
     if isinstance(value, MethodType):
         return [value.__self__]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, weakref.ref):
+        return [value()]
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list | tuple | set) else ()
+    if isinstance(value, list | tuple | set):
+        return value
+    if isinstance(value, type | ModuleType | Tensor):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())  # of an object of any other kind
 
 
 def _closed_over(function: FunctionType) -> Iterable[object]:

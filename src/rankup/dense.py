@@ -3,7 +3,7 @@ module that was given, then constant."""
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import TaskStateError
+from rankup.kinds import own_tensors
 from rankup.layers import Start, TaskLayer, Tensors
 from rankup.specs import DenseSpec
 
@@ -145,9 +146,7 @@ class DenseParts:
 
     def open(self, values: Tensors) -> None:
         # Also where there is nothing to train: a module may change its own buffers while it learns.
-        current = self._values()
-        wanted = self._own if self.count or self.spec.kept else current
-        self._before = {name: current[name].clone() for name in wanted}
+        self._before = {name: value.clone() for name, value in self._values().items()}
         buffers = (owner._buffers[key] for owner, key in self._passing)
         self._passing_before = [None if t is None else t.clone() for t in buffers]
         for name, value in values.items():
@@ -158,13 +157,15 @@ class DenseParts:
                 _refresh(owner)
 
     def learned(self) -> Tensors:
+        self.refuse_reshaped()
         if not self.count and not self.spec.kept:
             self._updating.update(self._changed())
             return {name: tensor.detach().clone() for name, tensor in self._values().items()}
         if changed := self.undo():
             raise TaskStateError(
-                f"the module changed its buffer {changed[0]!r} while it learned, on which earlier "
-                "answers depend; it is held from now on: abandon_task, and learn the task again"
+                f"the module changed its {self._called(changed[0])} while it learned, on which "
+                "earlier answers depend; it is held from now on: abandon_task, and learn the task "
+                "again"
             )
         return {}
 
@@ -176,14 +177,45 @@ class DenseParts:
         self._undo_passing()
         return changed
 
+    def undo_trial(self) -> None:
+        """After the module was run just to see what happens: have everything as it was."""
+        self.undo()
+        for name in self._changed(self._places):
+            self._values()[name].data.copy_(self._before[name])
+
     def refuse_restless(self) -> None:
-        """Refuse a module that has just answered and changed buffers in that: it would answer
-        otherwise the next time."""
-        if changed := self._changed():
+        """Refuse a module that has just answered, before any step, and changed something in that:
+        it would answer otherwise the next time."""
+        if changed := self._changed(self._places):
             raise TaskStateError(
-                f"the module changes its buffer {changed[0]!r} also when it only answers, so that "
-                "no answer would stay as it is: have it look at self.training"
+                f"the module changes its {self._called(changed[0])} also when it only answers, so "
+                "that no answer would stay as it is: have it look at self.training"
             )
+
+    def refuse_made(self, body: nn.Module) -> None:
+        """Refuse a module that has made something while it ran: no task would know of it."""
+        known = {(id(owner), key) for places in self._places.values() for owner, key in places}
+        others = {
+            name: part for name, part in body.named_modules() if not isinstance(part, TaskLayer)
+        }
+        for name, _ in own_tensors(others.items()):
+            owner, _, key = name.rpartition(".")
+            if (id(others[owner]), key) not in known:
+                raise TaskStateError(
+                    f"the module made {name!r} while it ran, of which a network that was grown "
+                    "before knows nothing: run the module once, then grow it"
+                )
+
+    def refuse_reshaped(self) -> None:
+        """Refuse a module that has given something another shape: as it was given, a module could
+        not load it."""
+        for name, shape in self.spec.tensors:
+            if (now := tuple(self._values()[name].shape)) != shape:
+                raise TaskStateError(
+                    f"the module made its {self._called(name)} of shape {list(shape)} one of "
+                    f"{list(now)} while it learned, which could not be loaded: have it keep its "
+                    "shape, or register it with persistent=False"
+                )
 
     def as_given(self) -> set[str]:
         """What no task has changed, so that it may hold any values, as a mask of −inf does."""
@@ -230,14 +262,18 @@ class DenseParts:
                     owner._buffers[key] = getattr(first, name)
                     _refresh(owner)
 
-    def _changed(self) -> list[str]:
+    def _changed(self, among: Collection[str] | None = None) -> list[str]:
+        """What is not as it was when the task began; of all that no step changes, or of more."""
+        if among is None:
+            among = self._places if self.count or self.spec.kept else self._own
         values, before = self._values(), self._before
         # The network may have been moved since.
         return [
-            name
-            for name in self._own
-            if not _equal(values[name], before[name].to(values[name].device))
+            name for name in among if not _equal(values[name], before[name].to(values[name].device))
         ]
+
+    def _called(self, name: str) -> str:
+        return f"{'buffer' if name in self._own else 'parameter'} {name!r}"
 
     def _undo_passing(self) -> None:
         """A loaded network has these as they were given, so that answers must not rest on others.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import checks, dense, packing, size
+from rankup import checks, closures, dense, packing, size
 from rankup.errors import RankupError, TaskStateError
 from rankup.growth import Growth
 from rankup.interrupts import undisturbed
@@ -105,6 +105,7 @@ class IncrementalNet(nn.Module):
         # Layers are exchanged in the copying: whatever refers to one refers to its new form.
         exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
         self.body: nn.Module = copy.deepcopy(module, exchanged)
+        self._refuse_left_out(layers)
         if growth.base == "new":
             dense.reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
         # What lives through a task: every layer that knows of tasks, and the rest as one.
@@ -187,6 +188,7 @@ class IncrementalNet(nn.Module):
                 and a dict of these.
         """
         task = self._roster.opened("commit_task")
+        self._rest.refuse_made(self.body)
         with self._as_stored():
             try:
                 with self._pooled_statistics(calibrate):
@@ -228,13 +230,15 @@ class IncrementalNet(nn.Module):
             layer.spec.name: layer.plain(index).eval() for layer in self._layers()
         }
         for conv, norm in self.plan.folds:
-            unfolded: Any = plain.get(conv) or copy.deepcopy(self.body.get_submodule(conv)).eval()
+            unfolded: Any = plain.get(conv) or copy.deepcopy(self.body.get_submodule(conv))
+            unfolded.eval()
             plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
             plain[norm] = nn.Identity()
         exchanged = {id(self.body.get_submodule(name)): part for name, part in plain.items()}
-        module = copy.deepcopy(self.body, exchanged)
+        module = copy.deepcopy(self.body, exchanged | closures.kept_activations(self.body))
         dense.make_trainable(module, self.plan.dense)
-        return module.eval()
+        module.eval()  # which may give back nothing, where a module has one of its own
+        return module
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
@@ -269,9 +273,11 @@ class IncrementalNet(nn.Module):
         self._hold_constant()
 
     def _undo_trial(self) -> None:
-        """After the module was run just to see what happens: have its buffers as they were. Those
-        that must not change are held from now on."""
-        self._rest.undo()
+        """After the module was run just to see what happens: have it as it was. What must not
+        change is held from now on."""
+        self._rest.refuse_made(self.body)
+        self._rest.refuse_reshaped()
+        self._rest.undo_trial()
         self._hold_constant()
 
     def _refuse_restless(self) -> None:
@@ -305,6 +311,16 @@ class IncrementalNet(nn.Module):
             shapes = spec.base_shapes()
             made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
         return made
+
+    def _refuse_left_out(self, layers: Sequence[TaskLayer]) -> None:
+        """Refuse a module whose copy does not have the layers that took the place of its own."""
+        there = {id(part) for part in self.body.modules()}
+        for layer in layers:
+            if id(layer) not in there:
+                raise RankupError(
+                    f"grow works on a copy of the module, and that has a layer {layer.spec.name!r} "
+                    "of its own, as where a class has its own __deepcopy__: leave copying to torch"
+                )
 
     def _layers(self) -> Iterator[TaskLayer]:
         return (part for part in self.parts if isinstance(part, TaskLayer))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankup.closures import copied_or_refused, refuse_functions_of
+from rankup.closures import copied_or_refused, refuse_functions_of, refuse_listed_parameters
 from rankup.errors import RankupError
 from rankup.growth import Growth
 from rankup.kinds import NORMS, WEIGHTED, kind_of, own_tensors
@@ -62,7 +62,10 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if any(isinstance(part, TaskLayer) for part in module.modules()):
         raise RankupError("the module is a grown network already: begin_task teaches it more")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise RankupError(f"grow takes the module inside a {type(module).__name__}: module.module")
     copied = copied_or_refused(module)
+    refuse_listed_parameters(module)
     plan = _Planner(module, growth).plan()
     refuse_functions_of(module, copied)
     return plan
@@ -234,6 +237,11 @@ class _Planner:
         left = ((name, part) for name, part in self.modules.items() if name not in replaced)
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in own_tensors(left):
+            if tensor.layout != torch.strided:
+                raise RankupError(
+                    f"{name!r} is a sparse tensor, which cannot be stored: make it dense, or "
+                    "register it with persistent=False"
+                )
             if not any(tensor is other for other in tensors.values()):
                 tensors[name] = tensor
         return DenseSpec(

@@ -26,7 +26,9 @@ class Teacher(nn.Module):
 
     def __init__(self, module: nn.Module, feed: Feed) -> None:
         super().__init__()
-        self.module = copy.deepcopy(module).eval().requires_grad_(False)
+        self.module = copy.deepcopy(module)
+        self.module.eval()
+        self.module.requires_grad_(False)
         self.module.to(feed.device, feed.dtype)
         self._refuse_if_ignorant(feed)
 

@@ -170,7 +170,8 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
     try:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared.
         shared = {id(parameter): parameter for parameter in module.parameters()}
-        own = copy.deepcopy(module, shared).train(training)
+        own = copy.deepcopy(module, shared)
+        own.train(training)
         with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = _drawn_from()
             graph, again = (Tracer().trace(own) for _ in range(2))

@@ -6,7 +6,7 @@ the network's forward sets, not from state on the module: threads may run differ
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
+from rankup.layers.unread import Unread
 from rankup.specs import LayerSpec
 
 Tensors = dict[str, Tensor]
@@ -136,11 +137,24 @@ class TaskLayer(nn.Module, ABC):
         """The one task that is run, of which a module's forward reads something by itself."""
         task = active_task()
         if not isinstance(task, int):
-            raise TaskStateError(
-                f"layer {self.spec.name!r} has a {what} for each task, which can be read only "
-                "while the network runs for one task alone"
-            )
+            raise TaskStateError(self._unreadable(what))
         return task
+
+    def _read_of_task(
+        self, what: str, shape: Sequence[int], read: Callable[[int], Tensor]
+    ) -> Tensor:
+        """What a module's forward reads by itself, of the task that is run. Of a mixed batch, for
+        which there is none, it sees of what kind it would be."""
+        if isinstance(active_task(), Tensor):
+            factory = self._factory["dtype"], self._factory["device"]
+            return Unread.of(shape, *factory, self._unreadable(what))
+        return read(self._task_read(what))
+
+    def _unreadable(self, what: str) -> str:
+        return (
+            f"layer {self.spec.name!r} has a {what} for each task, which can be read only while "
+            "the network runs for one task alone"
+        )
 
     def _task(self, x: Tensor) -> int | Tensor:
         task = active_task()

@@ -108,7 +108,8 @@ class FactoredConv(FactoredLayer):
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         kernel = self._kernel(matrix)
-        if torch.is_autocast_enabled(x.device.type):
+        # Of double precision torch casts nothing there.
+        if torch.is_autocast_enabled(x.device.type) and self.dtype != torch.float64:
             # Cast and brought into the input's layout at once; torch would do it one by one.
             images = self.conv.dims == 2
             last = images and x.is_contiguous(memory_format=torch.channels_last)

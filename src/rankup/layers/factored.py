@@ -77,7 +77,10 @@ class FactoredLayer(TaskLayer):
     def weight(self) -> Tensor:
         """W of the task that is run, as torch's own layer has it: a module's forward may look at
         its dtype, or at more."""
-        return self._as_torchs(self.matrix(self._task_read("weight")))
+        conv = self.spec.conv
+        inputs = (conv.channels, *conv.kernel_size) if conv else (self.spec.inputs,)
+        shape = self.spec.outputs, *inputs
+        return self._read_of_task("weight", shape, lambda task: self._as_torchs(self.matrix(task)))
 
     def _as_torchs(self, matrix: Tensor) -> Tensor:
         return matrix
@@ -85,7 +88,9 @@ class FactoredLayer(TaskLayer):
     @property
     def bias(self) -> Tensor | None:
         """The bias of the task that is run: a module's forward may look whether there is one."""
-        return self._bias(self._task_read("bias")) if self.spec.bias else None
+        if not self.spec.bias:
+            return None
+        return self._read_of_task("bias", (self.spec.outputs,), self._bias)
 
     def _load_from_state_dict(
         self, state_dict: Tensors, prefix: str, *rest: Any, **kwargs: Any

@@ -54,11 +54,19 @@ class TaskHead(TaskLayer):
     @property
     def weight(self) -> Tensor:
         """The weight of the task that is run, for a module's forward to look at."""
-        return self._own(self._task_read("weight"))[0]
+        shape = self.out_features, self.in_features
+        return self._read_of_task("weight", shape, lambda task: self._own(task)[0])
 
     @property
     def bias(self) -> Tensor | None:
-        return self._own(self._task_read("bias"))[1] if self.spec.bias else None
+        if not self.spec.bias:
+            return None
+        return self._read_of_task("bias", (self.out_features,), self._own_bias)
+
+    def _own_bias(self, task: int) -> Tensor:
+        _, bias = self._own(task)
+        assert bias is not None
+        return bias
 
     def extra_repr(self) -> str:
         return f"in={self.spec.inputs}, bias={self.spec.bias}"

@@ -144,8 +144,10 @@ class TaskNorm(TaskLayer):
         return norm.eval()
 
     def _read(self, key: str) -> Tensor:
-        task = 0 if self.spec.shared else self._task_read(key)
-        return self.added(task)[key] if task < self.count else self.get_parameter(f"new_{key}")
+        def read(task: int) -> Tensor:
+            return self.added(task)[key] if task < self.count else self.get_parameter(f"new_{key}")
+
+        return read(0) if self.spec.shared else self._read_of_task(key, self.spec.shape, read)
 
     def _rows(self) -> Tensors:
         buffers = self._buffers  # once: another thread may exchange them for those of one more task
