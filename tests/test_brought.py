@@ -217,12 +217,12 @@ def test_a_forward_that_looks_at_a_bias_sees_the_one_of_its_task() -> None:
     net.begin_task("b", 3)
     for task in (0, 1):
         net(x, task=task)
-        plain = [part.plain(0).bias if task == 0 else part.new_bias for part in layers]
+        plain = [part.merged(0).bias if task == 0 else part.new_bias for part in layers]
         assert all(torch.equal(*pair) for pair in zip(body.seen, plain, strict=True))
     net.commit_task(calibrate=[x])
     alone = "has a (weight|bias|number of classes) for each task, .* for one task alone$"
     assert net(x, task=[0, 1, 0, 1]).shape == (4, 3)
-    assert [bias.shape for bias in body.seen] == [part.plain(1).bias.shape for part in layers]
+    assert [bias.shape for bias in body.seen] == [part.merged(1).bias.shape for part in layers]
     for bias in body.seen:  # of each task another, so that there is nothing to compute with
         with pytest.raises(rankup.TaskStateError, match=alone):
             bias.sum()

@@ -133,7 +133,7 @@ def test_every_form_equals_the_explicit_sum_of_factors(
         bias = layer._per_channel(layer.B[task]) if layer.spec.bias else 0
         factored = layer._factored(x, blocks) + bias
         dense = layer._map(x, layer._dense(blocks)) + bias
-        merged = layer.plain(task)(x)
+        merged = layer.merged(task)(x)
         for form in (found, factored, dense, merged):
             assert relative_error(form, expected[task]) < 1e-10
     ids = torch.arange(batch) % tasks
@@ -289,11 +289,11 @@ def test_a_norm_per_task_computes_what_torchs_does(kind: str) -> None:
         with active(task):
             evaluated, trained = norm.eval()(x), norm.train()(x)
         assert torch.equal(evaluated, trained)
-        torch.testing.assert_close(evaluated, norm.plain(task)(x))
+        torch.testing.assert_close(evaluated, norm.merged(task)(x))
     ids = torch.tensor([2, 0, 1, 1, 0, 2, 0])
     with active(ids):
         mixed = norm(x)
-    loop = torch.stack([norm.plain(t)(x)[i] for i, t in enumerate(ids.tolist())])
+    loop = torch.stack([norm.merged(t)(x)[i] for i, t in enumerate(ids.tolist())])
     assert relative_error(mixed, loop) < 1e-12
 
 
@@ -339,8 +339,8 @@ def test_the_fast_form_of_learning_equals_the_plain_one(
     with active(1), projected(layer.spec.name, seen) if cached else nullcontext():
         assert cached or layer._takes_node(x, layer.spec.rank.used(1), None)
         fast = layer(x)
-    plain = layer._plain(x, 1)
-    assert relative_error(layer._projected_plain(x, seen), plain) < 1e-12
+    plain = layer._of_one_task(x, 1)
+    assert relative_error(layer._projected_by_autograd(x, seen), plain) < 1e-12
     upstream = torch.randn(fast.shape, generator=draw, dtype=F64)
     wanted = [*layer.parameters()] if cached else [x, *layer.parameters()]
     found = torch.autograd.grad(fast, wanted, upstream)

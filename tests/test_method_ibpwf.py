@@ -26,10 +26,10 @@ from rankup.methods.ibpwf import (
     DictionaryWeight,
     WeightFactors,
     divergence,
+    drawn,
     expected_odds,
     logistic_divergence,
     relaxed,
-    selected,
 )
 from rankup.rank import Rank
 from rankup.recipe import Recipe
@@ -170,7 +170,7 @@ def test_the_loss_is_the_datas_and_a_samples_share_of_the_divergence() -> None:
         selections[layer.spec.name] = relaxed(layer.odds(), 2 / 3, for_selections)
         posterior = layer.sticks + layer.new_sticks
         price = price + divergence(layer.odds(), posterior, layer.sticks, for_sticks)
-    with selected(selections), active(1):
+    with drawn(selections), active(1):
         logits = method.body(learner.inputs(draw))
     loss = F.cross_entropy(logits, learner.y[draw["rows"]])
     torch.testing.assert_close(learner(draw), loss + price / 96)
@@ -186,7 +186,7 @@ def test_factors_and_the_weight_of_a_selection_map_alike(rows: tuple[int, ...]) 
     assert 0 < int(layer.taken.sum()) < layer.factors
     selection = torch.rand(layer.factors, requires_grad=True)
     x = torch.randn(*rows, layer.spec.inputs)
-    with selected({layer.spec.name: selection}), active(1):
+    with drawn({layer.spec.name: selection}), active(1):
         got = layer(x)
     wanted = F.linear(x, layer.selecting(selection), layer.new_bias)
     learned = [selection, layer.new_U, layer.new_V, layer.new_scales, layer.new_bias]

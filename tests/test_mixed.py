@@ -173,7 +173,7 @@ def test_every_way_through_a_layer_equals_the_task_s_own(
     for batch in (1, 9):
         x, ids = drawn(batch, *LAYERS[kind][1], seed=batch), spread(batch, tasks)
         expected = torch.cat(
-            [layer.plain(task)(x[i : i + 1]) for i, task in enumerate(ids.tolist())]
+            [layer.merged(task)(x[i : i + 1]) for i, task in enumerate(ids.tolist())]
         )
         with active(ids):
             assert relative_error(layer(x), expected) < 1e-9
@@ -254,7 +254,7 @@ def test_both_forms_of_batch_norm_are_the_same(affine: bool, shape: tuple[int, .
         added = {key: drawn(*size, seed=task).exp() for key, size in spec.shapes(task, 2).items()}
         norm.install(norm.extended(added))
     x, ids = drawn(6, *shape), spread(6, 4)
-    expected = torch.cat([norm.plain(t)(x[i : i + 1]) for i, t in enumerate(ids.tolist())])
+    expected = torch.cat([norm.merged(t)(x[i : i + 1]) for i, t in enumerate(ids.tolist())])
     with active(ids):
         torch.testing.assert_close(norm(x), expected)
     torch.testing.assert_close(norm._mixed_batch_norm(x, ids), expected)

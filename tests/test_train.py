@@ -262,7 +262,7 @@ def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
     feed = Feed(task, Recipe(), CPU)
     assert feed.made is not None
     with torch.no_grad():
-        stem = network.body.stem.plain(0)(feed.scaled(to_float(feed.made)))
+        stem = network.body.stem.merged(0)(feed.scaled(to_float(feed.made)))
     expected = stem.mean((0, 2, 3))
     torch.testing.assert_close(network.body.norm.means[0], expected, rtol=1e-3, atol=1e-4)
 

@@ -33,8 +33,12 @@ _CHUNK_BYTES = 2**26  # of a batch that is only looked at on a GPU, which wants 
 
 
 class Feed:
-    """What is random about an epoch is drawn at once, as tensors with an entry for each step: a
-    batch is then a pure function of the data and those entries, on any device."""
+    """A task's data in batches, scaled and augmented as a recipe says, to learn from and to test
+    with.
+
+    What is random about an epoch is drawn at once, as tensors with an entry for each step: a
+    batch is then a pure function of the data and those entries, on any device.
+    """
 
     def __init__(
         self,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import checks, closures, dense, packing, size
+from rankup import checks, closures, packing, size
+from rankup.drawing import reset
 from rankup.errors import RankupError, TaskStateError
 from rankup.growth import Growth
 from rankup.interrupts import undisturbed
@@ -31,6 +32,7 @@ from rankup.modes import outside_inference
 from rankup.packing import Store
 from rankup.plan import make_plan
 from rankup.rank import RankRule
+from rankup.rest import RestParts, make_trainable
 from rankup.roster import KnownTask, Roster
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
 
@@ -107,10 +109,10 @@ class IncrementalNet(nn.Module):
         self.body: nn.Module = copy.deepcopy(module, exchanged)
         self._refuse_left_out(layers)
         if growth.base == "new":
-            dense.reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
+            reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
         # What lives through a task: every layer that knows of tasks, and the rest as one.
-        self._rest = dense.DenseParts(self.plan.dense, self.body)
-        self.parts: list[TaskLayer | dense.DenseParts] = [*layers, self._rest]
+        self._rest = RestParts(self.plan.dense, self.body)
+        self.parts: list[TaskLayer | RestParts] = [*layers, self._rest]
         self._roster = Roster()
         self._mixed = MixedBatches(self._roster)
         # Whatever mode each part was given in, it keeps.
@@ -227,7 +229,7 @@ class IncrementalNet(nn.Module):
         dense weights, and batch norms folded into the convolutions before them where exact."""
         index = self._roster.committed(task)
         plain: dict[str, Any] = {
-            layer.spec.name: layer.plain(index).eval() for layer in self._layers()
+            layer.spec.name: layer.merged(index).eval() for layer in self._layers()
         }
         for conv, norm in self.plan.folds:
             unfolded: Any = plain.get(conv) or copy.deepcopy(self.body.get_submodule(conv))
@@ -236,7 +238,7 @@ class IncrementalNet(nn.Module):
             plain[norm] = nn.Identity()
         exchanged = {id(self.body.get_submodule(name)): part for name, part in plain.items()}
         module = copy.deepcopy(self.body, exchanged | closures.kept_activations(self.body))
-        dense.make_trainable(module, self.plan.dense)
+        make_trainable(module, self.plan.dense)
         module.eval()  # which may give back nothing, where a module has one of its own
         return module
 

@@ -21,7 +21,8 @@ Modules = Mapping[str, nn.Module]
 def refuse_what_cannot_be(
     modules: Modules, replaced: set[str], head: str, growth: Growth, trace: Trace | None
 ) -> None:
-    """
+    """Refuse a module where a part could be neither factored nor kept per task nor left alone.
+
     Args:
         modules: all parts of the module, by their names.
         replaced: those that layers of ours are to take the place of, but for the head.

@@ -102,8 +102,8 @@ def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
 
 
 def _scale(value: Tensor) -> Tensor:
-    """The scale of each row, or of a selector as a whole. What was unpacked has the same scale
-    again, whatever it is: of all float32 numbers that was tried."""
+    """The scale of each row, or of a selector as a whole. Packing what was unpacked gives the same
+    scale again: that was tried for every float32 number."""
     rows = value.flatten(1) if value.dim() > 1 else value
     scale = (rows.abs().amax(-1) / _STEPS).float()
     return torch.where(scale > _NOTHING, scale, 1.0)

@@ -192,7 +192,8 @@ def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
         del checkpoint
         if (held := kept()) is not None:
             # Somebody goes on holding it, maybe without having looked into it: copied now, before
-            # another step changes it.
+            # another step changes it. Python frees at once what nobody holds, so that this is told
+            # by the weak reference; where it did not, a copy too many would be made.
             _ = held.state
 
 

@@ -7,10 +7,10 @@ the network's forward sets, not from state on the module: threads may run differ
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +18,30 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers.unread import Unread
-from rankup.specs import LayerSpec
+from rankup.specs import HeadSpec, LayerSpec
 
 Tensors = dict[str, Tensor]
+Value = TypeVar("Value")
 
 _active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", default=None)
 
 
 @contextmanager
-def active(task: int | Tensor | None) -> Iterator[None]:
+def set_to(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Inside, in this thread alone, a variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def active(task: int | Tensor | None) -> AbstractContextManager[None]:
     """Run what is inside for one task, or for a task per sample, given by index; or, where what
     `active_task` gave is handed on, for none."""
     if not isinstance(task, int | Tensor | None):
         raise RankupError(f"active takes a task's index, got {task!r}")
-    token = _active.set(task)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return set_to(_active, task)
 
 
 def active_task() -> int | Tensor | None:
@@ -92,9 +98,10 @@ class TaskLayer(nn.Module, ABC):
     def added(self, task: int) -> Tensors:
         """What a committed task added."""
 
-    @abstractmethod
-    def plain(self, task: int) -> nn.Module:
-        """torch's own layer that computes what this one does for a committed task."""
+    def merged(self, task: int) -> nn.Module:
+        """torch's own layer that computes what this one does for a committed task. Layers that
+        rivals alone have are not merged."""
+        raise NotImplementedError
 
     def open(self, values: Tensors) -> None:
         for key, value in values.items():
@@ -183,6 +190,12 @@ class TaskLayer(nn.Module, ABC):
 
     def _draw(self, *purpose: object) -> torch.Generator:
         return seeds.generator(self.seed, *purpose, self.spec.name, self.count)
+
+    def _head_start(self, classes: int, spec: HeadSpec) -> Tensors:
+        values = {"weight": self._orthogonal(classes, spec.inputs, "head")}
+        if spec.bias:
+            values["bias"] = torch.zeros(classes, **self._factory)
+        return values
 
     def _orthogonal(self, rows: int, length: int, purpose: str) -> Tensor:
         # On the CPU and at least in float32, whatever the network's device and dtype: the same

@@ -48,7 +48,7 @@ class FactoredConv(FactoredLayer):
     def out_channels(self) -> int:
         return self.spec.outputs
 
-    def plain(self, task: int) -> nn.Module:
+    def merged(self, task: int) -> nn.Module:
         conv: nn.Module = self.torch_layer(
             self.in_channels,
             self.out_channels,

@@ -71,7 +71,7 @@ class FactoredLayer(TaskLayer):
         task = self._task(x)
         if isinstance(task, Tensor):
             return self._mixed(x, task)
-        return self._learning(x) if task == self.count else self._plain(x, task)
+        return self._learning(x) if task == self.count else self._of_one_task(x, task)
 
     @property
     def weight(self) -> Tensor:
@@ -163,9 +163,9 @@ class FactoredLayer(TaskLayer):
         return kept if biases is None else kept + biases
 
     def _learning(self, x: Tensor) -> Tensor:
-        return self._plain(x, self.count)
+        return self._of_one_task(x, self.count)
 
-    def _plain(self, x: Tensor, task: int) -> Tensor:
+    def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         y = self._combine(x, self._blocks(task))
         return y + self._per_channel(self._bias(task)) if self.spec.bias else y
 

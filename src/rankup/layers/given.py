@@ -1,26 +1,22 @@
 """What a layer need not compute, because whoever trains it has computed it before. It comes to the
 layer as the active task does, through context variables."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rankup.layers.base import set_to
+
 PROJECTED: ContextVar[tuple[str, Tensor] | None] = ContextVar("rankup_projected", default=None)
 
 
-@contextmanager
-def projected(layer: str, rows: Tensor) -> Iterator[None]:
+def projected(layer: str, rows: Tensor) -> AbstractContextManager[None]:
     """Inside, the frozen factors of the layer by that name have seen its inputs already: `rows` are
     what its `project` gave for them."""
-    token = PROJECTED.set((layer, rows))
-    try:
-        yield
-    finally:
-        PROJECTED.reset(token)
+    return set_to(PROJECTED, (layer, rows))
 
 
 class Built(NamedTuple):
@@ -34,12 +30,7 @@ class Built(NamedTuple):
 BUILT: ContextVar[dict[str, Built] | None] = ContextVar("rankup_built", default=None)
 
 
-@contextmanager
-def built(weights: dict[str, Built]) -> Iterator[None]:
+def built(weights: dict[str, Built]) -> AbstractContextManager[None]:
     """Inside, layers by these names have their weights for the task being learned already, as
     factored convolutions have from their `build`."""
-    token = BUILT.set(weights)
-    try:
-        yield
-    finally:
-        BUILT.reset(token)
+    return set_to(BUILT, weights)

@@ -80,10 +80,7 @@ class TaskHead(TaskLayer):
         return F.linear(x, *self._own(task))
 
     def start(self, classes: int, start: Start) -> Tensors:
-        values = {"weight": self._orthogonal(classes, self.spec.inputs, "head")}
-        if self.spec.bias:
-            values["bias"] = torch.zeros(classes, **self._factory)
-        return values
+        return self._head_start(classes, self.spec)
 
     def extended(self, added: Tensors) -> Tensors:
         classes, end = len(added["weight"]), self.ends[self.count]
@@ -109,7 +106,7 @@ class TaskHead(TaskLayer):
         weight, bias = self._own(task)
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
-    def plain(self, task: int) -> nn.Module:
+    def merged(self, task: int) -> nn.Module:
         weight, bias = self._own(task)
         linear = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
         linear.weight = nn.Parameter(weight.clone())

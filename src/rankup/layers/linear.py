@@ -31,7 +31,11 @@ class FactoredLinear(FactoredLayer):
         rank, given = self.spec.rank, PROJECTED.get()
         seen = given[1] if given is not None and given[0] == self.spec.name else None
         if not self._takes_node(x, rank.used(self.count), seen):
-            return self._plain(x, self.count) if seen is None else self._projected_plain(x, seen)
+            return (
+                self._of_one_task(x, self.count)
+                if seen is None
+                else self._projected_by_autograd(x, seen)
+            )
         new = rank.added(self.count) > 0
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),
@@ -52,7 +56,7 @@ class FactoredLinear(FactoredLayer):
             return False
         return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))
 
-    def _projected_plain(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in operations that torch knows."""
         old, added = len(self.U), self.spec.rank.added(self.count)
         y = (seen * self.new_selector[:old]) @ self.U
@@ -62,7 +66,7 @@ class FactoredLinear(FactoredLayer):
         y = y + self.new_bias if self.spec.bias else y
         return y.view(*x.shape[:-1], self.out_features)
 
-    def plain(self, task: int) -> nn.Module:
+    def merged(self, task: int) -> nn.Module:
         linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")
         linear.weight = nn.Parameter(self.matrix(task))
         if self.spec.bias:

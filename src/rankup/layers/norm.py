@@ -125,7 +125,7 @@ class TaskNorm(TaskLayer):
             return {}
         return {key: rows[task] for key, rows in self._rows().items()}
 
-    def plain(self, task: int) -> nn.Module:
+    def merged(self, task: int) -> nn.Module:
         values = self.added(0 if self.spec.shared else task)
         spec = self.spec
         norm: nn.Module

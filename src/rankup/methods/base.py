@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ from rankup.metrics import Footprint
 from rankup.recipe import Recipe
 from rankup.steps import Learner
 from rankup.train import OnEpoch, learn
+
+Own = TypeVar("Own", bound=Options)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Setting:
     seed: int
     tasks: Sequence[Task]
     options: Options
+
+    def options_of(self, kind: type[Own]) -> Own:
+        """The options, as those of the method that they are for."""
+        assert isinstance(self.options, kind)
+        return self.options
 
 
 class Method(ABC):

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from rankup import seeds
 from rankup.data.tasks import Task
-from rankup.dense import redrawn
+from rankup.drawing import redrawn
 from rankup.errors import StoreError
 from rankup.feed import CALIBRATION, Feed
 from rankup.files import write_file

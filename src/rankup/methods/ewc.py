@@ -44,8 +44,7 @@ class EWC(DenseMethod):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        assert isinstance(setting.options, EwcOptions)
-        self.options = setting.options
+        self.options = setting.options_of(EwcOptions)
         found, own = trace(setting.module), self._weights()
         uses = Counter(id(p) for part in self.body.modules() for p in part._parameters.values())
         self._once = {  # Linear layers that run once, with weights of their own, by their names

@@ -4,8 +4,8 @@ what units in use compute from one another stays as it is."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.feed import Draws, Feed
 from rankup.layers import TaskNorm, Tensors, active
-from rankup.layers.base import over_space
+from rankup.layers.base import over_space, set_to
 from rankup.methods.base import Setting
 from rankup.methods.bits import pack, unpack
 from rankup.methods.guard import GuardedLearner, GuardedMethod
@@ -32,14 +32,9 @@ _SATURATED = 50  # where the compensation of a gradient stops growing
 _gates: ContextVar[Tensors] = ContextVar("rankup_gates")
 
 
-@contextmanager
-def gated(gates: Tensors) -> Iterator[None]:
+def gated(gates: Tensors) -> AbstractContextManager[None]:
     """Inside, these are the gates of layers, by name and for each unit."""
-    token = _gates.set(gates)
-    try:
-        yield
-    finally:
-        _gates.reset(token)
+    return set_to(_gates, gates)
 
 
 class HardAttention(GuardedMethod):
@@ -65,8 +60,8 @@ class HardAttention(GuardedMethod):
         self._embedding: Tensor  # of the open task
 
     def learner(self, feed: Feed) -> Learner:
-        options, draw = self.setting.options, seeds.generator(self.seed, "hat", self.learned)
-        assert isinstance(options, HatOptions)
+        options = self.setting.options_of(HatOptions)
+        draw = seeds.generator(self.seed, "hat", self.learned)
         embedding = seeds.normal(self.units, generator=draw).to(self.device, self.plan.dtype)
         learner = HatLearner(self, feed, embedding, options)
         self._embedding = learner.embedding

@@ -76,10 +76,7 @@ class LearningHeads(TaskLayer):
         return logits.masked_fill(missing, -math.inf)
 
     def start(self, classes: int, start: Start) -> Tensors:
-        values = {"weight": self._orthogonal(classes, self.spec.inputs, "head")}
-        if self.spec.bias:
-            values["bias"] = torch.zeros(classes, **self._factory)
-        return values
+        return self._head_start(classes, self.spec)
 
     def open(self, values: Tensors) -> None:
         self._put(values)
@@ -99,9 +96,6 @@ class LearningHeads(TaskLayer):
 
     def added(self, task: int) -> Tensors:
         return {key: p.detach()[self.slices[task]] for key, p in self.named_parameters()}
-
-    def plain(self, task: int) -> nn.Module:
-        raise NotImplementedError  # networks are merged, methods are not
 
     def _put(self, values: Tensors) -> None:
         own = self.slices[self.count]

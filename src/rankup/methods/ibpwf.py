@@ -3,8 +3,7 @@ factors, from which each task selects under the prior of an Indian buffet proces
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.feed import Draws, Feed
 from rankup.layers import Start, Tensors
+from rankup.layers.base import set_to
 from rankup.methods.bits import pack, unpack
 from rankup.methods.options import IbpWfOptions
 from rankup.methods.weights import TaskWeight, TaskWeightMethod, WeightLearner
@@ -25,17 +25,12 @@ _EDGE = 1e-6  # how near to 0 and 1 a probability may come
 _STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn
 _FASTER = 30.0  # times that log-odds learn as fast as weights: they have further to go
 
-SELECTED: ContextVar[dict[str, Tensor] | None] = ContextVar("rankup_selected", default=None)
+_drawn: ContextVar[Tensors | None] = ContextVar("rankup_drawn_selections", default=None)
 
 
-@contextmanager
-def selected(selections: dict[str, Tensor]) -> Iterator[None]:
+def drawn(selections: Tensors) -> AbstractContextManager[None]:
     """Inside, layers by these names learn with these selections `[K]`, each from 0 to 1."""
-    token = SELECTED.set(selections)
-    try:
-        yield
-    finally:
-        SELECTED.reset(token)
+    return set_to(_drawn, selections)
 
 
 class WeightFactors(TaskWeightMethod):
@@ -44,9 +39,7 @@ class WeightFactors(TaskWeightMethod):
 
     @property
     def options(self) -> IbpWfOptions:
-        options = self.setting.options
-        assert isinstance(options, IbpWfOptions)
-        return options
+        return self.setting.options_of(IbpWfOptions)
 
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         return DictionaryWeight(spec, self.options, self.seed, plan.dtype, plan.device)
@@ -131,7 +124,7 @@ class DictionaryWeight(TaskWeight):
         return self.biases[task] if task < self.count else self.new_bias
 
     def forward(self, x: Tensor) -> Tensor:
-        selection = (SELECTED.get() or {}).get(self.spec.name)
+        selection = (_drawn.get() or {}).get(self.spec.name)
         return super().forward(x) if selection is None else self._learn(x, selection)
 
     def _learn(self, x: Tensor, selection: Tensor) -> Tensor:
@@ -245,7 +238,7 @@ class BuffetLearner(WeightLearner):
         price = divergence(odds, posterior, prior, for_sticks)
         selections = relaxed(odds, self.options.temperature, for_selections)
         names = [layer.spec.name for layer in self.layers]
-        with selected(dict(zip(names, selections, strict=True))):
+        with drawn(dict(zip(names, selections, strict=True))):
             return self.surprise(draw) + price / len(self.feed)
 
     def surprise(self, draw: Draws) -> Tensor:

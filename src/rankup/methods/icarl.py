@@ -149,15 +149,15 @@ class ICaRL(DenseMethod):
     def check(cls, setting: Setting) -> None:
         check_inputs("a memory", setting.tasks)
         classes = sum(task.classes for task in setting.tasks)
-        if _options(setting).budget < classes:
+        if setting.options_of(IcarlOptions).budget < classes:
             raise RankupError(
                 f"budget must be at least {classes}, for a sample of each class of the stream, got "
-                f"{_options(setting).budget}"
+                f"{setting.options_of(IcarlOptions).budget}"
             )
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.options = _options(setting)
+        self.options = setting.options_of(IcarlOptions)
         self._means: dict[int, Tensor] = {}  # of learned tasks, while the network does not change
 
     def begin(self, task: Task) -> Learner:
@@ -209,8 +209,3 @@ class ICaRL(DenseMethod):
     def _lists(self, task: int) -> list[Tensor]:
         own = self.head.slices[task]
         return [self.buffer[f"{task}/{label}"] for label in range(own.stop - own.start)]
-
-
-def _options(setting: Setting) -> IcarlOptions:
-    assert isinstance(setting.options, IcarlOptions)
-    return setting.options

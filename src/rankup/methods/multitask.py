@@ -42,8 +42,7 @@ class Multitask(DenseMethod):
         check_inputs("multitask", setting.tasks)
 
     def __init__(self, setting: Setting) -> None:
-        assert isinstance(setting.options, MultitaskOptions)
-        self.single_head = setting.options.single_head
+        self.single_head = setting.options_of(MultitaskOptions).single_head
         super().__init__(setting)
 
     def feed(self, task: Task) -> Feed:

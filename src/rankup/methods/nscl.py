@@ -52,8 +52,7 @@ class NSCL(DenseMethod):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        assert isinstance(setting.options, NsclOptions)
-        self.options = setting.options
+        self.options = setting.options_of(NsclOptions)
         self.layers = {
             name: part
             for name, part in self.body.named_modules()

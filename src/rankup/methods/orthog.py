@@ -117,8 +117,7 @@ class Orthog(ERRing):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        options = setting.options
-        assert isinstance(options, OrthogOptions)
+        options = setting.options_of(OrthogOptions)
         head, draw = self.head, seeds.generator(self.seed, "subspaces")
         place = {"device": self.device, "dtype": head.dtype}
         width, tasks = head.spec.inputs, len(setting.tasks)
@@ -159,8 +158,7 @@ class Orthog(ERRing):
 
 
 def _stays_orthonormal(setting: Setting) -> bool:
-    assert isinstance(setting.options, OrthogOptions)
-    asked = setting.options.stiefel
+    asked = setting.options_of(OrthogOptions).stiefel
     return asked == "yes" or (asked == "auto" and convolves(setting.module))
 
 

@@ -100,8 +100,7 @@ class PackNetLearner(GuardedLearner):
 
     def __init__(self, method: PackNet, feed: Feed, frozen: Tensors, held: Tensors) -> None:
         super().__init__(method.body, feed, method.learned, frozen, held)
-        options, epochs = method.setting.options, feed.recipe.epochs
-        assert isinstance(options, PackNetOptions)
+        options, epochs = method.setting.options_of(PackNetOptions), feed.recipe.epochs
         self.weights = [f"body.{name}" for name in method.weights]
         self.sharers = len(method.setting.tasks) - method.learned
         # Whoever wants to retrain does so for an epoch at least, the only one if need be: without

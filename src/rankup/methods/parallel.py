@@ -35,8 +35,7 @@ class Parallel(Method):
     """
 
     def __init__(self, setting: Setting) -> None:
-        assert isinstance(setting.options, ParallelOptions)
-        self.setting, self.size = setting, setting.options.size
+        self.setting, self.size = setting, setting.options_of(ParallelOptions).size
         self.networks: list[Method] = []
         self._open: Method | None = None
         self._saved: set[Path] = set()

@@ -35,18 +35,17 @@ class RankUpdate(Method):
     @classmethod
     def check(cls, setting: Setting) -> None:
         make_plan(setting.module, _growth(setting))
-        assert isinstance(setting.options, RankOptions)
-        if setting.options.teacher:
-            _check_teacher(Path(setting.options.teacher), setting)
+        if teacher := setting.options_of(RankOptions).teacher:
+            _check_teacher(Path(teacher), setting)
 
     def _know(self, setting: Setting, net: IncrementalNet) -> None:
-        assert isinstance(setting.options, RankOptions)
         self.setting, self.net = setting, net
-        folder, teacher = setting.options.teacher, None
+        options, teacher = setting.options_of(RankOptions), None
+        folder = options.teacher
         if folder and self.learned < len(setting.tasks):  # at once, while it can be refused
             own = load(_taught_in(Path(folder), setting.seed)).to(net.device)
             teacher = partial(answering, own)
-        self._pupil = NetPupil(net, setting.recipe, setting.seed, setting.options.reuse, teacher)
+        self._pupil = NetPupil(net, setting.recipe, setting.seed, options.reuse, teacher)
 
     @property
     def learned(self) -> int:
@@ -123,7 +122,6 @@ def _taught_in(folder: Path, seed: int) -> Path:
 
 
 def _growth(setting: Setting) -> Growth:
-    options = setting.options
-    assert isinstance(options, RankOptions)
+    options = setting.options_of(RankOptions)
     last = options.last or setting.growth.last
     return replace(setting.growth, last=last, store=options.store)

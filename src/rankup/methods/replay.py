@@ -188,14 +188,12 @@ class ReplayMethod(DenseMethod):
 
     @classmethod
     def check(cls, setting: Setting) -> None:
-        assert isinstance(setting.options, ReplayOptions)
-        if setting.options.memory:
+        if setting.options_of(ReplayOptions).memory:
             check_inputs("a memory", setting.tasks)
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        assert isinstance(setting.options, ReplayOptions)
-        self.options = setting.options
+        self.options = setting.options_of(ReplayOptions)
         self.slots = Slots(setting.tasks, self.options.memory)
 
     def learner(self, feed: Feed) -> Learner:

@@ -20,9 +20,8 @@ class SupSup(TaskWeightMethod):
     each task a bit per weight is stored, its head and its norms."""
 
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
-        options = self.setting.options
-        assert isinstance(options, SupSupOptions)
-        return MaskedWeight(spec, options.share, self.seed, plan.dtype, plan.device)
+        share = self.setting.options_of(SupSupOptions).share
+        return MaskedWeight(spec, share, self.seed, plan.dtype, plan.device)
 
 
 class MaskedWeight(TaskWeight):

@@ -37,9 +37,6 @@ class TaskWeight(TaskLayer):
         assert isinstance(task, int)
         return self._map(x, self.weight(task), self.bias(task))
 
-    def plain(self, task: int) -> nn.Module:
-        raise NotImplementedError  # networks are merged, methods are not
-
     def _map(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         conv = self.spec.conv
         if conv is None:

@@ -48,7 +48,8 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class Runner:
-    """
+    """Runs cells, each once, into a folder of results.
+
     Args:
         command: what was asked for, as results note it.
     """

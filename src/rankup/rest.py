@@ -1,96 +1,20 @@
 """What a network neither factors nor keeps per task: trained with the first task or kept from the
 module that was given, then constant."""
 
-import copy
-import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankup import seeds
+from rankup.drawing import drawing_of, frozen_parts
 from rankup.errors import TaskStateError
 from rankup.kinds import own_tensors
 from rankup.layers import Start, TaskLayer, Tensors
 from rankup.specs import DenseSpec
 
 
-def reset(
-    body: nn.Module, given: nn.Module, spec: DenseSpec, seed: int, device: torch.device
-) -> None:
-    """New values from the network's seed, in the modules that know how to draw them, and their
-    buffers as these start.
-
-    Args:
-        given: the module as it was given: its own code may draw its layers, too, which the body has
-            no more.
-    """
-    frozen = frozen_parts(given)
-    owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
-    fresh = copy.deepcopy(given) if owners else given
-    for name in owners:
-        with seeds.drawing(device, seeds.number(seed, "dense", name)):
-            redraw(fresh.get_submodule(name))
-    with torch.no_grad():
-        for name in spec.trained:
-            body.get_parameter(name).copy_(fresh.get_parameter(name))
-        drawn = dict(fresh.named_buffers(remove_duplicate=False))
-        for name in (name for name, _ in spec.tensors if name in drawn):
-            if name.rpartition(".")[0] not in frozen:
-                body.get_buffer(name).copy_(drawn[name])
-
-
-def frozen_parts(module: nn.Module) -> set[str]:
-    """The parts that stay as they were given, by name: all parameters of each, or of something that
-    contains it, are frozen."""
-    found = set[str]()
-    for name, part in module.named_modules():
-        wanted = [p.requires_grad for p in part.parameters()]
-        if wanted and not any(wanted):
-            found.update(f"{name}.{inner}".strip(".") for inner, _ in part.named_modules())
-    return found
-
-
-def redrawn(given: nn.Module) -> nn.Module:
-    """A copy with weights drawn anew, also by modules that draw those of their layers; what is
-    frozen is as it was given."""
-    fresh, frozen = copy.deepcopy(given), frozen_parts(given)
-    for name, module in fresh.named_modules():
-        if name not in frozen:
-            redraw(module)
-    with torch.no_grad():
-        for drawn, own in zip(fresh.parameters(), given.parameters(), strict=True):
-            if not own.requires_grad:
-                drawn.copy_(own)
-    return fresh
-
-
-def redraw(module: nn.Module) -> None:
-    """Draw a module's own weights anew, where it knows how to. Attention of torch's has another
-    name for that than all its other layers."""
-    if (draw := _drawing(module)) is not None and not _wants_arguments(draw):
-        draw()  # with arguments it is for its owner to call
-
-
-def _drawing(module: nn.Module) -> Callable[..., Any] | None:
-    names = ("reset_parameters", "_reset_parameters")
-    found = (getattr(module, name, None) for name in names)
-    return next((draw for draw in found if callable(draw)), None)
-
-
-def _wants_arguments(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return True
-    except ValueError:  # written in C, which does not say
-        pass
-    return False
-
-
-class DenseParts:
+class RestParts:
     """The tensors of a `DenseSpec`, read and written where they are: in modules that this project
     did not write.
 
@@ -133,7 +57,7 @@ class DenseParts:
             name
             for name, _ in spec.tensors
             if isinstance(here[name], nn.Parameter)
-            and (name not in spec.trained or _drawing(_place(body, name)[0]) is None)
+            and (name not in spec.trained or drawing_of(_place(body, name)[0]) is None)
         ]
         self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})
@@ -317,6 +241,6 @@ def _refresh(owner: nn.Module) -> None:
 
 def make_trainable(module: nn.Module, spec: DenseSpec) -> None:
     """Turn a merged module's dense tensors back into parameters."""
-    parts = DenseParts(spec, module)
+    parts = RestParts(spec, module)
     values = parts._values()
     parts.open({name: values[name] for name in spec.trained})

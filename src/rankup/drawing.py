@@ -1,0 +1,86 @@
+"""Weights drawn anew, by the modules that know how to draw them."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankup import seeds
+from rankup.specs import DenseSpec
+
+
+def reset(
+    body: nn.Module, given: nn.Module, spec: DenseSpec, seed: int, device: torch.device
+) -> None:
+    """New values from the network's seed, in the modules that know how to draw them, and their
+    buffers as these start.
+
+    Args:
+        given: the module as it was given: its own code may draw its layers, too, which the body has
+            no more.
+    """
+    frozen = frozen_parts(given)
+    owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
+    fresh = copy.deepcopy(given) if owners else given
+    for name in owners:
+        with seeds.drawing(device, seeds.number(seed, "dense", name)):
+            redraw(fresh.get_submodule(name))
+    with torch.no_grad():
+        for name in spec.trained:
+            body.get_parameter(name).copy_(fresh.get_parameter(name))
+        drawn = dict(fresh.named_buffers(remove_duplicate=False))
+        for name in (name for name, _ in spec.tensors if name in drawn):
+            if name.rpartition(".")[0] not in frozen:
+                body.get_buffer(name).copy_(drawn[name])
+
+
+def frozen_parts(module: nn.Module) -> set[str]:
+    """The parts that stay as they were given, by name: all parameters of each, or of something that
+    contains it, are frozen."""
+    found = set[str]()
+    for name, part in module.named_modules():
+        wanted = [p.requires_grad for p in part.parameters()]
+        if wanted and not any(wanted):
+            found.update(f"{name}.{inner}".strip(".") for inner, _ in part.named_modules())
+    return found
+
+
+def redrawn(given: nn.Module) -> nn.Module:
+    """A copy with weights drawn anew, also by modules that draw those of their layers; what is
+    frozen is as it was given."""
+    fresh, frozen = copy.deepcopy(given), frozen_parts(given)
+    for name, module in fresh.named_modules():
+        if name not in frozen:
+            redraw(module)
+    with torch.no_grad():
+        for drawn, own in zip(fresh.parameters(), given.parameters(), strict=True):
+            if not own.requires_grad:
+                drawn.copy_(own)
+    return fresh
+
+
+def redraw(module: nn.Module) -> None:
+    """Draw a module's own weights anew, where it knows how to. Attention of torch's has another
+    name for that than all its other layers."""
+    if (draw := drawing_of(module)) is not None and not _wants_arguments(draw):
+        draw()  # with arguments it is for its owner to call
+
+
+def drawing_of(module: nn.Module) -> Callable[..., Any] | None:
+    """What a module draws its own weights with, if it can."""
+    names = ("reset_parameters", "_reset_parameters")
+    found = (getattr(module, name, None) for name in names)
+    return next((draw for draw in found if callable(draw)), None)
+
+
+def _wants_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # written in C, which does not say
+        pass
+    return False
