@@ -181,6 +181,36 @@ def test_an_output_that_cannot_be_written_is_said(arguments: list[str]) -> None:
     assert done.stderr == "rankup: the output cannot be written: No space left on device\n"
 
 
+def test_without_an_output_nothing_is_missed() -> None:
+    command = ["sh", "-c", '"$0" -m rankup "$@" >&-', sys.executable]
+    for arguments in (["streams"], ["methods", "--plain"], ["--version"]):
+        done = subprocess.run([*command, *arguments], env=ENV, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_that_are_too_long_are_said(call: Call) -> None:
+    name = 300 * "a"
+    for arguments in (("info", name), ("report", name), ("run", "--stream", f"split:{name}")):
+        done = call(*arguments)
+        assert done.code == 1
+        assert re.fullmatch(f"rankup: {name}.* cannot be used: File name too long\n", done.err)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["checked_page", "write_report"])
+def test_what_is_stopped_while_no_bars_are_shown_says_so(
+    where: str, number: int, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        signal.raise_signal(number)
+
+    module = "rankup.report.page" if where == "checked_page" else "rankup.report"
+    monkeypatch.setattr(f"{module}.{where}", stop)
+    done = call("report", folder / "runs" / "p-digits-rank-0")
+    assert (done.code, done.err) == (130, "rankup: stopped\n")
+
+
 def test_a_method_has_a_recipe_of_its_own_but_for_what_is_given(tmp_path: Path) -> None:
     command = ("run", "--method", "agem", "--lr", 0.2, "--tasks", 1, "--epochs", 5, "--out", "x")
     done = rankup(*command, cwd=tmp_path)
@@ -289,6 +319,7 @@ def test_what_is_stopped_leaves_a_run_that_goes_on(
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate()
     assert process.returncode == 130
+    assert errors.count("stopped") == 1
     assert "the same command with --resume goes on" in errors
     assert "Traceback" not in errors
     assert checkpoint.exists()

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import rankup
 from rankup.cli import app, main
 from rankup.data import Task, make_stream
+from rankup.recipe import RECIPES
 from rankup.runs.request import Request
 
 NET = rankup.grow(rankup.models.mlp(64, hidden=[16]), rankup.Rank(2, 1))
@@ -87,6 +88,21 @@ def test_too_little_memory_is_said_in_a_sentence(
 
 def test_a_folder_of_a_stream_of_ones_own_has_a_plain_name() -> None:
     assert Request(stream="split:photos/birds").folder("tune").name == "tune-split-photos_birds"
+
+
+def test_a_folder_of_a_long_path_has_a_short_name_that_others_do_not_have() -> None:
+    places = ["a" * 90, "b" * 90, "a" * 40 + "/" + "a" * 49]
+    streams = [f"split:{place}/{'é' * 90}@64" for place in places]
+    names = [Request(stream=stream).folder("compare").name for stream in streams]
+    assert len(set(names)) == 3
+    assert all(name.startswith("compare-split-éééé") for name in names)
+    assert all(len(name.encode()) < 100 for name in names)
+
+
+def test_the_help_tells_recipes_apart() -> None:
+    answer = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "400"})
+    for name, what in RECIPES.items():
+        assert f"{name} ({what})" in answer.output
 
 
 def test_choices_are_in_the_help() -> None:

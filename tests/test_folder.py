@@ -16,6 +16,7 @@ import rankup.runs.tuning
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
 from rankup.runs.files import read_lines
+from rankup.runs.folder import write_config, write_configs
 from rankup.runs.run import SeedRun, run, run_together
 from test_run import config_for, outcome
 
@@ -157,6 +158,24 @@ def test_a_folder_in_which_another_process_works_is_left_as_it_is(
     ):
         run(config_for(stream), stream, out, resume=True)
     assert (out / "config.json").read_bytes() == before
+
+
+def test_where_another_process_works_in_one_folder_all_are_left_as_they_are(
+    stream: Stream, tmp_path: Path
+) -> None:
+    fewer, folders = Stream(stream.name, stream.tasks[:2]), [tmp_path / "0", tmp_path / "1"]
+    for out in folders:
+        write_config(config_for(fewer), out)
+    before = [(out / "config.json").read_bytes() for out in folders]
+    grown = dict.fromkeys(folders, config_for(stream))
+    with (
+        filelock.FileLock(folders[1] / ".lock"),
+        pytest.raises(RankupError, match="another process is at work in .*1: wait"),
+    ):
+        write_configs(grown)
+    assert [(out / "config.json").read_bytes() for out in folders] == before
+    write_configs(grown)
+    assert [json.loads((out / "config.json").read_text())["tasks"] for out in folders] == [3, 3]
 
 
 def test_a_folder_in_which_another_process_has_worked_is_not_gone_on_with(

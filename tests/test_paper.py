@@ -2,6 +2,7 @@
 them run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rankup.paper import PARTS, mlp, part, plots, printed
 from rankup.paper.cells import cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
+from rankup.paper.showing import write_page
 from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
 from rankup.runs.request import Device
 
@@ -207,6 +209,19 @@ def test_what_all_settings_lack_is_said_once(tmp_path: Path) -> None:
     said = asked("rank", *given)
     assert said.count("mnist is not in") == 1
     assert said.count("failed as well") == len(part("rank").cells()) - 1
+
+
+@pytest.mark.parametrize("page", ["file.md", "file/page.md"])
+def test_a_page_that_cannot_be_written_is_said_in_a_sentence(
+    page: str, results: Results, tmp_path: Path
+) -> None:
+    figure = plots.figure_transition()
+    run = replace(result(0, [[0.9], [0.7, 0.9]]), config={"versions": {"torch": "2.8"}})
+    results.add(figure.panels["p-mnist"]["EWC"], [run])
+    (tmp_path / "file").touch()  # where the pictures' folder would be
+    with pytest.raises(RankupError, match="file.* cannot be written: "):
+        write_page({"figure-transition": figure}, results, tmp_path / page)
+    assert not list(tmp_path.glob("*.md"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A run that goes on need not be told again what it was begun with."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,6 +249,37 @@ def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Pat
     del config["data"]
     (out / "config.json").write_text(json.dumps(config))
     assert call("run", "--resume", "--out", out).code == 0
+
+
+@pytest.mark.parametrize("asked", [("--tasks", 5), ("--seeds", 3)])
+def test_what_is_refused_leaves_all_folders_as_they_were(
+    asked: tuple[object, ...], folder: Path, tmp_path: Path, call: Call
+) -> None:
+    root = tmp_path / "both"
+    shutil.copytree(folder / "both", root)
+    broken = next((root / "seed-2" / "net" / "tasks").iterdir())
+    os.truncate(broken, 50)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    again = call("run", "--resume", "--out", root, "--seed", 1, "--seeds", 2, *asked)
+    assert again.code == 1
+    assert again.err.startswith(f"rankup: {broken} is truncated: 50 of ")
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_the_page_of_several_seeds_is_of_all_whichever_went_on(
+    folder: Path, tmp_path: Path, call: Call
+) -> None:
+    root = tmp_path / "both"
+    shutil.copytree(folder / "both", root)
+    (root / "report.html").unlink()
+    again = call("run", "--resume", "--seed", 2, "--out", root)
+    assert again.code == 0, again.err
+    assert "mean of 2 seeds" in (root / "report.html").read_text()
+    # One that is not finished is no part of it.
+    lines = root / "seed-1" / "metrics.jsonl"
+    lines.write_text(lines.read_text().splitlines(keepends=True)[0])
+    assert call("run", "--resume", "--seed", 2, "--out", root).code == 0
+    assert "mean of 2 seeds" not in (root / "report.html").read_text()
 
 
 @pytest.mark.parametrize("tasks", [None, "2"])

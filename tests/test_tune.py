@@ -178,6 +178,26 @@ def test_going_on_runs_nothing_twice(request_: Request, tmp_path: Path) -> None:
     assert metrics.stat().st_mtime_ns == written
 
 
+def test_fewer_trials_than_before_do_not_replace_what_was_chosen(
+    request_: Request, tmp_path: Path
+) -> None:
+    outcome(request_, tmp_path)
+    before = (tmp_path / "rank.json").read_bytes()
+    again = Launch(replace(request_, resume=True))
+    with pytest.raises(rankup.RankupError, match="rank was begun with 3 trials, not 2: go on with"):
+        Tuning(again, {"rank": TRIED[:2]}, tmp_path)
+    assert (tmp_path / "rank.json").read_bytes() == before
+    Tuning(again, {"rank": [*TRIED, {"lr": 3e-2}]}, tmp_path)  # more of them may go on
+
+
+def test_epochs_that_differ_are_those_of_the_best_trial(request_: Request, tmp_path: Path) -> None:
+    asked = Launch(replace(request_, recipe_options={}))
+    tried = [{"epochs": 1, "batch": 128}, {"epochs": 8, "batch": 32}]
+    found = Tuning(asked, {"rank": tried}, tmp_path).run("rank", None, pytest.fail)
+    assert found.chosen == {"epochs": 8, "batch": 32}
+    assert (found.epochs, found.batch) == (8, 32)
+
+
 def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +258,7 @@ def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
         ("reuse=perhaps", "reuse must be yes or no, got 'perhaps'"),
         ("lr=0.1,-1", "lr must be positive, got -1.0"),
         ("last=-1", "last must be at least 0, got -1"),
+        ("lr=0.1,1e-1", "lr must be tried with each value once, got 'lr=0.1,1e-1'"),
         ("lr=0.1 lr=0.2", "what to try of lr must be given once, as lr=A,B,…"),
     ],
 )

@@ -1,11 +1,12 @@
 """The command line. Heavy imports happen inside the commands: `--help` is instant."""
 
+import errno
 import io
 import os
 import signal
 import sys
 from itertools import pairwise
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -18,6 +19,7 @@ from rankup.commands.run import run
 from rankup.commands.tune import tune
 from rankup.errors import RankupError, plain_warnings, want_of_memory
 from rankup.methods import METHODS
+from rankup.runs.progress import STOPPED
 
 app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -53,6 +55,8 @@ def _always(
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
     plain_warnings()
+    # One that is closed (`>&-`) is None: nobody wants to hear it.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "±" shows "?"
             stream.reconfigure(errors="replace")
@@ -68,9 +72,11 @@ def main() -> None:
         _end(str(error))
     except _UsageError as error:
         _end(_in_one_sentence(error, words), 2)
-    except typer.Abort:
-        _end("stopped")
+    except (KeyboardInterrupt, typer.Abort):  # which some releases of typer make of Ctrl-C
+        _end("stopped", STOPPED)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            _end(f"{error.filename} cannot be used: {error.strerror}")
         if error.filename is not None:  # whoever opened a file says so
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to write
@@ -81,7 +87,13 @@ def main() -> None:
         if not (sentence := want_of_memory(error)):
             raise
         _end(sentence)
+    if code == STOPPED:  # as others tell it; where there are bars, these say so and end the process
+        _end("stopped", STOPPED)
     sys.exit(code)
+
+
+def _nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _end(sentence: str, code: int = 1) -> NoReturn:

@@ -33,7 +33,17 @@ def write_json(path: Path, data: object) -> None:
 
 def json_bytes(data: object) -> bytes:
     """As people can read it, too."""
-    return json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n"
+    return utf8(json.dumps(data, indent=1, ensure_ascii=False)) + b"\n"
+
+
+def utf8(json_text: str) -> bytes:
+    """JSON as bytes. Names of files may have bytes that are no text, which Python keeps as
+    surrogates: these are written as JSON escapes them, so that they can be read back.
+
+    >>> utf8('"caf\\udce9 é"').decode()
+    '"caf\\\\udce9 é"'
+    """
+    return json_text.encode(errors="backslashreplace")
 
 
 def is_unfinished(path: Path) -> bool:

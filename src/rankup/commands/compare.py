@@ -1,5 +1,7 @@
 """The command `rankup compare`. Heavy imports happen inside."""
 
+import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,7 +97,7 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     from rankup.runs.progress import tell
 
     checked_page(page)
-    comparison = read_comparison(root)
+    comparison = _in_text(read_comparison(root))
     console = Console()
     try:
         written = write_comparison(comparison, page)
@@ -105,3 +107,21 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
             tell(console, failure)
     tell(console, f"A page with plots: {written}")
     return comparison
+
+
+def _in_text(comparison: "Comparison") -> "Comparison":
+    entries = [
+        replace(entry, configs=in_text(entry.configs), failed=in_text(entry.failed))
+        for entry in comparison.entries
+    ]
+    return replace(comparison, stream=in_text(comparison.stream), entries=entries)
+
+
+def in_text(settings: Any) -> Any:
+    """Settings with "?" for what is no text in them: names of folders may be of any bytes, and no
+    page, table or plot can show them.
+
+    >>> in_text({"stream": "split:caf\\udce9"})
+    {'stream': 'split:caf?'}
+    """
+    return json.loads(json.dumps(settings, ensure_ascii=False).encode(errors="replace"))

@@ -31,8 +31,8 @@ _ASKED: dict[str, Any] = {
     ),
     "tasks": typer.Option(help="How many tasks of the stream."),
     "recipe": typer.Option(
-        help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
-        + "; or a folder that `rankup tune` has written"
+        help=", ".join(f"{name} ({what})" for name, what in RECIPES.items())
+        + ", or a folder that `rankup tune` has written"
     ),
     "seed": typer.Option(help="Of everything random."),
     "seeds": typer.Option(help="So many seeds from --seed on, trained together.", min=1),

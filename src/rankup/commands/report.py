@@ -1,12 +1,13 @@
 """`rankup report`, and what every run ends with: a page and a table."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankup.commands.compare import show_comparison
+from rankup.commands.compare import in_text, show_comparison
 from rankup.errors import RankupError
 
 
@@ -54,7 +55,8 @@ def show_runs(paths: list[Path], page: Path) -> None:
     checked_page(page)
     if compared := next(filter(is_comparison, paths), None):
         raise RankupError(f"{compared} is a comparison, which is shown alone")
-    runs = [read_run(path) for path in paths]
+    read = [read_run(path) for path in paths]
+    runs = [replace(run, config=in_text(run.config)) for run in read]
     console = Console()
     try:
         written = write_report(runs, page)

@@ -1,9 +1,10 @@
 """`rankup run`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,9 @@ from rankup.commands.report import show_runs
 from rankup.errors import RankupError
 from rankup.methods import method_options as check_options
 from rankup.runs.request import Request
+
+if TYPE_CHECKING:
+    from rankup.runs.replicas import Seed
 
 
 @with_method_options
@@ -47,7 +51,7 @@ def run(
     from rankup.methods import method_class
     from rankup.methods.rank import warn_if_capped
     from rankup.runs.files import CONFIG, runs_in
-    from rankup.runs.folder import check_folder, tasks_more, tasks_of, write_config
+    from rankup.runs.folder import check_folder, tasks_more, tasks_of, write_configs
     from rankup.runs.launch import Launch
     from rankup.runs.progress import SeedBars, bars, note
     from rankup.runs.replicas import run_seeds
@@ -79,16 +83,15 @@ def run(
     method_class(method).check(setting)
     for each in asked:
         check_folder(each.config, each.out, each.resume)
+    _refuse_broken(asked)
     with bars() as shown:
         if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
             note(shown, f"{root} goes on to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
-        for each in asked:
-            write_config(each.config, each.out)
+        write_configs({each.out: each.config for each in asked})
         asked = [replace(each, resume=True) for each in asked]
         failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
-    whole = [each.out for each in asked if each.config.seed not in failures]
-    if whole:
+    if whole := _finished(root):
         show_runs(whole, root / "report.html")
     if failures:
         raise RankupError(_failed(failures, folders))
@@ -99,6 +102,29 @@ def _folders(root: Path, request: Request) -> dict[int, Path]:
     found = {seed: root / f"seed-{seed}" for seed in request.all_seeds}
     alone = len(found) == 1 and not found[request.seed].exists()
     return {request.seed: root} if alone else found
+
+
+def _refuse_broken(asked: "Sequence[Seed]") -> None:
+    """Refuse a run that cannot go on while all folders are as they were: where one of them is to be
+    made or changed, all that were begun are read before."""
+    from rankup.runs.files import CONFIG
+    from rankup.runs.folder import is_to_be_written
+    from rankup.runs.run import SeedRun
+
+    if not any(is_to_be_written(each.config, each.out) for each in asked):
+        return
+    for each in asked:
+        if (each.out / CONFIG).exists():
+            SeedRun(each.config, each.stream(), each.out, resume=True, only_look=True)
+
+
+def _finished(root: Path) -> list[Path]:
+    """The runs in a folder that have learned all their tasks, those of seeds that were not asked
+    for this time, too: the folder has one page, which is of all."""
+    from rankup.runs.files import read_lines, runs_in
+    from rankup.runs.folder import tasks_of
+
+    return [run for run in runs_in(root) if len(read_lines(run)) == tasks_of([run])]
 
 
 def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:

@@ -186,7 +186,9 @@ def _content(layout: Layout, side: int | None) -> Iterator[bytes]:
     for file in layout.files:
         try:
             with open(file, "rb") as opened:
-                yield f"{_name(layout, file)} {os.fstat(opened.fileno()).st_size}\n".encode()
+                # A name may have bytes that are no text.
+                yield os.fsencode(_name(layout, file))
+                yield f" {os.fstat(opened.fileno()).st_size}\n".encode()
                 while block := opened.read(1 << 20):
                     yield block
         except OSError as error:

@@ -100,6 +100,8 @@ def _parsed(method: str, text: str) -> tuple[str, list[Settings]]:
         raise RankupError(f"{name!r} is no setting of {method}, which has {', '.join(known)}")
     found = _each(name, *(_value(name, type(known[name].default), v) for v in values.split(",")))
     for settings in found:
+        if found.count(settings) > 1:
+            raise RankupError(f"{name} must be tried with each value once, got {text!r}")
         own = apart(settings)
         Recipe(**own.recipe)
         method_options(method, own.options)

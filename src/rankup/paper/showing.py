@@ -54,7 +54,7 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
     for name, part in parts.items():
         text += ["", f"## {part.title}", "", f"`rankup paper {name}`"]
         if isinstance(part, Figure):
-            for each in part.write(name, results, page.parent / page.stem):
+            for each in _pictures(name, part, results, page.parent / page.stem):
                 light, dark = (f"{page.stem}/{each}{theme.suffix}.png" for theme in (LIGHT, DARK))
                 text += [
                     "",
@@ -69,6 +69,16 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
         write_file(page, "\n".join([*text, ""]).encode())
     except OSError as error:
         raise RankupError(f"{page} cannot be written: {error.strerror}") from error
+
+
+def _pictures(name: str, figure: Figure, results: Results, folder: Path) -> list[str]:
+    """Write a figure's beside the page; give back their names."""
+    try:
+        return figure.write(name, results, folder)
+    except OSError as error:
+        raise RankupError(
+            f"the pictures' folder {folder} cannot be written: {error.strerror}"
+        ) from error
 
 
 def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str]:

@@ -201,7 +201,8 @@ def failure_in_one_line(error: Exception, folder: Path) -> str:
     if sentence := want_of_memory(error):
         return sentence
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / TRACEBACK).write_text("".join(traceback.format_exception(error)), "utf-8")
+    text = "".join(traceback.format_exception(error))
+    (folder / TRACEBACK).write_text(text, "utf-8", "backslashreplace")  # names may be of any bytes
     first = next(iter(str(error).strip().splitlines()), "")
     name = type(error).__name__
     what = f"{name}: {first[:_LONGEST]}" if first else name

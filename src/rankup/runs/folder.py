@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, and a line for each task that was learned."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import Any
 
 import filelock
 
-from rankup.data.streams import stream_info
+from rankup.data.streams import OWN, stream_info
 from rankup.errors import RankupError
-from rankup.files import is_unfinished, write_file, write_json
+from rankup.files import is_unfinished, utf8, write_file, write_json
 from rankup.methods import method_info
 from rankup.runs.files import CONFIG, METRICS, read_config, setting
 
@@ -110,19 +110,38 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
         yield
 
 
+def is_to_be_written(config: RunConfig, out: Path) -> bool:
+    """Whether a run begins in that folder, or goes on there with more tasks or with its images
+    elsewhere."""
+    if not (out / CONFIG).exists():
+        return True
+    stored, wanted = read_config(out / CONFIG), _as_stored(config)
+    return _grows(stored, wanted) or _has_moved(stored, wanted)
+
+
 def write_config(config: RunConfig, out: Path) -> None:
-    """Make the folder of a run that begins; leave one that goes on as it is, but for more tasks."""
-    path, told = out / CONFIG, asdict(config)
-    if path.exists():
-        if not tasks_more(config, out):
-            return
-        told["versions"] = read_config(path).get("versions", config.versions)
+    write_configs({out: config})
+
+
+def write_configs(configs: Mapping[Path, RunConfig]) -> None:
+    """Make the folders of runs that begin, and leave those that go on as they are, but for what
+    `is_to_be_written`; all of them, or none where another process is at work in one."""
+    told = {out: own for out, own in configs.items() if is_to_be_written(own, out)}
+    out = Path()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with working_in([out]):
-            write_json(path, told)
+        for out in told:
+            out.mkdir(parents=True, exist_ok=True)
+        with working_in(told):
+            for out, config in told.items():
+                write_json(out / CONFIG, asdict(config) | {"versions": _versions(config, out)})
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def _versions(config: RunConfig, out: Path) -> Any:
+    """Those that the run was begun with."""
+    path = out / CONFIG
+    return read_config(path).get("versions", config.versions) if path.exists() else config.versions
 
 
 def other_torch(config: RunConfig, out: Path) -> list[str]:
@@ -153,7 +172,7 @@ def record_torch(config: RunConfig, out: Path) -> None:
 def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
-        write_file(out / METRICS, text.encode())
+        write_file(out / METRICS, utf8(text))
     except OSError as error:
         raise RunError(
             f"cannot write to {out / METRICS}: {error.strerror or error}; the same command with "
@@ -179,8 +198,26 @@ def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
     )
 
 
+def _has_moved(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether images of one's own are said to lie elsewhere than before. That they are the same
+    images, their checksum tells."""
+    before, now = stored["stream"], wanted["stream"]
+    return (
+        isinstance(before, str)
+        and before != now
+        and before.startswith(OWN)
+        and now.startswith(OWN)
+        and bool(stored.get("data"))
+        and stream_info(before).side == stream_info(now).side
+    )
+
+
 def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    may_differ = {"versions", *(("tasks", "task_names") if _grows(stored, wanted) else ())}
+    may_differ = {"versions"}
+    if _grows(stored, wanted):
+        may_differ |= {"tasks", "task_names"}
+    if _has_moved(stored, wanted):
+        may_differ.add("stream")
     for name, now in wanted.items():
         before = stored.get(name)
         if name == "options" and isinstance(before, dict) and before.get("teacher"):

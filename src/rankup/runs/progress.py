@@ -6,8 +6,6 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from rankup.runs.run import Progress
 
 
+STOPPED = 130  # what a process ends with that was stopped, as a shell's own do
 _OFTEN = 30.0  # seconds between two lines where there is no terminal for bars
 
 
@@ -58,7 +57,7 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
             yield shown
     except KeyboardInterrupt:
         print(f"rankup: stopped; {again} goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+        sys.exit(STOPPED)
 
 
 def note(bars: "Bars", text: str) -> None:

@@ -1,5 +1,7 @@
 """What is asked of every command that learns, however it was asked."""
 
+import hashlib
+import os
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -7,6 +9,8 @@ from typing import Any
 
 from rankup.recipe import recipe_for
 from rankup.settings import base_recipe
+
+_LONGEST = 100  # bytes of a stream's name in that of a folder, which may have 255
 
 
 class Net(StrEnum):
@@ -62,5 +66,18 @@ class Request:
 
     @property
     def stream_name(self) -> str:
-        """The stream's name as a part of a folder's."""
-        return self.stream.replace("/", "_").replace(":", "-")
+        """The stream's name as a part of a folder's. Of a path that is long or has bytes that are
+        no text, which not all that reads networks can open, that is its last part, and a hash that
+        tells it from others.
+
+        >>> Request(stream="split:photos/birds").stream_name
+        'split-photos_birds'
+        >>> Request(stream=f"split:{'photos/' * 20}birds").stream_name
+        'split-birds-01f42509'
+        """
+        name, whole = self.stream, os.fsencode(self.stream)
+        if len(whole) > _LONGEST or whole.decode(errors="ignore") != name:
+            last = os.fsencode(Path(name.removeprefix("split:")).name)[: _LONGEST // 2]
+            digest = hashlib.sha256(whole).hexdigest()[:8]
+            name = f"split:{last.decode(errors='ignore')}-{digest}"
+        return name.replace("/", "_").replace(":", "-")

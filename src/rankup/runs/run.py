@@ -168,9 +168,21 @@ def _record(runs: "Sequence[SeedRun]", seconds: float) -> None:
 
 
 class SeedRun:
-    """One seed's run folder, and what it holds in memory."""
+    """One seed's run folder, and what it holds in memory.
 
-    def __init__(self, config: RunConfig, stream: Stream, out: Path, resume: bool = False) -> None:
+    Args:
+        only_look: leave the folder as it is, to see whether the run can go on there.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stream: Stream,
+        out: Path,
+        resume: bool = False,
+        *,
+        only_look: bool = False,
+    ) -> None:
         device = torch.device(config.device)
         self.config, self.out, self.stream = config, out, stream.to(device)
         setting = setting_of(config, self.stream)
@@ -183,7 +195,8 @@ class SeedRun:
         self.matrix = AccuracyMatrix([line["accuracy"] for line in self.lines])
         self._refuse_mixed_up()
         # Last: what is refused leaves no folder that would be in the way of another try.
-        write_config(config, out)
+        if not only_look:
+            write_config(config, out)
 
     def _refuse_mixed_up(self) -> None:
         """Refuse a network that is not the one after the task of the last line, or after the next

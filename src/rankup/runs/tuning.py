@@ -86,6 +86,8 @@ class Tuning:
         }
         for seed in (seed for method in trials for seed in self._all(method)):
             check_folder(seed.config, seed.out, seed.resume)
+        for method in trials:
+            self._refuse_fewer(method)
 
     def learned(self, method: str) -> int:
         """How many tasks its trials have learned, all together."""
@@ -109,7 +111,7 @@ class Tuning:
             raise RankupError(
                 f"all {len(tried)} trials of {method} failed, the first: {best.failed}"
             )
-        config = self.runs[method][0][0].config
+        config = self.runs[method][tried.index(best)][0].config
         outcome = Outcome(
             method=method,
             stream=config.stream,
@@ -144,6 +146,16 @@ class Tuning:
         """The method's name, or that of the variant that all trials are of."""
         variants = {variant_of(method, self.launch.rank, tried) for tried in self.trials[method]}
         return method + (variants.pop() if len(variants) == 1 else "")
+
+    def _refuse_fewer(self, method: str) -> None:
+        """What was chosen among more trials is not to be replaced by what is best of some."""
+        folder, asked = self.root / self._name(method), len(self.trials[method])
+        begun = sum(1 for trial in folder.glob("trial-*") if runs_in(trial))
+        if begun > asked:
+            raise RankupError(
+                f"{folder} was begun with {begun} trials, not {asked}: go on with the same "
+                "options, or begin new trials with --out"
+            )
 
     def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
         for method, tried in self.trials.items():

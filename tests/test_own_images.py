@@ -1,0 +1,135 @@
+"""Images of one's own, wherever they lie and whatever their folders are called."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from calling import Call
+from pictures import assert_same, encoded, image_folder, pictures
+from rankup.data import cache, folders, load_source
+from rankup.files import json_bytes
+
+CAFE = os.fsdecode(b"caf\xe9")  # as systems that knew one alphabet wrote it
+
+
+def own_images(root: Path, *classes: str) -> Path:
+    """Four classes that a network tells apart."""
+    for number, name in enumerate(classes or "abcd"):
+        try:
+            (root / name).mkdir(parents=True)
+        except OSError:
+            pytest.skip("the file system has names of text alone")
+        for index, image in enumerate(pictures(12, 6, 6, seed=number)):
+            (root / name / f"{index}.png").write_bytes(encoded(image // 4 + 48 * number))
+    return root
+
+
+def asked(folder: Path | str) -> tuple[object, ...]:
+    return ("--stream", f"split:{folder}", "--tasks", 2, "--epochs", 40)
+
+
+def config(run: Path) -> dict[str, object]:
+    return dict(json.loads((run / "config.json").read_bytes()))
+
+
+def test_a_run_whose_images_have_moved_goes_on(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    own_images(tmp_path / "here")
+    assert call("run", *asked("here"), "--out", out).code == 0
+    before = config(out)
+    assert before["stream"] == "split:here"
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert call("run", "--resume", "--out", out).code == 1
+    moved = call("run", "--resume", "--out", out, "--stream", "split:there")
+    assert moved.code == 0, moved.err
+    assert config(out) == before | {"stream": "split:there"}
+    assert "split:there" in (out / "report.html").read_text()
+    assert call("run", "--resume", "--out", out).code == 0
+
+
+def test_images_that_are_others_or_of_another_size_are_not_those_that_moved(
+    call: Call, tmp_path: Path
+) -> None:
+    out, here = tmp_path / "run", own_images(tmp_path / "here")
+    assert call("run", *asked(here), "--out", out).code == 0
+    before = config(out)
+    other = own_images(tmp_path / "other", *"bcda")
+    again = call("run", "--resume", "--out", out, "--stream", f"split:{other}")
+    assert f"the images of split:{other} are others than when {out} was begun" in again.err
+    sized = call("run", "--resume", "--out", out, "--stream", f"split:{here}@6")
+    assert f"was begun with stream split:{here}, not split:{here}@6" in sized.err
+    known = call("run", "--resume", "--out", out, "--stream", "p-digits", "--tasks", 2)
+    assert f"was begun with stream split:{here}, not p-digits" in known.err
+    assert config(out) == before
+
+
+def test_where_no_checksum_is_known_images_must_stay_where_they_are(
+    call: Call, tmp_path: Path
+) -> None:
+    out, here = tmp_path / "run", own_images(tmp_path / "here")
+    assert call("run", *asked(here), "--out", out).code == 0
+    (out / "config.json").write_text(json.dumps(config(out) | {"data": ""}))
+    here.rename(tmp_path / "there")
+    again = call("run", "--resume", "--out", out, "--stream", f"split:{tmp_path / 'there'}")
+    assert f"was begun with stream split:{here}, not split:" in again.err
+
+
+def test_classes_may_have_names_of_any_bytes(tmp_path: Path, decodes: list[str]) -> None:
+    folder = str(own_images(tmp_path / "mine", CAFE, "bar"))
+    first = load_source(folder)
+    assert first.class_names == ("bar", CAFE)
+    decodes.clear()
+    assert_same(load_source(folder), first)
+    assert not decodes
+
+
+def test_folders_may_have_names_of_any_bytes(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_images(Path(CAFE), CAFE, *"bcd")
+    done = call("run", *asked(CAFE))
+    assert (done.code, done.err) == (0, "")
+    (out,) = Path("runs").iterdir()
+    assert out.name.startswith("split-caf-")
+    assert config(out)["stream"] == f"split:{CAFE}"
+    assert "split:caf?" in (out / "report.html").read_text()
+    again = call("run", "--resume", "--out", out)
+    assert (again.code, again.err) == (0, "")
+    own_images(Path("other"))
+    assert call("run", *asked("other"), "--out", "r").code == 0
+    assert call("report", "r", out, "--out", "both.html").code == 0  # plots name the streams, too
+    compared = call("compare", *asked(CAFE), "--methods", "rank", "--out", "c")
+    assert compared.code == 0, compared.err
+    assert "split:caf?" in Path("c/table.csv").read_text()
+
+
+def test_a_long_path_is_no_hindrance(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = own_images(tmp_path / ("a" * 120) / ("b" * 120) / "birds")
+    done = call("run", *asked(folder))
+    assert done.code == 0, done.err
+    (out,) = Path("runs").iterdir()
+    assert out.name.startswith("split-birds-")
+    assert call("run", *asked(folder), "--resume").code == 0
+
+
+def test_what_has_names_of_text_is_written_as_ever(tmp_path: Path) -> None:
+    """Keys in caches and networks' files stay valid."""
+    data = {"task": "é ± 数", "lr": 0.1}
+    assert json_bytes(data) == (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
+    assert json.loads(json_bytes({"é": CAFE})) == {"é": CAFE}
+    layout = folders.find(image_folder(tmp_path / "é"))
+    assert layout is not None
+    expected = [b"3 None\n"]
+    for file in layout.files:
+        name = file.relative_to(layout.root).as_posix()
+        expected += [f"{name} {file.stat().st_size}\n".encode(), file.read_bytes()]
+    assert b"".join(cache._content(layout, None)) == b"".join(expected)
