@@ -56,7 +56,7 @@ class Learning:
     def epoch(self) -> int:
         """As `fit` takes one: everything random is drawn, and the losses are looked at. Where
         steps are slow, an epoch is short."""
-        steps = self.steps.learners[0].feed.steps
+        steps = self.steps.learners[0].feed.steps_per_epoch
         draws = [
             learner.draws(torch.Generator(learner.feed.device).manual_seed(pupil.seed))
             for pupil, learner in zip(self.pupils, self.steps.learners, strict=True)

@@ -17,13 +17,13 @@ class Replayed(Eager):
         super().__init__([learner])
         self.captured = learner
         learned = learner.learned()
-        (tensors,) = self.places
-        self.places = [{n: t if n in learned else t.clone() for n, t in tensors.items()}]
+        (tensors,) = self.tensors
+        self.tensors = [{n: t if n in learned else t.clone() for n, t in tensors.items()}]
 
     def start(self, learner: ModuleLearner) -> None:
         self.learners = [learner]
         for name, tensor in (learner.read() | learner.learned()).items():
-            self.places[0][name].copy_(tensor.detach())
+            self.tensors[0][name].copy_(tensor.detach())
         self.optimisers[0].restart()
         self.captured.index = learner.index  # that of an open task, as it was
 
@@ -35,7 +35,7 @@ class Replayed(Eager):
             self.learners = learners
 
     def keep(self) -> None:
-        (learner,), (tensors,) = self.learners, self.places
+        (learner,), (tensors,) = self.learners, self.tensors
         learner.keep({name: tensors[name] for name in learner.learned()})
         for name in learner.changed:
             learner.read()[name].copy_(tensors[name])

@@ -30,7 +30,7 @@ def test_captured_learners_may_have_recipes_of_their_own() -> None:
         if captured:
             steps.start(pupils)
         draws = [each.draws(torch.Generator(device).manual_seed(0)) for each in pupils]
-        rates = [[RATE * (number + 1)] * pupils[0].feed.steps for number in range(3)]
+        rates = [[RATE * (number + 1)] * pupils[0].feed.steps_per_epoch for number in range(3)]
         losses = steps.epoch(draws, rates, 0)
         steps.keep()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in pupils]
@@ -70,7 +70,7 @@ def test_captured_replicas_agree_with_the_seed_alone(
     pupils = learners(kind, 3, rank=rank, recipe=recipe, device=device, pad=16)
     graph = Graph(form, pupils, None)
     graph.start(pupils)
-    assert pupils[0].feed.steps == 24
+    assert pupils[0].feed.steps_per_epoch == 24
     draws = [each.draws(torch.Generator(device).manual_seed(n)) for n, each in enumerate(pupils)]
     found = []
     for steps in (alone, graph):
@@ -101,7 +101,7 @@ def test_captured_convolutions_agree_with_the_seed_alone() -> None:
         if captured:
             steps.start(pupils)
         draws = [p.draws(torch.Generator(device).manual_seed(n)) for n, p in enumerate(pupils)]
-        rates = [RATE] * 10 + [0.0] * (pupils[0].feed.steps - 10)
+        rates = [RATE] * 10 + [0.0] * (pupils[0].feed.steps_per_epoch - 10)
         losses = steps.epoch(draws, [rates] * len(draws), 0)
         steps.keep()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in pupils]

@@ -124,7 +124,7 @@ def train(steps: Steps, epochs: int) -> None:
     for epoch in range(epochs):
         draws = learner.draws(torch.Generator(feed.device).manual_seed(epoch))
         steps.turn(epoch)
-        steps.epoch([draws], [[feed.recipe.lr] * feed.steps], epoch)
+        steps.epoch([draws], [[feed.recipe.lr] * feed.steps_per_epoch], epoch)
     steps.keep()
 
 
@@ -280,7 +280,7 @@ def test_gates_are_behind_norms_and_closed_ones_give_zeros(stream: Stream) -> No
     method = make(stream, "resnet18")
     know(method, stream[0])
     seen: dict[str, Tensor] = {}
-    for name, place in method.places.items():
+    for name, place in method.gated_parts.items():
         assert isinstance(place, TaskNorm)
         place.register_forward_hook(
             lambda part, args, output, name=name: seen.update({name: output})
@@ -332,7 +332,7 @@ def test_a_step_is_the_papers(slope: float, learned: int, stream: Stream) -> Non
 
 def test_gates_become_steeper_over_every_epoch(stream: Stream) -> None:
     learner = begin(make(stream, s_max=50.0), stream[0])
-    slopes, steps = learner.draws(torch.Generator())["slope"], learner.feed.steps
+    slopes, steps = learner.draws(torch.Generator())["slope"], learner.feed.steps_per_epoch
     assert steps == 3
     for b in range(steps):  # the paper counts batches from 1
         assert slopes[b] == pytest.approx(1 / 50 + (50 - 1 / 50) * b / (steps - 1))

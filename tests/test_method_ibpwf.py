@@ -315,7 +315,7 @@ def test_noise_comes_from_what_was_drawn_alone() -> None:
     method = make()
     learner = method.begin(method.setting.tasks[0])
     drawn = learner.draws(torch.Generator().manual_seed(0))
-    assert drawn["noise"].shape == (learner.feed.steps, 2, 2, 32)
+    assert drawn["noise"].shape == (learner.feed.steps_per_epoch, 2, 2, 32)
     assert 0 < float(drawn["noise"].min()) < float(drawn["noise"].max()) < 1
     first, second = ({name: entries[n] for name, entries in drawn.items()} for n in (0, 1))
     state = torch.get_rng_state()

@@ -168,7 +168,7 @@ def test_distillation_does_not_pull_before_something_has_changed(net: str, recip
     steps = Eager([learner])
 
     def pull() -> list[Tensor]:
-        with learner.bound(steps.places[0]):
+        with learner.bound(steps.tensors[0]):
             x = torch.cat([learner.current(draw).x, learner.replayed(draw).x])
             with learner._autocast():
                 answers = learner._answers(learner.body, x)
@@ -188,7 +188,7 @@ def test_the_frozen_network_stays_as_it_was_and_is_not_learned() -> None:
     assert not any(name.startswith("old") for name in learner.learned())
     steps = Eager([learner])
     drawn = learner.draws(torch.Generator().manual_seed(0))
-    steps.epoch([drawn], [[0.01] * learner.feed.steps], 0)
+    steps.epoch([drawn], [[0.01] * learner.feed.steps_per_epoch], 0)
     steps.keep()
     after_it = learner.old.state_dict()
     assert all(torch.equal(tensor, after_it[name]) for name, tensor in before.items())

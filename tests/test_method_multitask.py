@@ -98,10 +98,10 @@ def test_an_epoch_is_one_pass_over_all_tasks(stream: Stream) -> None:
     union = Union(stream.tasks, Recipe(batch=64), CPU, torch.float32, one_label=False)
     total = sum(len(task.train_y) for task in stream)
     assert len(union) == total
-    assert union.steps == math.ceil(total / 64)
+    assert union.steps_per_epoch == math.ceil(total / 64)
     drawn = union.draws(torch.Generator().manual_seed(0))
     seen = torch.stack([drawn["tasks"], drawn["rows"]], -1).flatten(0, 1)
-    assert drawn["rows"].shape == (union.steps, 64)
+    assert drawn["rows"].shape == (union.steps_per_epoch, 64)
     assert len(seen[:total].unique(dim=0)) == total
 
 
@@ -309,7 +309,7 @@ def test_captured_steps_agree_with_steps_one_by_one(name: str) -> None:
         if captured:
             steps.start([learner])
         drawn = learner.draws(torch.Generator(device).manual_seed(0))
-        rates = [2.0**-9] * 10 + [0.0] * (learner.feed.steps - 10)
+        rates = [2.0**-9] * 10 + [0.0] * (learner.feed.steps_per_epoch - 10)
         losses = steps.epoch([drawn], [rates], 0)
         steps.keep()
         found.append((losses, [p.detach().clone() for p in learner.parameters()]))

@@ -267,7 +267,7 @@ def test_a_step_is_adams_projected() -> None:
     learner = ConfinedLearner(body, feed, 0, confined)
     drawn = learner.draws(draw)
     steps = Eager([learner])
-    steps.epoch([drawn], [[recipe.lr] * feed.steps], 0)
+    steps.epoch([drawn], [[recipe.lr] * feed.steps_per_epoch], 0)
     steps.keep()
 
     layers = [plain[0], plain[3]]

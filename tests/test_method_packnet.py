@@ -67,7 +67,7 @@ def train(steps: Steps) -> None:
     for epoch in range(feed.recipe.epochs):
         draws = learner.draws(torch.Generator().manual_seed(epoch))
         steps.turn(epoch)
-        steps.epoch([draws], [[feed.recipe.lr] * feed.steps], epoch)
+        steps.epoch([draws], [[feed.recipe.lr] * feed.steps_per_epoch], epoch)
     steps.keep()
 
 

@@ -107,7 +107,7 @@ def test_sorting_puts_every_sample_into_a_block_of_its_task(
 
 
 HEADS = [
-    # samples, places, tasks, inputs, widest, total
+    # samples, positions, tasks, inputs, widest, total
     ("cpu", HeadsShape(1, 1, 20, 256, 10, 200), "gathered"),
     ("cpu", HeadsShape(64, 1, 100, 256, 10, 1000), "gathered"),
     ("cpu", HeadsShape(4096, 1, 1, 256, 10, 10), "together"),

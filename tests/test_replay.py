@@ -368,7 +368,7 @@ def test_captured_steps_are_the_steps_one_by_one(
         with (
             kernels.in_use()
         ):  # as captured ones: Adam makes much of little, where gradients are small
-            losses = steps.epoch([draws], [[2.0**-7] * learner.feed.steps], 0)
+            losses = steps.epoch([draws], [[2.0**-7] * learner.feed.steps_per_epoch], 0)
         steps.keep()
         found.append((losses, [p.detach().clone() for p in method.body.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)

@@ -287,7 +287,7 @@ def test_captured_pupils_learn_from_the_teacher_of_each_task(
             if captured:
                 graph = graph or Graph(form, pupils, None)
                 graph.start(pupils)
-            found.append(after_steps(graph or Eager(pupils), count=pupils[0].feed.steps))
+            found.append(after_steps(graph or Eager(pupils), count=pupils[0].feed.steps_per_epoch))
     first, second, *others = found
     assert_agree(first, others[0])
     assert_agree(second, others[1])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankup.feed import Draws, Feed, places, take_places
+from rankup.feed import Draws, Feed, flat_rows, take_flat
 from rankup.layers import FactoredLinear, TaskHead, Tensors, active, dense_is_cheaper
 from rankup.layout import trial
 from rankup.network import IncrementalNet
@@ -66,13 +66,13 @@ class ChainLearner(RankLearner):
     @torch.no_grad()
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         first, (head,) = self._links[0], self._heads
-        at = places(draw["rows"], self.y.shape[-1])
+        at = flat_rows(draw["rows"], self.y.shape[-1])
         product: Product = torch.mm if at.dim() == 1 else torch.bmm
         with self.aside():
-            labels = take_places(self.y, at).unsqueeze(-2)
+            labels = take_flat(self.y, at).unsqueeze(-2)
             for link in self._links:
                 link.gather_factors()
-        seen = None if self.seen is None else take_places(self.seen, at).mT
+        seen = None if self.seen is None else take_flat(self.seen, at).mT
         x = None if first.V is None else self._batch(draw, at).mT
         self.join()
         for link in self._links:
@@ -104,9 +104,9 @@ class ChainLearner(RankLearner):
 
     def _batch(self, draw: Draws, at: Tensor) -> Tensor:
         if self._is_ready:
-            return take_places(self.x, at)
+            return take_flat(self.x, at)
         if self._scale is not None:
-            return take_places(self.x, at).to(self.feed.dtype).flatten(at.dim())
+            return take_flat(self.x, at).to(self.feed.dtype).flatten(at.dim())
         return self.feed.batch(self.x, draw, at).flatten(at.dim())
 
     def _backward(self, link: Link, to_y: Tensor, product: Product, *, wants_x: bool) -> Backward:

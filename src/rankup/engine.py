@@ -74,4 +74,4 @@ def _shapes(tensors: Tensors) -> Hashable:
 
 def _signature(learner: Learner) -> Hashable:
     feed, shapes = learner.feed, (_shapes(learner.read()), _shapes(learner.learned()))
-    return learner.key(), shapes, feed.recipe, feed.steps, feed.batch_size
+    return learner.key(), shapes, feed.recipe, feed.steps_per_epoch, feed.batch_size

@@ -57,7 +57,7 @@ class Feed:
         self.device = device
         self.dtype = dtype  # of the inputs
         self.batch_size = min(recipe.batch, len(self))
-        self.steps = math.ceil(len(self) / self.batch_size)  # in an epoch
+        self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
         self.channels_last = False  # how images lie best in memory for who learns from them
 
     def __len__(self) -> int:
@@ -106,8 +106,8 @@ class Feed:
         handful of samples would make a poor step, and for batch norms a wild one.
         """
         order = torch.randperm(len(self), generator=generator, device=generator.device)
-        missing = self.steps * self.batch_size - len(self)
-        rows = torch.cat([order, order[:missing]]).view(self.steps, self.batch_size)
+        missing = self.steps_per_epoch * self.batch_size - len(self)
+        rows = torch.cat([order, order[:missing]]).view(self.steps_per_epoch, self.batch_size)
         if not self.recipe.augments:
             return {"rows": rows}
         coins, offsets = self.augmentation(rows.shape, generator)
@@ -120,11 +120,12 @@ class Feed:
         return Augmentation(coins.view(*shape), offsets.view(*shape, 2))
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
-        """Inputs of one step from `x`, augmented where the recipe says so. `at` are the rows'
-        places, where they are known already."""
+        """Inputs of one step from `x`, augmented where the recipe says so. `at` are the
+        `flat_rows`, where they are known already."""
         if "coins" in draw and self._has_kernel(x):
-            return self._by_kernel(x, draw, places(draw["rows"], x.shape[1]) if at is None else at)
-        picked = take(x, draw["rows"]) if at is None else take_places(x, at)
+            at = flat_rows(draw["rows"], x.shape[1]) if at is None else at
+            return self._by_kernel(x, draw, at)
+        picked = take(x, draw["rows"]) if at is None else take_flat(x, at)
         if "coins" not in draw:
             return self.scaled(self.floats(picked))
         drawn = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
@@ -245,19 +246,19 @@ def take(table: Tensor, rows: Tensor) -> Tensor:
     """
     if rows.dim() == 1:
         return table.index_select(0, rows)
-    return take_places(table, places(rows, table.shape[1]))
+    return take_flat(table, flat_rows(rows, table.shape[1]))
 
 
-def places(rows: Tensor, length: int) -> Tensor:
+def flat_rows(rows: Tensor, length: int) -> Tensor:
     """Where the rows of replicas are in all their tables of that length, one after another."""
     return rows + _starts(len(rows), length, rows.device) if rows.dim() > 1 else rows
 
 
-def take_places(table: Tensor, places: Tensor) -> Tensor:
-    if places.dim() == 1:
-        return table.index_select(0, places)
-    taken = table.flatten(0, 1).index_select(0, places.flatten())
-    return taken.view(*places.shape, *table.shape[2:])
+def take_flat(table: Tensor, rows: Tensor) -> Tensor:
+    if rows.dim() == 1:
+        return table.index_select(0, rows)
+    taken = table.flatten(0, 1).index_select(0, rows.flatten())
+    return taken.view(*rows.shape, *table.shape[2:])
 
 
 @cache

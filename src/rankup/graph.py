@@ -46,7 +46,7 @@ class Graph(Steps):
         self.learners = learners
         for number, learner in enumerate(learners):
             for name, tensor in (learner.read() | learner.learned()).items():
-                self.places[number][name].copy_(tensor.detach())
+                self.tensors[number][name].copy_(tensor.detach())
         self.optimiser.restart()
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
@@ -62,17 +62,17 @@ class Graph(Steps):
         return self.total.clone()
 
     def state(self, number: int) -> Tensors:
-        places = self.places[number]
+        tensors = self.tensors[number]
         return self.optimiser.state(number) | {
-            f"buffer/{name}": places[name] for name in self.captured[number].changed
+            f"buffer/{name}": tensors[name] for name in self.captured[number].changed
         }
 
     def keep(self) -> None:
         for number, learner in enumerate(self.learners):
-            places = self.places[number]
-            learner.keep({name: places[name] for name in learner.learned()})
+            tensors = self.tensors[number]
+            learner.keep({name: tensors[name] for name in learner.learned()})
             for name in learner.changed:
-                learner.read()[name].copy_(places[name])
+                learner.read()[name].copy_(tensors[name])
 
     def _allocate(self) -> None:
         generator = torch.Generator(self.device).manual_seed(0)
@@ -85,20 +85,20 @@ class Graph(Steps):
         self.grad = torch.empty_like(flat)
         read = [learner.read() for learner in self.learners]
         draws = [learner.draws(generator) for learner in self.learners]
-        # Tables with a leading dimension of replicas, or one for each of them; `places` and
+        # Tables with a leading dimension of replicas, or one for each of them; `tensors` and
         # `drawn` are each learner's own part of them either way.
         if self.form == "branches":
-            self.places = [_copies(tensors) for tensors in read]
+            self.tensors = [_copies(tensors) for tensors in read]
             self.drawn = [_copies(drawn) for drawn in draws]
         else:
-            self.stacked, self.places = _stacked(read)
+            self.stacked, self.tensors = _stacked(read)
             self.stacked_draws, self.drawn = _stacked(draws)
             self.stacked |= views(flat, learned[0])
-        for number, places in enumerate(self.places):
-            places |= views(flat[number], learned[number])
+        for number, tensors in enumerate(self.tensors):
+            tensors |= views(flat[number], learned[number])
         self.now = torch.zeros(1, dtype=torch.long, device=self.device)  # the step of the epoch
         # A row for each step.
-        steps = self.learners[0].feed.steps
+        steps = self.learners[0].feed.steps_per_epoch
         self.rates = torch.zeros(steps, len(learned), device=self.device, dtype=torch.float32)
         self.total = flat.new_zeros(len(learned))
 
@@ -115,8 +115,8 @@ class Graph(Steps):
             if self.form == "stacked":
                 stack.enter_context(self.captured[0].bound(self.stacked))
             elif self.form == "branches":
-                for learner, places in zip(self.captured, self.places, strict=True):
-                    stack.enter_context(learner.bound(places))
+                for learner, tensors in zip(self.captured, self.tensors, strict=True):
+                    stack.enter_context(learner.bound(tensors))
                 stack.enter_context(kernels.in_use())
             main.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(main):  # libraries make themselves ready in their first call
@@ -134,9 +134,9 @@ class Graph(Steps):
         ]()
         self.optimiser.step(self.grad, lr)
         if self.form == "branches":
-            for learner, places in zip(self.captured, self.places, strict=True):
+            for learner, tensors in zip(self.captured, self.tensors, strict=True):
                 learner.settle()
-                learner.carry(places)
+                learner.carry(tensors)
         self.total += losses
         self.now += 1
 

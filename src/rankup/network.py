@@ -302,13 +302,13 @@ class IncrementalNet(nn.Module):
 
     def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
         made: TaskLayer
-        place = self.growth.seed, self.plan.dtype, self.plan.device
+        factory = self.growth.seed, self.plan.dtype, self.plan.device
         if isinstance(spec, FactoredSpec):
-            made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *place)
+            made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
         elif isinstance(spec, NormSpec):
-            made = TaskNorm(spec, *place)
+            made = TaskNorm(spec, *factory)
         else:
-            made = TaskHead(spec, *place)
+            made = TaskHead(spec, *factory)
         if self.growth.base == "keep":
             shapes = spec.base_shapes()
             made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})

@@ -34,9 +34,9 @@ class RestParts:
         here = dict(everywhere)
         # A tensor that several modules share has several places, one of a module that has several
         # names has only one.
-        self._places = {
+        self._owners = {
             name: list(
-                dict.fromkeys(_place(body, other) for other, t in everywhere if t is here[name])
+                dict.fromkeys(_owner(body, other) for other, t in everywhere if t is here[name])
             )
             for name, _ in spec.tensors
         }
@@ -57,7 +57,7 @@ class RestParts:
             name
             for name, _ in spec.tensors
             if isinstance(here[name], nn.Parameter)
-            and (name not in spec.trained or drawing_of(_place(body, name)[0]) is None)
+            and (name not in spec.trained or drawing_of(_owner(body, name)[0]) is None)
         ]
         self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})
@@ -75,7 +75,7 @@ class RestParts:
         self._passing_before = [None if t is None else t.clone() for t in buffers]
         for name, value in values.items():
             parameter = nn.Parameter(value)
-            for owner, key in self._places[name]:
+            for owner, key in self._owners[name]:
                 del owner._buffers[key]
                 owner.register_parameter(key, parameter)
                 _refresh(owner)
@@ -104,13 +104,13 @@ class RestParts:
     def undo_trial(self) -> None:
         """After the module was run just to see what happens: have everything as it was."""
         self.undo()
-        for name in self._changed(self._places):
+        for name in self._changed(self._owners):
             self._values()[name].data.copy_(self._before[name])
 
     def refuse_restless(self) -> None:
         """Refuse a module that has just answered, before any step, and changed something in that:
         it would answer otherwise the next time."""
-        if changed := self._changed(self._places):
+        if changed := self._changed(self._owners):
             raise TaskStateError(
                 f"the module changes its {self._called(changed[0])} also when it only answers, so "
                 "that no answer would stay as it is: have it look at self.training"
@@ -118,7 +118,7 @@ class RestParts:
 
     def refuse_made(self, body: nn.Module) -> None:
         """Refuse a module that has made something while it ran: no task would know of it."""
-        known = {(id(owner), key) for places in self._places.values() for owner, key in places}
+        known = {(id(owner), key) for places in self._owners.values() for owner, key in places}
         others = {
             name: part for name, part in body.named_modules() if not isinstance(part, TaskLayer)
         }
@@ -149,7 +149,7 @@ class RestParts:
         """Have modules change their buffers no more once these are constant, by the flag that they
         look at; those inside of them go on as they are."""
         for name in self._updating:
-            for owner, _ in self._places[name]:
+            for owner, _ in self._owners[name]:
                 owner.training = False
 
     def hold_frozen(self) -> None:
@@ -180,7 +180,7 @@ class RestParts:
 
     def tie(self) -> None:
         """Have one tensor again in all places of a name: torch moves buffers place by place."""
-        for (first, name), *others in self._places.values():
+        for (first, name), *others in self._owners.values():
             for owner, key in others:
                 if key in owner._buffers and owner._buffers[key] is not getattr(first, name):
                     owner._buffers[key] = getattr(first, name)
@@ -189,7 +189,7 @@ class RestParts:
     def _changed(self, among: Collection[str] | None = None) -> list[str]:
         """What is not as it was when the task began; of all that no step changes, or of more."""
         if among is None:
-            among = self._places if self.count or self.spec.kept else self._own
+            among = self._owners if self.count or self.spec.kept else self._own
         values, before = self._values(), self._before
         # The network may have been moved since.
         return [
@@ -208,14 +208,14 @@ class RestParts:
                 owner._buffers[key] = before.to(now.device, copy=True)
 
     def _values(self) -> Tensors:
-        return {name: getattr(*places[0]) for name, places in self._places.items()}
+        return {name: getattr(*places[0]) for name, places in self._owners.items()}
 
     def _constant(self, values: Tensors) -> None:
         for name, value in values.items():
-            old = getattr(*self._places[name][0])
+            old = getattr(*self._owners[name][0])
             # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
             constant = value.to(old.device, old.dtype, copy=True)
-            for owner, key in self._places[name]:
+            for owner, key in self._owners[name]:
                 owner._parameters.pop(key, None)
                 owner.register_buffer(key, constant)
                 _refresh(owner)
@@ -229,7 +229,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(nan, other.isnan()) and torch.equal(one[~nan], other[~nan])
 
 
-def _place(body: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _owner(body: nn.Module, name: str) -> tuple[nn.Module, str]:
     owner, _, key = name.rpartition(".")
     return body.get_submodule(owner), key
 

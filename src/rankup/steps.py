@@ -146,11 +146,11 @@ class Steps(ABC):
     """The steps of one task, for one or for several learners."""
 
     learners: Sequence[Learner]
-    places: Sequence[Tensors]  # each learner's tensors, as its steps know them
+    tensors: Sequence[Tensors]  # each learner's tensors, as its steps know them
 
     def turn(self, epoch: int) -> None:
         """Let every learner do what is to be done before an epoch."""
-        for learner, tensors in zip(self.learners, self.places, strict=True):
+        for learner, tensors in zip(self.learners, self.tensors, strict=True):
             if type(learner).turn is Learner.turn:
                 continue  # binding takes longer than doing nothing
             with learner.bound(tensors), torch.no_grad():
@@ -179,11 +179,11 @@ class Eager(Steps):
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = learners
-        self.places, self.optimisers = [], []
+        self.tensors, self.optimisers = [], []
         for learner in learners:
             learned = learner.learned()
             flat = gathered((tensor.detach() for tensor in learned.values()), 0)
-            self.places.append(learner.read() | views(flat, learned))
+            self.tensors.append(learner.read() | views(flat, learned))
             self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
@@ -194,7 +194,7 @@ class Eager(Steps):
         learner, optimiser = self.learners[number], self.optimisers[number]
         total = torch.zeros((), device=learner.feed.device, dtype=torch.float32)
         with (
-            learner.bound(self.places[number]),
+            learner.bound(self.tensors[number]),
             precise(learner.feed.recipe),
             at_most(learner.threads),
         ):
@@ -204,18 +204,18 @@ class Eager(Steps):
                 loss, grads = learner.gradient(draw)
                 optimiser.step(gathered(grads, 0), lr)
                 learner.settle()
-                learner.carry(self.places[number])
+                learner.carry(self.tensors[number])
                 total += loss.detach()
         return total
 
     def state(self, number: int) -> Tensors:
-        optimiser, tensors = self.optimisers[number], self.places[number]
+        optimiser, tensors = self.optimisers[number], self.tensors[number]
         return optimiser.state() | {
             f"buffer/{name}": tensors[name] for name in self.learners[number].changed
         }
 
     def keep(self) -> None:
-        for learner, tensors in zip(self.learners, self.places, strict=True):
+        for learner, tensors in zip(self.learners, self.tensors, strict=True):
             learner.keep({name: tensors[name] for name in learner.learned()})
 
 

@@ -95,9 +95,8 @@ class _Lesson:
         return self.learner.feed
 
     @property
-    def steps(self) -> int:
-        """How many it takes in all."""
-        return self.pupil.recipe.epochs * self.feed.steps
+    def total_steps(self) -> int:
+        return self.pupil.recipe.epochs * self.feed.steps_per_epoch
 
     @property
     def peak(self) -> float:
@@ -106,8 +105,8 @@ class _Lesson:
         return recipe.first_lr if self.pupil.begins_afresh and recipe.first_lr else recipe.lr
 
     def rates(self, epoch: int) -> Sequence[float]:
-        length = self.feed.steps
-        planned = rates(self.pupil.recipe, self.peak, self.steps)
+        length = self.feed.steps_per_epoch
+        planned = rates(self.pupil.recipe, self.peak, self.total_steps)
         return planned[epoch * length : (epoch + 1) * length]
 
     def draws(self, epoch: int) -> Draws:
@@ -155,13 +154,15 @@ def _as_long(lessons: Sequence[_Lesson]) -> Iterable[list[_Lesson]]:
     """Those that take the same number of epochs and steps."""
     groups: dict[tuple[int, int], list[_Lesson]] = {}
     for lesson in lessons:
-        groups.setdefault((lesson.pupil.recipe.epochs, lesson.feed.steps), []).append(lesson)
+        groups.setdefault((lesson.pupil.recipe.epochs, lesson.feed.steps_per_epoch), []).append(
+            lesson
+        )
     return groups.values()
 
 
 def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
     """All epochs of lessons that take as many steps."""
-    pupil, length = lessons[0].pupil, lessons[0].feed.steps
+    pupil, per_epoch = lessons[0].pupil, lessons[0].feed.steps_per_epoch
     epochs = pupil.recipe.epochs
     for epoch in range(_resumed(lessons, steps), epochs):
         draws = [lesson.draws(epoch) for lesson in lessons]
@@ -172,10 +173,10 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
             if not math.isfinite(total):
                 lesson.failure = lesson.failure or TaskFailed(
                     f"task {lesson.feed.task.name!r} diverged: the loss of epoch {epoch + 1} is "
-                    f"{total / length}; a learning rate below {lesson.peak:g} may help"
+                    f"{total / per_epoch}; a learning rate below {lesson.peak:g} may help"
                 )
             elif lesson.on_epoch is not None:
-                done = Epoch(epoch + 1, epochs, total / length, _look(lesson, steps))
+                done = Epoch(epoch + 1, epochs, total / per_epoch, _look(lesson, steps))
                 _tell(lesson, done, steps, number)
         if all(lesson.failure for lesson in lessons):
             break

@@ -118,7 +118,7 @@ class FactoredLayer(TaskLayer):
         way = mixed_way(
             MixedShape(
                 samples=len(x),
-                places=self._positions(x) // max(1, len(x)),
+                positions=self._positions(x) // max(1, len(x)),
                 tasks=tasks_known,
                 rank=rank,
                 inputs=self.spec.inputs,

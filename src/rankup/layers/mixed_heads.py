@@ -46,8 +46,8 @@ class Heads:
         self.alike = self.known * self.widest == self.total  # equally many classes in all tasks
 
     def shape(self, x: Tensor) -> HeadsShape:
-        samples, places = len(x), math.prod(x.shape[1:-1])
-        return HeadsShape(samples, places, self.known, self.inputs, self.widest, self.total)
+        samples, positions = len(x), math.prod(x.shape[1:-1])
+        return HeadsShape(samples, positions, self.known, self.inputs, self.widest, self.total)
 
     def answers(self, x: Tensor, tasks: Tensor) -> Tensor:
         """For every `x[i]`, `[positions, in]`, the answers of a task of its own; anything where

@@ -22,7 +22,7 @@ class MixedShape(NamedTuple):
     """What the way of a mixed batch through a layer is chosen by."""
 
     samples: int
-    places: int  # positions in a sample at which the layer applies its matrix
+    positions: int  # positions in a sample at which the layer applies its matrix
     tasks: int
     rank: int
     inputs: int
@@ -46,15 +46,15 @@ def mixed_way(shape: MixedShape, device: str) -> MixedWay:
 
     A rule of shapes alone: the same batch shape takes the same way every time.
     """
-    samples, places, tasks, rank, inputs, outputs, pointwise = shape
+    samples, positions, tasks, rank, inputs, outputs, pointwise = shape
     at_once, with_own_kernels = _MIXED_COST.get(device, _MIXED_COST["cpu"])
-    hidden = samples * places * rank
+    hidden = samples * positions * rank
     with_factors = hidden * (inputs + outputs) / at_once
     by_hidden = with_factors + 4 * hidden
     by_factors = with_factors + 2 * hidden + 2 * samples * rank * outputs
     building = min(tasks, samples) * outputs * inputs * (2 + rank / at_once)
     with_weights = (
-        samples * places * inputs * outputs / (at_once if pointwise else with_own_kernels)
+        samples * positions * inputs * outputs / (at_once if pointwise else with_own_kernels)
     )
     by_weights = with_weights + 2 * samples * outputs * inputs + building
     if by_weights < min(by_hidden, by_factors):
@@ -69,7 +69,7 @@ class HeadsShape(NamedTuple):
     """What the way of a mixed batch through the heads is chosen by."""
 
     samples: int
-    places: int  # positions in a sample for which there is an answer
+    positions: int  # positions in a sample for which there is an answer
     tasks: int
     inputs: int
     widest: int  # classes of the task that has most
@@ -95,13 +95,13 @@ def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
 
     A rule of shapes alone: the same batch shape takes the same way every time.
     """
-    samples, places, tasks, inputs, widest, total = shape
+    samples, positions, tasks, inputs, widest, total = shape
     at_once, sorting, starting = _HEADS_COST.get(device, _HEADS_COST["cpu"])
     size = block_size(samples, tasks)
     blocks = block_count(samples, tasks, size)
-    together = starting + samples * places * total * (2 + inputs / at_once)
+    together = starting + samples * positions * total * (2 + inputs / at_once)
     gathered = 3 * samples * widest * inputs
-    sorted_ = sorting + 3 * blocks * (widest * inputs + size * places * (inputs + widest))
+    sorted_ = sorting + 3 * blocks * (widest * inputs + size * positions * (inputs + widest))
     if together <= min(gathered, sorted_):
         return "together"
     return "gathered" if gathered <= sorted_ else "sorted"

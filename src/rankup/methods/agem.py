@@ -49,7 +49,7 @@ class AGEM(ReplayMethod):
     the batches of the memory.
     """
 
-    steps = AGEMLearner
+    learner_class = AGEMLearner
 
     @classmethod
     def check(cls, setting: Setting) -> None:

@@ -213,13 +213,13 @@ class DenseMethod(Method):
 
     def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         """The layer of which each task has its own."""
-        place = self.seed, plan.dtype, plan.device
+        factory = self.seed, plan.dtype, plan.device
         if isinstance(spec, HeadSpec):
             if self.heads == "frozen":
-                return TaskHead(spec, *place)
-            return LearningHeads(spec, [task.classes for task in self.setting.tasks], *place)
+                return TaskHead(spec, *factory)
+            return LearningHeads(spec, [task.classes for task in self.setting.tasks], *factory)
         if isinstance(spec, NormSpec) and self.norms == "per task":
-            return TaskNorm(spec, *place)
+            return TaskNorm(spec, *factory)
         return None
 
     def _append(self, added: Sequence[Tensors]) -> None:

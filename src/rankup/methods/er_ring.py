@@ -22,7 +22,7 @@ class ERRing(ReplayMethod):
     Norms are shared; batch norms see the task's batch and the memory's as one.
     """
 
-    steps = ERRingLearner
+    learner_class = ERRingLearner
 
     def order(self, feed: Feed) -> Tensor:
         last = seeds.of_epoch(self.seed, self.learned, self.recipe.epochs - 1, feed.device)

@@ -48,12 +48,12 @@ class HardAttention(GuardedMethod):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         behind = dict(self.plan.folds)
-        self.places = {
+        self.gated_parts = {
             spec.name: self.body.get_submodule(behind.get(spec.name, spec.name))
             for spec in self.layers
         }
         for spec in self.layers:
-            self.places[spec.name].register_forward_hook(partial(_gate, spec))
+            self.gated_parts[spec.name].register_forward_hook(partial(_gate, spec))
         self.units = sum(spec.outputs for spec in self.layers)
         none = torch.zeros(0, math.ceil(self.units / 8), dtype=torch.uint8, device=self.device)
         self.kept["masks"] = none
@@ -136,9 +136,9 @@ class HardAttention(GuardedMethod):
                 if isinstance(part, TaskNorm):  # has biases; its gate, if it has one, comes next
                     hooks.enter_context(part.register_forward_hook(anything))
             for spec in self.layers:
-                layer, place = self.body.get_submodule(spec.name), self.places[spec.name]
+                layer, gated_part = self.body.get_submodule(spec.name), self.gated_parts[spec.name]
                 hooks.enter_context(layer.register_forward_pre_hook(partial(look, spec)))
-                hooks.enter_context(place.register_forward_hook(partial(in_use, spec)))
+                hooks.enter_context(gated_part.register_forward_hook(partial(in_use, spec)))
             (x,) = feed.sample(2, torch.Generator())
             with gated(claimed), torch.no_grad(), evaluating(self.body), active(self.learned):
                 self.body(torch.full_like(x, math.nan) if x.is_floating_point() else x)
@@ -168,7 +168,7 @@ class HatLearner(GuardedLearner):
     def draws(self, generator: torch.Generator) -> Draws:
         """An epoch's rows and the gates' slope, which in every epoch grows from almost none to a
         step's."""
-        steepest, steps = self.options.s_max, self.feed.steps
+        steepest, steps = self.options.s_max, self.feed.steps_per_epoch
         # From its end, which an epoch of a single step has.
         place: dict[str, Any] = {"device": generator.device, "dtype": torch.float32}
         slopes = torch.linspace(steepest, 1 / steepest, steps, **place)

@@ -226,7 +226,7 @@ class BuffetLearner(WeightLearner):
 
     def draws(self, generator: torch.Generator) -> Draws:
         drawn, device = super().draws(generator), generator.device
-        shape = (self.feed.steps, 2, len(self.layers), self.options.dictionary)
+        shape = (self.feed.steps_per_epoch, 2, len(self.layers), self.options.dictionary)
         noise = torch.rand(shape, generator=generator, device=device, dtype=self.feed.dtype)
         return drawn | {"noise": noise.clamp_(_EDGE, 1 - _EDGE)}
 

@@ -23,7 +23,7 @@ from rankup.methods.dense import DenseMethod
 from rankup.methods.heads import FEATURES, LearningHeads
 from rankup.methods.options import IcarlOptions
 from rankup.methods.replay import (
-    Places,
+    MemorySlots,
     ReplayLearner,
     check_inputs,
     joined,
@@ -86,7 +86,7 @@ class ICaRLLearner(ReplayLearner):
         head: LearningHeads,
         feed: Feed,
         index: int,
-        slots: Places,
+        slots: MemorySlots,
         images: Tensor,
         options: IcarlOptions,
     ) -> None:

@@ -111,10 +111,10 @@ def _pixels_of(run: Path) -> object:
 
 def _taught_in(folder: Path, seed: int) -> Path:
     """Where a teacher's network is: in the folder of a run, of runs with a seed each, or there."""
-    places = (folder / f"seed-{seed}" / "net", folder / "net", folder)
-    for place in places:
-        if (place / MANIFEST).exists():
-            return place
+    candidates = (folder / f"seed-{seed}" / "net", folder / "net", folder)
+    for candidate in candidates:
+        if (candidate / MANIFEST).exists():
+            return candidate
     raise RankupError(
         f"the teacher {folder} is no folder of a run by the rank update, and has none for seed "
         f"{seed} in it"

@@ -34,7 +34,7 @@ def joined(one: Batch, other: Batch) -> Batch:
     return Batch(*(torch.cat(parts) for parts in zip(one, other, strict=True)))
 
 
-class Places(Protocol):
+class MemorySlots(Protocol):
     """Which task and class each place in a memory belongs to."""
 
     tasks: Tensor
@@ -113,7 +113,13 @@ class ReplayLearner(ModuleLearner):
     task: Tensor
 
     def __init__(
-        self, body: nn.Module, feed: Feed, index: int, slots: Places, images: Tensor, replay: int
+        self,
+        body: nn.Module,
+        feed: Feed,
+        index: int,
+        slots: MemorySlots,
+        images: Tensor,
+        replay: int,
     ) -> None:
         super().__init__(body, feed, index)
         self.held, self.replay = len(images), replay
@@ -137,7 +143,7 @@ class ReplayLearner(ModuleLearner):
             return drawn
         # The memory is gone through again and again, each time in another order: a step sees as
         # much of it as fits.
-        shape, device = (self.feed.steps, self.replay), generator.device
+        shape, device = (self.feed.steps_per_epoch, self.replay), generator.device
         count = math.prod(shape)
         passes = math.ceil(count / self.held), self.held
         numbers = torch.rand(passes, generator=generator, device=device, dtype=torch.float32)
@@ -184,7 +190,7 @@ class ReplayMethod(DenseMethod):
     over all that steps look at, replayed samples included."""
 
     heads = "learning"
-    steps: ClassVar[type[ReplayLearner]]
+    learner_class: ClassVar[type[ReplayLearner]]
 
     @classmethod
     def check(cls, setting: Setting) -> None:
@@ -198,7 +204,9 @@ class ReplayMethod(DenseMethod):
 
     def learner(self, feed: Feed) -> Learner:
         images = self.buffer.get("images", feed.task.train_x[:0])
-        return self.steps(self.body, feed, self.learned, self.slots, images, self.options.replay)
+        return self.learner_class(
+            self.body, feed, self.learned, self.slots, images, self.options.replay
+        )
 
     def consolidate(self, feed: Feed) -> None:
         """Remember of each class what comes last in the order; what there is too little of comes

@@ -11,11 +11,11 @@ from rankup.methods import method_info, method_options
 from rankup.recipe import Recipe
 from rankup.settings import apart
 
-Settings = dict[str, Any]  # fields of the recipe, and the method's own options
+Values = dict[str, Any]  # fields of the recipe, and the method's own options
 TRIALS = 12  # of each method
 
 
-def _each(name: str, *values: Any) -> list[Settings]:
+def _each(name: str, *values: Any) -> list[Values]:
     return [{name: value} for value in values]
 
 
@@ -23,7 +23,7 @@ _ADAM = [_each("lr", 3e-4, 1e-3, 3e-3, 1e-2), _each("weight_decay", 0.0, 1e-2, 1
 _REPLAY = [_each("lr", 0.01, 0.03, 0.1), _each("replay", 10, 64, 128, 256)]
 
 # Every combination of one setting from each list is a trial.
-SEARCH: Mapping[str, Iterable[list[Settings]]] = {
+SEARCH: Mapping[str, Iterable[list[Values]]] = {
     "rank": [
         _each("lr", 1e-2, 2e-2),
         _each("weight_decay", 0.0, 1e-2, 5e-2),
@@ -60,7 +60,7 @@ SEARCH: Mapping[str, Iterable[list[Settings]]] = {
 }
 
 
-def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
+def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:
     """All settings to try for a method.
 
     Args:
@@ -72,7 +72,7 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
     [{'lr': 0.001, 'strength': 10.0}, {'lr': 0.001, 'strength': 100.0}]
     """
     method_info(method)
-    given: dict[str, list[Settings]] = {}
+    given: dict[str, list[Values]] = {}
     for text in instead:
         name, tried = _parsed(method, text)
         if name in given:
@@ -81,14 +81,14 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Settings]:
     lists = given.values() or SEARCH[method]
     merged = []
     for chosen in itertools.product(*lists):
-        settings: Settings = {}
+        settings: Values = {}
         for part in chosen:
             settings |= part
         merged.append(settings)
     return merged
 
 
-def _parsed(method: str, text: str) -> tuple[str, list[Settings]]:
+def _parsed(method: str, text: str) -> tuple[str, list[Values]]:
     """The name and the settings that are given as NAME=A,B,…; refused where the method has no
     such setting or it cannot have such a value."""
     name, _, values = text.partition("=")

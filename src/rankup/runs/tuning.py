@@ -16,7 +16,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.files import write_json
 from rankup.methods import method_info
-from rankup.methods.search import Settings
+from rankup.methods.search import Values
 from rankup.report.comparison import is_comparison
 from rankup.report.runs import read_run
 from rankup.runs.files import read_lines, runs_in
@@ -33,7 +33,7 @@ FIRST_SEED = 1000  # of those that trials use
 class Trial:
     """Settings, and what they reached on what was held out, for each seed."""
 
-    settings: Settings
+    settings: Values
     accuracy: list[float]
     forgetting: list[float]
     failed: str | None = None  # why, where a seed did
@@ -57,12 +57,12 @@ class Outcome:
     tasks: int
     epochs: int
     batch: int
-    given: Settings  # of the recipe, the same for all trials
+    given: Values  # of the recipe, the same for all trials
     seeds: list[int]
     held_out: float
     device: str
     versions: dict[str, str]
-    chosen: Settings
+    chosen: Values
     trials: list[Trial]
 
 
@@ -73,9 +73,7 @@ class Tuning:
         trials: the settings to try, by method.
     """
 
-    def __init__(
-        self, launch: Launch, trials: Mapping[str, Sequence[Settings]], root: Path
-    ) -> None:
+    def __init__(self, launch: Launch, trials: Mapping[str, Sequence[Values]], root: Path) -> None:
         self.launch, self.trials, self.root = launch, trials, root
         if runs_in(root) or is_comparison(root):
             raise RankupError(f"{root} holds runs of another command: name another with --out")
@@ -166,7 +164,7 @@ class Tuning:
                     )
 
 
-def _choice(best: Trial, tried: Sequence[Trial]) -> Settings:
+def _choice(best: Trial, tried: Sequence[Trial]) -> Values:
     """What trials differ in. What all of them have was given, and whoever wants it gives it again.
 
     >>> one, two = (Trial({"store": "int8", "lr": lr}, [lr], [0.0]) for lr in (0.1, 0.2))
@@ -182,7 +180,7 @@ def _choice(best: Trial, tried: Sequence[Trial]) -> Settings:
     }
 
 
-def _trial(settings: Settings, seeds: Sequence[Seed], failures: Mapping[Path, str]) -> Trial:
+def _trial(settings: Values, seeds: Sequence[Seed], failures: Mapping[Path, str]) -> Trial:
     for seed in seeds:
         if seed.out in failures:
             return Trial(settings, [], [], failures[seed.out])
