@@ -11,19 +11,13 @@ import safetensors.torch
 import torch
 
 import rankup
-import rankup.checkpoint
-from rankup.checkpoint import (
-    CHECKPOINT,
-    Checkpoint,
-    CheckpointError,
-    Checkpoints,
-    read_checkpoint,
-    write_checkpoint,
-)
+from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import Stream, make_stream
 from rankup.engine import Engine
 from rankup.rank import Rank
 from rankup.recipe import Recipe
+from rankup.runs import checkpoints as in_folders
+from rankup.runs.checkpoints import CHECKPOINT, Checkpoints, read_checkpoint, write_checkpoint
 from rankup.runs.run import SeedRun, run, run_together
 from rankup.steps import Eager
 from rankup.train import Epoch, learn
@@ -178,7 +172,7 @@ def test_runs_that_learn_together_keep_the_same_epochs(
         time.sleep(0.0 if out.name == "0" else 0.002)
         write_checkpoint(out, task, checkpoint)
 
-    monkeypatch.setattr(rankup.checkpoint, "write_checkpoint", noted)
+    monkeypatch.setattr(in_folders, "write_checkpoint", noted)
     config, threads = config_for(stream, epochs=40), torch.get_num_threads()
     runs = [SeedRun(config, stream, tmp_path / out) for out in written]
     assert run_together(runs) == {}
@@ -196,8 +190,8 @@ def test_checkpoints_take_little_of_the_time(
         written.append(checkpoint.epoch)
         clock[0] += 1
 
-    monkeypatch.setattr(rankup.checkpoint.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(rankup.checkpoint, "write_checkpoint", slow)
+    monkeypatch.setattr(in_folders.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(in_folders, "write_checkpoint", slow)
     checkpoints = Checkpoints(pytest.fail)
     for epoch in range(1, 31):
         clock[0] += 10

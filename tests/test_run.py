@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import rankup
-from rankup.checkpoint import read_checkpoint, write_checkpoint
 from rankup.data.streams import Stream, make_stream
 from rankup.rank import parse_rank
 from rankup.recipe import Recipe
 from rankup.report import read_run
+from rankup.runs.checkpoints import read_checkpoint, write_checkpoint
 from rankup.runs.files import read_lines
 from rankup.runs.folder import RunConfig, RunError, check_folder, tasks_more, write_config
 from rankup.runs.run import Progress, run, versions

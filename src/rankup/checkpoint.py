@@ -1,27 +1,15 @@
-"""The task that is being learned, after a finished epoch: whoever was stopped goes on from there.
-
-checkpoint.safetensors   what it takes in a run's folder, with the indices of the task and the epoch
-"""
+"""The task being learned, after a finished epoch: whoever was stopped goes on from there."""
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from rankup.errors import RankupError
 from rankup.layers import Tensors
 from rankup.recipe import Recipe
-
-CHECKPOINT = "checkpoint.safetensors"
-SHARE = 50  # checkpoints, and reports of progress, take at most one part in so many of the time
 
 
 class CheckpointError(RankupError):
@@ -92,72 +80,3 @@ def _kind_of(tensor: Tensor | None) -> str:
     if tensor is None:
         return "missing"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-class Checkpoints:
-    """Writes checkpoints of runs that learn together, so seldom that it costs little.
-
-    After an epoch that of every run is written, or none: runs go on together only from one epoch.
-    """
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note = note
-        self._epoch: tuple[int, int] | None = None  # the last that was decided about, of its task
-        self._due = False
-        self._written, self._cost = 0.0, 0.0
-        self._failed = False
-
-    def keep(self, out: Path, task: int, checkpoint: Checkpoint) -> None:
-        """Write it to a run's folder, if it is time for it."""
-        now = time.perf_counter()
-        if self._epoch != (task, checkpoint.epoch):
-            self._epoch = task, checkpoint.epoch
-            self._due = now - self._written >= SHARE * self._cost
-            self._cost = 0.0 if self._due else self._cost
-        if not self._due:
-            return
-        try:
-            write_checkpoint(out, task, checkpoint)
-        except OSError as error:  # maybe there is room again after the next epoch
-            if not self._failed:
-                self.note(
-                    f"cannot write a checkpoint to {out}: {error.strerror or error}; if the run is "
-                    "stopped now, what it has learned of this task since the last one is lost"
-                )
-            self._failed = True
-        self._written = time.perf_counter()
-        self._cost += self._written - now
-
-
-def write_checkpoint(out: Path, task: int, checkpoint: Checkpoint) -> None:
-    # Renamed into place, so that a killed process leaves the old one; not forced to the disk,
-    # because it is only worth an epoch.
-    at = {"task": task, "epoch": checkpoint.epoch, "seconds": checkpoint.seconds}
-    about = {"at": json.dumps(at)}
-    state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
-    temporary = out / f".{CHECKPOINT}.tmp"
-    try:
-        temporary.write_bytes(safetensors.torch.save(state, about))
-        os.replace(temporary, out / CHECKPOINT)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint of a task, if there is one; one that cannot be read is as good as none."""
-    path = out / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["at"])
-            of, epoch = int(about["task"]), int(about["epoch"])
-            seconds = float(about.get("seconds", 0))
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        note(f"{path} cannot be read, so its task begins again: {reason}")
-        return None
-    # One that was left from an earlier task says nothing about this one.
-    return Checkpoint(epoch, state, seconds=seconds) if of == task else None

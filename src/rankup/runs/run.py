@@ -20,14 +20,7 @@ from torch import nn
 import rankup
 from rankup import models
 from rankup.answers import share_right
-from rankup.checkpoint import (
-    CHECKPOINT,
-    SHARE,
-    Checkpoint,
-    CheckpointError,
-    Checkpoints,
-    read_checkpoint,
-)
+from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
@@ -40,6 +33,7 @@ from rankup.metrics import AccuracyMatrix
 from rankup.rank import parse_rank
 from rankup.recipe import Recipe
 from rankup.runs.allocator import keep_freed_memory
+from rankup.runs.checkpoints import CHECKPOINT, SHARE, Checkpoints, read_checkpoint
 from rankup.runs.files import METRICS, NET, read_lines
 from rankup.runs.folder import (
     RunConfig,
