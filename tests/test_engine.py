@@ -12,7 +12,7 @@ import rankup
 from learning import CPU, RECIPE, after_steps, learners, task
 from rankup.chain import ChainLearner
 from rankup.engine import Engine
-from rankup.feed import Draws, Feed, places, take
+from rankup.feed import Draws, Feed, flat_rows, take
 from rankup.fitting import NetPupil
 from rankup.flat import gathered, views
 from rankup.learner import ModuleLearner
@@ -43,7 +43,7 @@ def test_rows_are_taken_from_each_replicas_own_table() -> None:
     table, rows = torch.rand(3, 5, 2), torch.tensor([[0, 4], [1, 1], [3, 2]])
     expected = torch.stack([table[n][rows[n]] for n in range(3)])
     assert torch.equal(take(table, rows), expected)
-    assert torch.equal(places(rows, 5), rows + torch.tensor([[0], [5], [10]]))
+    assert torch.equal(flat_rows(rows, 5), rows + torch.tensor([[0], [5], [10]]))
 
 
 def test_dropout_draws_from_the_seed_and_leaves_torchs_generator_alone() -> None:

@@ -97,7 +97,7 @@ class Orthog(ERRing):
     The rest is replay as in ER-Ring; norms are shared and heads go on learning, as they do there.
     """
 
-    steps = OrthogLearner
+    learner_class = OrthogLearner
 
     @classmethod
     def check(cls, setting: Setting) -> None:
