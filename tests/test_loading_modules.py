@@ -22,6 +22,14 @@ def test_a_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
     assert torch.equal(loaded(x, task="a"), net.eval()(x, task="a"))
 
 
+def test_a_module_that_holds_no_numbers_is_refused(tmp_path: Path) -> None:
+    rankup.save(rankup.grow(Untracked(), Rank(2, 1)), tmp_path / "net")
+    with torch.device("meta"):
+        module = Untracked()
+    with pytest.raises(rankup.StoreError, match="on the device 'meta', which holds no numbers"):
+        rankup.load(tmp_path / "net", module)
+
+
 def test_the_same_class_is_no_other_wherever_it_is_defined(tmp_path: Path) -> None:
     class Inside(Untracked):
         pass
