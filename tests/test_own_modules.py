@@ -366,7 +366,6 @@ def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out(
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         net = rankup.grow(Dropped(), Rank(4, 1), head="head")
-        assert net.plan.chain is None
     task = halves()
     assert right(rankup.fit(net, task, RECIPE), task) > 0.8
 
@@ -400,6 +399,17 @@ def test_a_module_that_says_nothing_and_keeps_its_features_is_merged() -> None:
     student = rankup.grow(Quiet(), Rank(4, 1))
     teacher = rankup.fit(rankup.grow(Quiet(), Rank(4, 1)), task, RECIPE).merged(task.name)
     rankup.fit(student, task, RECIPE, teacher=teacher)
+    assert rankup.accuracy(student, task) > 0.8
+
+
+def test_a_module_that_has_kept_its_features_can_be_grown_and_teach() -> None:
+    task, module = halves(), Quiet()
+    module(task.train_x).sum().backward()
+    net = rankup.grow(module, Rank(4, 1))
+    assert net.plan.first == "hidden"  # so it was traced
+    teacher = rankup.fit(net, task, RECIPE).merged(task.name)
+    teacher(task.train_x).sum().backward()
+    student = rankup.fit(rankup.grow(module, Rank(4, 1)), task, RECIPE, teacher=teacher)
     assert rankup.accuracy(student, task) > 0.8
 
 

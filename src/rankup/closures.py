@@ -3,7 +3,7 @@ lists of parameters that it would hold beside its own, and activations that it h
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType, ModuleType
@@ -49,7 +49,7 @@ def copied_or_refused(module: nn.Module) -> nn.Module:
     """A copy that shares all tensors."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     try:
-        return copy.deepcopy(module, shared | kept_activations(module))
+        return copy_of(module, shared)
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RankupError(
@@ -57,12 +57,17 @@ def copied_or_refused(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def kept_activations(module: nn.Module) -> dict[int, Tensor]:
-    """What to copy in place of tensors that a forward has kept in its module, as `self.features`:
-    torch copies none that came of others."""
+def copy_of(module: nn.Module, exchanged: Mapping[int, object] | None = None) -> nn.Module:
+    """A copy that also has what a forward has kept in its module, as `self.features`: torch copies
+    no tensors that came of others.
+
+    Args:
+        exchanged: what the copy has in place of parts and tensors, by their ids.
+    """
     values = (v for part in module.modules() for key, v in vars(part).items() if key not in _TORCHS)
-    found = (tensor for value in values for tensor in _tensors_in(value))
-    return {id(tensor): tensor.detach().clone() for tensor in found if not tensor.is_leaf}
+    tensors = (tensor for value in values for tensor in _tensors_in(value))
+    kept = {id(tensor): tensor.detach().clone() for tensor in tensors if not tensor.is_leaf}
+    return copy.deepcopy(module, {**(exchanged or {}), **kept})
 
 
 _TORCHS = ("_parameters", "_buffers", "_modules")

@@ -1,6 +1,5 @@
 """Weights drawn anew, by the modules that know how to draw them."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from rankup import seeds
+from rankup.closures import copy_of
 from rankup.specs import DenseSpec
 
 
@@ -24,7 +24,7 @@ def reset(
     """
     frozen = frozen_parts(given)
     owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
-    fresh = copy.deepcopy(given) if owners else given
+    fresh = copy_of(given) if owners else given
     for name in owners:
         with seeds.drawing(device, seeds.number(seed, "dense", name)):
             redraw(fresh.get_submodule(name))
@@ -51,7 +51,7 @@ def frozen_parts(module: nn.Module) -> set[str]:
 def redrawn(given: nn.Module) -> nn.Module:
     """A copy with weights drawn anew, also by modules that draw those of their layers; what is
     frozen is as it was given."""
-    fresh, frozen = copy.deepcopy(given), frozen_parts(given)
+    fresh, frozen = copy_of(given), frozen_parts(given)
     for name, module in fresh.named_modules():
         if name not in frozen:
             redraw(module)

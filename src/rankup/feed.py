@@ -194,12 +194,10 @@ class Feed:
         return 1 / 255 if self.recipe.pixels == "unit" else 1.0
 
     def floats(self, x: Tensor) -> Tensor:
-        """Inputs before they are scaled: with all their digits where a network computes with them,
-        but no fewer than transforms need where it computes with less."""
-        return to_float(x, torch.promote_types(self.dtype, torch.float32))
+        return as_floats(x, self.dtype)
 
     def scaled(self, x: Tensor) -> Tensor:
-        return scaled(x.to(self.dtype), self.recipe) if x.is_floating_point() else x
+        return as_inputs(x, self.recipe, self.dtype)
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.chunk(x)
@@ -228,6 +226,17 @@ def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
     [1025, 1024]
     """
     return torch.chunk(x, math.ceil(len(x) / most))
+
+
+def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inputs before they are scaled: with all their digits where a network computes with them, but
+    no fewer than transforms need where it computes with less."""
+    return to_float(x, torch.promote_types(dtype, torch.float32))
+
+
+def as_inputs(x: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+    """What a network in that dtype is given of them; indices are left alone."""
+    return scaled(x.to(dtype), recipe) if x.is_floating_point() else x
 
 
 def scaled(x: Tensor, recipe: Recipe) -> Tensor:

@@ -1,7 +1,6 @@
 """`grow` turns any module into an `IncrementalNet`, which learns one task after another and cannot
 forget one."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankup import checks, closures, packing, size
+from rankup import checks, packing, size
+from rankup.closures import copy_of
 from rankup.drawing import reset
 from rankup.errors import RankupError, TaskStateError
 from rankup.growth import Growth
@@ -106,7 +106,7 @@ class IncrementalNet(nn.Module):
         layers = [self._make_layer(spec, originals[spec.name]) for spec in self.plan.layers]
         # Layers are exchanged in the copying: whatever refers to one refers to its new form.
         exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
-        self.body: nn.Module = copy.deepcopy(module, exchanged)
+        self.body = copy_of(module, exchanged)
         self._refuse_left_out(layers)
         if growth.base == "new":
             reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
@@ -232,12 +232,12 @@ class IncrementalNet(nn.Module):
             layer.spec.name: layer.merged(index).eval() for layer in self._layers()
         }
         for conv, norm in self.plan.folds:
-            unfolded: Any = plain.get(conv) or copy.deepcopy(self.body.get_submodule(conv))
+            unfolded: Any = plain.get(conv) or copy_of(self.body.get_submodule(conv))
             unfolded.eval()
             plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
             plain[norm] = nn.Identity()
         exchanged = {id(self.body.get_submodule(name)): part for name, part in plain.items()}
-        module = copy.deepcopy(self.body, exchanged | closures.kept_activations(self.body))
+        module = copy_of(self.body, exchanged)
         make_trainable(module, self.plan.dense)
         module.eval()  # which may give back nothing, where a module has one of its own
         return module

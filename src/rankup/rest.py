@@ -104,8 +104,9 @@ class RestParts:
     def undo_trial(self) -> None:
         """After the module was run just to see what happens: have everything as it was."""
         self.undo()
+        values = self._values()
         for name in self._changed(self._owners):
-            self._values()[name].data.copy_(self._before[name])
+            values[name].data.copy_(self._before[name])
 
     def refuse_restless(self) -> None:
         """Refuse a module that has just answered, before any step, and changed something in that:
@@ -133,8 +134,9 @@ class RestParts:
     def refuse_reshaped(self) -> None:
         """Refuse a module that has given something another shape: as it was given, a module could
         not load it."""
+        values = self._values()
         for name, shape in self.spec.tensors:
-            if (now := tuple(self._values()[name].shape)) != shape:
+            if (now := tuple(values[name].shape)) != shape:
                 raise TaskStateError(
                     f"the module made its {self._called(name)} of shape {list(shape)} one of "
                     f"{list(now)} while it learned, which could not be loaded: have it keep its "

@@ -4,12 +4,11 @@ distillation (Hinton et al., 2015), by a teacher that sees the very images that 
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from rankup.answers import check_answer, is_guessing, share_right
+from rankup.closures import copy_of
 from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layout import takes_channels_last
@@ -26,7 +25,7 @@ class Teacher(nn.Module):
 
     def __init__(self, module: nn.Module, feed: Feed) -> None:
         super().__init__()
-        self.module = copy.deepcopy(module)
+        self.module = copy_of(module)
         self.module.eval()
         self.module.requires_grad_(False)
         self.module.to(feed.device, feed.dtype)

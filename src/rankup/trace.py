@@ -1,6 +1,5 @@
 """What torch.fx tells about a module: in which order its layers run and who reads whom."""
 
-import copy
 import pickle
 import random
 
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
+from rankup.closures import copy_of
 from rankup.fx_patterns import flattens, only_reader, recorded_lengths
 from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS
@@ -170,7 +170,7 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
     try:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared.
         shared = {id(parameter): parameter for parameter in module.parameters()}
-        own = copy.deepcopy(module, shared)
+        own = copy_of(module, shared)
         own.train(training)
         with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = _drawn_from()

@@ -154,9 +154,8 @@ def _as_long(lessons: Sequence[_Lesson]) -> Iterable[list[_Lesson]]:
     """Those that take the same number of epochs and steps."""
     groups: dict[tuple[int, int], list[_Lesson]] = {}
     for lesson in lessons:
-        groups.setdefault((lesson.pupil.recipe.epochs, lesson.feed.steps_per_epoch), []).append(
-            lesson
-        )
+        length = lesson.pupil.recipe.epochs, lesson.feed.steps_per_epoch
+        groups.setdefault(length, []).append(lesson)
     return groups.values()
 
 

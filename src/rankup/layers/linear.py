@@ -31,11 +31,9 @@ class FactoredLinear(FactoredLayer):
         rank, given = self.spec.rank, PROJECTED.get()
         seen = given[1] if given is not None and given[0] == self.spec.name else None
         if not self._takes_node(x, rank.used(self.count), seen):
-            return (
-                self._of_one_task(x, self.count)
-                if seen is None
-                else self._projected_by_autograd(x, seen)
-            )
+            if seen is None:
+                return self._of_one_task(x, self.count)
+            return self._projected_by_autograd(x, seen)
         new = rank.added(self.count) > 0
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),

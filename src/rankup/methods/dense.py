@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from rankup import seeds
+from rankup.closures import copy_of
 from rankup.data.tasks import Task
 from rankup.drawing import redrawn
 from rankup.errors import StoreError
@@ -57,7 +58,7 @@ class DenseMethod(Method):
         self.parts = [part for spec in plan.layers if (part := self._own(spec, plan)) is not None]
         self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
         replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
-        self.body = copy.deepcopy(setting.module, replaced)
+        self.body = copy_of(setting.module, replaced)
         # By one name, so that all of these methods start from the same weights.
         with seeds.drawing(plan.device, seeds.number(setting.seed, "finetune")):
             self._take_over(redrawn(setting.module))

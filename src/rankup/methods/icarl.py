@@ -3,7 +3,6 @@ head for each task."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -13,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rankup.closures import copy_of
 from rankup.data.tasks import Task
 from rankup.errors import RankupError
-from rankup.feed import Draws, Feed
+from rankup.feed import Draws, Feed, as_floats, as_inputs
 from rankup.layers import active
 from rankup.learner import loss_of
 from rankup.methods.base import Setting
@@ -97,7 +97,7 @@ class ICaRLLearner(ReplayLearner):
         self._head = head.spec.name
         if not self.held:
             return
-        old = copy.deepcopy(body).requires_grad_(False)
+        old = copy_of(body).requires_grad_(False)
         for norm in old.modules():
             if isinstance(norm, _BatchNorm):
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -202,8 +202,8 @@ class ICaRL(DenseMethod):
         return F.normalize(super().predict(x, FEATURES))
 
     def _mean(self, images: Tensor) -> Tensor:
-        feed = self.feed(self.setting.tasks[0])  # which scales inputs as in training
-        inputs = (feed.scaled(feed.floats(part)) for part in torch.split(images, _ROWS))
+        dtype, parts = self.plan.dtype, torch.split(images, _ROWS)
+        inputs = (as_inputs(as_floats(part, dtype), self.recipe, dtype) for part in parts)
         return F.normalize(torch.cat([self.features(x) for x in inputs]).mean(0), dim=0)
 
     def _lists(self, task: int) -> list[Tensor]:

@@ -166,7 +166,7 @@ class ReplayLearner(ModuleLearner):
             drawn = {"rows": rows, "coins": draw["memory_coins"], "offsets": draw["memory_offsets"]}
             x = self.feed.batch(self.memory_x, drawn)
         else:
-            x = self.feed.scaled(to_float(take(self.memory_x, rows)))
+            x = self.feed.scaled(self.feed.floats(take(self.memory_x, rows)))
         return Batch(self._laid_out(x), take(self.memory_y, rows), take(self.memory_tasks, rows))
 
     def loss(self, batch: Batch) -> Tensor:
