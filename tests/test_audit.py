@@ -2,12 +2,14 @@
 nothing else."""
 
 from collections import UserDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 import rankup
 from rankup import audit
@@ -128,3 +130,55 @@ def test_no_more_is_kept_of_calls_than_is_worth_it(monkeypatch: pytest.MonkeyPat
         net(x, task=[0, 1] * 3, step=step)
     assert runs(net) == 55
     assert len(net._mixed._audit._seen) == 5
+
+
+Answer = Callable[[Tensor, Tensor], Any]
+IN_ANOTHER_FORM: dict[str, Answer] = {
+    "with features": lambda y, seen: (y, seen),
+    "probabilities": lambda y, seen: {"y": y.softmax(-1)},
+    "the best": lambda y, seen: (y, y.max(-1)),
+    "several for a sample": lambda y, seen: y[:, None].expand(-1, 4, -1),
+}
+ACROSS: dict[str, Answer] = {
+    "normalised": lambda y, seen: {"y": nn.functional.normalize(y, dim=-1)},
+    "several, normalised": lambda y, seen: nn.functional.normalize(
+        y[:, None].expand(-1, 4, -1), dim=-1
+    ),
+    "entropy": lambda y, seen: (y, (y.softmax(-1) * y.log_softmax(-1)).sum(-1)),
+    "turned around": lambda y, seen: -y,
+}
+
+
+class InForm(Watched):
+    def __init__(self, form: Answer) -> None:
+        super().__init__()
+        self.form = form
+
+    def answer(self, x: Any) -> Any:
+        seen = self.hidden(x).relu()
+        return self.form(self.head(seen), seen)
+
+
+def of_two_and_five_classes(form: Answer) -> rankup.IncrementalNet:
+    net = rankup.grow(InForm(form), Rank(2, 1), head="head")
+    for name, classes in (("narrow", 2), ("wide", 5)):
+        net.begin_task(name, classes)
+        net.commit_task()
+    return net.eval()
+
+
+@pytest.mark.parametrize("form", IN_ANOTHER_FORM)
+def test_answers_may_have_any_form(form: str) -> None:
+    net, x = of_two_and_five_classes(IN_ANOTHER_FORM[form]), torch.randn(4, 4)
+    mixed, alone = (
+        next(leaf for leaf in tree_flatten(net(x, task=task))[0])
+        for task in (["narrow", "wide"] * 2, "narrow")
+    )
+    torch.testing.assert_close(mixed[::2, ..., :2], alone[::2])
+
+
+@pytest.mark.parametrize("form", ACROSS)
+def test_answers_that_rest_on_the_number_of_classes_are_refused(form: str) -> None:
+    net, x = of_two_and_five_classes(ACROSS[form]), torch.randn(4, 4)
+    with pytest.raises(rankup.RankupError, match="computes across its logits, or turns them"):
+        net(x, task=["narrow", "wide"] * 2)

@@ -1,7 +1,9 @@
 """Modules that change their own buffers: nothing that was learned is forgotten through them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -303,3 +305,18 @@ def test_a_buffer_that_grows_is_refused(by_hand: bool) -> None:
     if net.learning:
         net.abandon_task()
     assert net.body.seen.shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    "train", [nn.Module.train, lambda body: [p.train() for p in body.modules()]]
+)
+def test_the_mode_of_the_module_inside_changes_no_average(
+    train: Callable[[nn.Module], Any],
+) -> None:
+    task = halves()
+    net = grown(Averaging())
+    rankup.fit(net, task, RECIPE)
+    answer = net.eval()(task.test_x, 0)
+    train(net.body)
+    net(moved(task).test_x, 0)
+    assert torch.equal(net.eval()(task.test_x, 0), answer)

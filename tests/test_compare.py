@@ -366,7 +366,7 @@ def test_a_comparison_that_is_there_is_refused(call: Call, learned: list[tuple[s
     assert longer.code == 1
     assert longer.err.startswith("rankup: c was begun with epochs 2, not 3: go on with the same")
     other = call("compare", "--methods", "rank", *QUICK, "--resume", "--lr", 0.5)
-    assert other.err.startswith("rankup: c was begun with lr None, not 0.5: go on")
+    assert other.err.startswith("rankup: c was begun with lr left out, not 0.5: go on")
     assert learned == []
     Path("c/compare.json").write_text('{"asked": {}}')
     broken = call("compare", "--methods", "rank", *QUICK, "--resume")

@@ -133,7 +133,7 @@ def test_what_differs_is_named(stream: Stream, tmp_path: Path) -> None:
             replace(config, recipe=config.recipe | {"name": "paper"}),
             "with recipe default, not paper",
         ),
-        (replace(config, options={"reuse": False}), "with reuse nothing, not False: go on"),
+        (replace(config, options={"reuse": False}), "with reuse left out, not False: go on"),
         (replace(config, rank="4,1"), "with rank 3,1, not 4,1: go on"),
         (
             replace(config, task_names=["permutation 01", "other", "permutation 03"]),
@@ -195,7 +195,7 @@ def test_tasks_that_are_no_list_are_said(stream: Stream, tmp_path: Path) -> None
     run(config, stream, out)
     stored = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(stored | {"task_names": None}))
-    with pytest.raises(RankupError, match="was begun with task_names None, not"):
+    with pytest.raises(RankupError, match="was begun with task_names left out, not"):
         run(config, stream, out, resume=True)
 
 

@@ -302,3 +302,27 @@ def test_a_kept_module_may_lie_in_memory_channels_last() -> None:
     for one, other in zip(plain.parts, last.parts, strict=True):
         for key, tensor in one.base().items():
             assert torch.equal(tensor, other.base()[key])
+
+
+class Bracketed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"c[0]": nn.Embedding(4, 5)})
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.hidden(self.parts["c[0]"](x)).relu())
+        return answer
+
+
+def test_a_name_with_brackets_stands_for_itself() -> None:
+    with pytest.raises(rankup.RankupError, match=r"pass exclude=\['parts\.c\[0\]'\]"):
+        rankup.grow(Bracketed(), Rank(2, 1))
+    assert rankup.grow(Bracketed(), Rank(2, 1), exclude="parts.c[0]").plan.dense.trained
+
+
+def test_buffers_may_be_expanded_and_belong_to_a_container() -> None:
+    module = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    module.register_buffer("mask", torch.ones(4, 4).tril().expand(2, 4, 4))
+    net = rankup.grow(module, Rank(2, 1))
+    assert torch.equal(net.body.mask, module.mask)

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import rankup
 from rankup.rank import Rank
 from rankup.recipe import Recipe
 from test_own_modules import RECIPE, halves, mlp, right
+from zoo import teach
 
 
 def turned(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -48,3 +50,26 @@ def test_backward_hooks_run_in_every_step() -> None:
     net.body[2].register_full_backward_hook(lambda *_: seen.append(1))
     rankup.fit(net, halves(), Recipe(epochs=30, batch=100))
     assert len(seen) == 30 * 2  # steps
+
+
+def test_a_merged_module_has_the_hooks_of_layers() -> None:
+    net = rankup.grow(mlp(), Rank(2, 1))
+    net.body[0].register_forward_hook(lambda module, inputs, y: 2 * y)
+    net.body[2].register_forward_pre_hook(
+        lambda module, inputs, options: ((inputs[0] + 1,), options), with_kwargs=True
+    )
+    rankup.fit(net, halves(), RECIPE)
+    x = halves().test_x
+    torch.testing.assert_close(net.merged(0)(x), net.eval()(x, 0))
+
+
+def test_a_batch_norm_is_not_folded_past_a_hook() -> None:
+    net = rankup.grow(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3)),
+        Rank(2, 1),
+    )
+    x = torch.randn(8, 1, 6, 6)
+    teach(net, "a", x)
+    assert isinstance(net.merged(0)[1], nn.Identity)
+    net.body[0].register_forward_hook(lambda conv, inputs, y: y.relu())
+    torch.testing.assert_close(net.merged(0)(x), net.eval()(x, 0))

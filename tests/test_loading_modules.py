@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +82,25 @@ def test_seeded_factors_of_another_seed_are_not_taken() -> None:
     same.load_state_dict(one.state_dict())
     with pytest.raises(RuntimeError, match="seeded factors of another seed, .* seed, not 5"):
         other.load_state_dict(one.state_dict())
+
+
+def transposed() -> nn.Module:
+    """Whose weights lie in memory column by column, as those of other libraries do."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    module[0].weight = nn.Parameter(torch.randn(16, 5).t())
+    return module
+
+
+@pytest.mark.parametrize("options", [{"base": "keep"}, {"exclude": "0"}])
+def test_weights_that_lie_otherwise_in_memory_keep_their_bits(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    net = rankup.grow(transposed(), Rank(2, 1), **options)
+    net.begin_task("a", 2)
+    net.commit_task()
+    rankup.save(net, tmp_path / "net")
+    loaded, x = rankup.load(tmp_path / "net", module=transposed()), torch.randn(33, 16)
+    for few in (x, x[:3], x[:1]):
+        assert torch.equal(loaded(few, task="a"), net.eval()(few, task="a"))
+    assert all(tensor.is_contiguous() for tensor in net.buffers())

@@ -1,6 +1,7 @@
 """Bad input gets one clear sentence, and nothing is lost."""
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -203,6 +204,28 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda: taught("mlp"),
         lambda net: rankup.layers.active("task 0").__enter__(),  # type: ignore[arg-type]
         "active takes a task's index, got 'task 0'",
+    ),
+    "a state of another network": (
+        lambda: taught("mlp"),
+        lambda net: net.load_state_dict(taught("mlp", tasks=[2]).state_dict()),
+        r"state is not of a network with the same .* is of shape .*; .* rankup\.load",
+    ),
+    "a state of other classes": (
+        lambda: taught("mlp", tasks=[2, 3]),
+        lambda net: net.load_state_dict(taught("mlp", tasks=[3, 2]).state_dict()),
+        "tasks: its tasks have other numbers of classes",
+    ),
+    "a state of the module alone": (
+        lambda: taught("mlp"),
+        lambda net: net.load_state_dict(net.body.state_dict()),
+        r"the same layers and tasks: 'body\..*' is only here",
+    ),
+    "a task per sample, mapped": (
+        lambda: taught("mlp"),
+        lambda net: torch.func.vmap(lambda x, task: net(x[None], task=task[None]))(
+            X, torch.zeros(len(X), dtype=torch.long)
+        ),
+        "a task per sample cannot be mapped over by vmap",
     ),
     "saving what was not grown": (
         lambda: taught("mlp"),
@@ -450,6 +473,50 @@ def with_a_sparse_buffer() -> nn.Module:
     return made
 
 
+def quietly(make: Callable[..., nn.Module], *given: object) -> nn.Module:
+    """What torch warns of, whatever becomes of it here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make(*given)
+
+
+def with_a_buffer_of(dtype: torch.dtype) -> nn.Module:
+    made = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    made.register_buffer("waves", torch.ones(4, dtype=dtype))
+    return made
+
+
+class Shortens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 5, max_norm=1.0)
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.hidden(self.words(x)).relu())
+        return answer
+
+
+class WantsATask(Untraceable):
+    def forward(self, x: Tensor, task: int) -> Tensor:  # type: ignore[override]
+        answer: Tensor = self.head(task * self.hidden(x).relu())
+        return answer
+
+
+class TwoHeads(nn.Module):
+    """With one that helps in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 6)
+        self.head, self.aside = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        features = self.hidden(x).relu()
+        answer: Tensor = self.head(features)
+        return (answer, self.aside(features)) if self.training else answer
+
+
 CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "no module": (lambda: 5, {}, "grow takes an nn.Module, got int"),
     "a grown network": (lambda: taught("mlp"), {}, "is a grown network already"),
@@ -502,6 +569,30 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a function in an object": (with_a_function_in_an_object, {}, "'held' is or holds a function"),
     "a list of parameters": (with_listed_parameters, {}, "'listed' holds parameters that the mod"),
     "a sparse buffer": (with_a_sparse_buffer, {}, "'near' is a sparse tensor, which cannot be st"),
+    "a complex buffer": (
+        lambda: with_a_buffer_of(torch.complex128),
+        {},
+        "'waves' is a complex128 tensor, which cannot be stored",
+    ),
+    "complex weights": (
+        lambda: quietly(mlp().to, torch.complex64),
+        {},
+        r"weights must be real numbers, got torch\.complex64",
+    ),
+    "no numbers": (lambda: mlp().to("meta"), {}, "on the device 'meta', which holds no numbers"),
+    "compiled layers": (
+        lambda: nn.Sequential(quietly(torch.jit.script, nn.Linear(5, 6)), nn.Linear(6, 2)),
+        {"exclude": "0"},
+        "'0' was compiled with torch.jit, .* the module that it was made from",
+    ),
+    "a compiled module": (
+        lambda: quietly(torch.jit.script, mlp()),
+        {},
+        "the module was compiled with torch.jit",
+    ),
+    "rows that change when they are read": (Shortens, {"exclude": "words"}, "'words' has a max_no"),
+    "a task of its own": (WantsATask, {"head": "head"}, "an argument of its own called task"),
+    "two heads": (TwoHeads, {}, "last is 'aside' in training and 'head' when the module answers"),
     "a wrapper": (lambda: nn.DataParallel(mlp()), {}, "the module inside a DataParallel"),
     "two dtypes": (mixed_dtypes, {}, "one dtype .* got torch.float32, torch.float64"),
     "torch's own encoder": (

@@ -1,5 +1,6 @@
 """A grown network is a module like any other: torch's own tools work on it."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,12 @@ def test_convolutions_in_double_precision_run_under_autocast() -> None:
     net.eval()
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(net(x, "a"), net.merged("a")(x), rtol=0.1, atol=0.1)
+
+
+def test_a_copy_made_in_inference_mode_goes_on_learning() -> None:
+    net, x = taught("mlp"), inputs("mlp")
+    with torch.inference_mode():
+        copied = copy.deepcopy(net)
+    assert_same_bits(logits(copied, x), logits(net, x))
+    teach(copied, "next", x)
+    assert len(copied.tasks) == len(net.tasks) + 1

@@ -144,6 +144,40 @@ def test_a_batch_norm_is_not_folded_where_more_looks_at_the_convolution(reads: s
         assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
 
 
+class Choosing(nn.Module):
+    """Goes another way where it is given an option.
+
+    Args:
+        usual: whether it is without the option that the batch norm sees what comes of a ReLU.
+    """
+
+    def __init__(self, usual: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.usual = usual
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, embed: bool = False) -> Tensor:
+        y = self.conv(x)
+        if (mask is None) == self.usual:
+            y = y.relu()
+        features = self.norm(y).mean((2, 3))
+        answer: Tensor = self.embed(features) if embed else self.head(features)
+        return answer
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_a_module_is_read_as_it_runs_without_options_and_with_them(usual: bool) -> None:
+    """To torch.fx alone an argument that is None by default is not None."""
+    net = rankup.grow(Choosing(usual).double(), Rank(2, 1))
+    assert isinstance(net.body.head, TaskHead)
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    teach(net, "a", x)
+    plain = net.merged("a")
+    for options in ({}, {"mask": x}):
+        assert relative_error(plain(x, **options), net.eval()(x, task="a", **options)) < 1e-10
+
+
 Reshape = Callable[[Tensor], Tensor]
 
 FLATTENING: dict[str, Reshape] = {

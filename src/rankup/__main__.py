@@ -1,3 +1,5 @@
+"""`python -m rankup` is `rankup`."""
+
 from rankup.cli import main
 
 main()

@@ -88,16 +88,28 @@ def _compare(
     for task in (mixed, of.narrow):
         with active(task):
             found.append(run(_copy_of(some), options))
-    beside, alone = found
-    if not all(isinstance(y, Tensor) and y.dim() == 2 and len(y) == samples for y in found):
+    beside, alone = (tree_flatten(y)[0] for y in found)
+    for one, other in zip(beside, alone, strict=False):
+        pair = one, other
+        if all(_is_per_sample(y, samples) and y.is_floating_point() for y in pair):
+            _refuse_across(one[:-1].float(), other[:-1].float(), of.classes)
+
+
+def _refuse_across(beside: Tensor, alone: Tensor, classes: int) -> None:
+    """Refuse answers that are others beside a task with more classes than for the task alone, or
+    that are one of the classes which the task has not."""
+    is_wider = beside.dim() > 1 and beside.shape[-1] > alone.shape[-1] == classes
+    own = beside[..., :classes] if is_wider else beside
+    if own.shape != alone.shape or bool(alone.isnan().any()):
         return
-    one, other = beside[:-1, : of.classes].float(), alone[:-1, : of.classes].float()
     # They are computed in two ways, which differ by rounding.
-    far = 0.05 * float(other.abs().amax()) + 1e-6
-    if one.shape == other.shape and not torch.allclose(one, other, rtol=0.0, atol=far):
+    far = 0.05 * float(torch.where(alone.isfinite(), alone.abs(), 0).max())
+    is_other = not torch.allclose(own, alone, rtol=0.0, atol=far + 1e-6)
+    is_missing = is_wider and not bool((beside[..., classes:] <= own.amin(-1, keepdim=True)).all())
+    if is_other or is_missing:
         raise RankupError(
-            "the module computes across its logits, of which tasks have different numbers: run "
-            "each task by itself"
+            "the module computes across its logits, or turns them around, and tasks have "
+            "different numbers of them: run each task by itself"
         )
 
 

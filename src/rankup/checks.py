@@ -3,15 +3,15 @@
 import math
 import operator
 import unicodedata
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankup.errors import RankupError, TaskStateError
-from rankup.layers import Start
+from rankup.layers import Start, TaskLayer
 from rankup.rank import as_python
 
 
@@ -55,6 +55,29 @@ def start(selectors: Any, norms: Any, factors: Any) -> Start:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def state(net: nn.Module, given: Mapping[str, Any], strict: bool) -> None:
+    """Refuse a state dict that is not of a network with the same tasks."""
+    own = net.state_dict()
+    if strict and (others := own.keys() ^ given.keys()):
+        name = min(others)
+        _refuse_state(f"{name!r} is only {'in it' if name in given else 'here'}")
+    for name, tensor in own.items():
+        pair = tensor, given.get(name, tensor)
+        here, there = (list(getattr(one, "shape", [])) for one in pair)
+        if here != there:  # a module may have a state of its own that is no tensor
+            _refuse_state(f"{name!r} is of shape {there}, here of {here}")
+    for name, part in net.named_modules():
+        if isinstance(part, TaskLayer) and (reason := part.misfit(given, f"{name}.")):
+            _refuse_state(reason)
+
+
+def _refuse_state(reason: str) -> None:
+    raise TaskStateError(
+        f"the state is not of a network with the same layers and tasks: {reason}; whole networks "
+        "are kept with rankup.save and rankup.load"
+    )
 
 
 def inputs(x: Any, dtype: torch.dtype) -> None:

@@ -34,7 +34,8 @@ def reset(
         drawn = dict(fresh.named_buffers(remove_duplicate=False))
         for name in (name for name, _ in spec.tensors if name in drawn):
             if name.rpartition(".")[0] not in frozen:
-                body.get_buffer(name).copy_(drawn[name])
+                # Not copied into: one that was expanded has several elements in one place.
+                body.get_buffer(name).data = drawn[name].contiguous()
 
 
 def frozen_parts(module: nn.Module) -> set[str]:

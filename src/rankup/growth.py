@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from rankup.errors import RankupError
 from rankup.packing import STORES, Store
-from rankup.rank import RankRule, as_whole
+from rankup.rank import RankRule, as_whole, is_match
 
 
 @dataclass(frozen=True)
@@ -49,4 +48,4 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern matches the name or that of something that contains it."""
     parts = name.split(".")
     names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(fnmatchcase(each, pattern) for pattern in patterns for each in names)
+    return any(is_match(each, pattern) for pattern in patterns for each in names)

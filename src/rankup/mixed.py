@@ -60,6 +60,11 @@ class MixedBatches:
         known = len(self._roster.tasks)
         if tasks.is_cuda and indices.is_cuda and known and not torch.compiler.is_compiling():
             return indices.clamp(0, known - 1), HostCopy.of(indices)
+        if torch._C._functorch.is_batchedtensor(tasks):
+            raise RankupError(
+                "a task per sample cannot be mapped over by vmap: a mixed batch is one call of the "
+                "network, net(x, task=indices)"
+            )
         self._refuse_unknown(tasks)
         return indices, None
 

@@ -1,5 +1,6 @@
 """Training and evaluation mode of modules, hooks that change what they do, and modes of torch."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -37,12 +38,22 @@ def learning_on(device: torch.device) -> Iterator[None]:
 
 
 def has_hooks(part: nn.Module) -> bool:
-    return bool(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-    )
+    return any(getattr(part, kind) for kind in _HOOKS)
+
+
+def copy_hooks(part: nn.Module, to: nn.Module) -> None:
+    """Have the hooks of one part called by another, too."""
+    for kind in (*_HOOKS, *_OF_HOOKS):
+        setattr(to, kind, copy.copy(getattr(part, kind)))
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_HOOKS = (  # how they are called
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_is_full_backward_hook",
+)
 
 
 @contextmanager

@@ -1,14 +1,14 @@
 """`grow` turns any module into an `IncrementalNet`, which learns one task after another and cannot
 forget one."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rankup import checks, packing, size
 from rankup.closures import copy_of
@@ -27,12 +27,13 @@ from rankup.layers import (
     pooled_statistics,
     refuse_other_dtype,
 )
+from rankup.merging import merge
 from rankup.mixed import MixedBatches
 from rankup.modes import outside_inference
 from rankup.packing import Store
 from rankup.plan import make_plan
 from rankup.rank import RankRule
-from rankup.rest import RestParts, make_trainable
+from rankup.rest import RestParts
 from rankup.roster import KnownTask, Roster
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
 
@@ -227,20 +228,7 @@ class IncrementalNet(nn.Module):
     def merged(self, task: str | int) -> nn.Module:
         """A plain module of torch's own layers that computes what this network does for a task:
         dense weights, and batch norms folded into the convolutions before them where exact."""
-        index = self._roster.committed(task)
-        plain: dict[str, Any] = {
-            layer.spec.name: layer.merged(index).eval() for layer in self._layers()
-        }
-        for conv, norm in self.plan.folds:
-            unfolded: Any = plain.get(conv) or copy_of(self.body.get_submodule(conv))
-            unfolded.eval()
-            plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
-            plain[norm] = nn.Identity()
-        exchanged = {id(self.body.get_submodule(name)): part for name, part in plain.items()}
-        module = copy_of(self.body, exchanged)
-        make_trainable(module, self.plan.dense)
-        module.eval()  # which may give back nothing, where a module has one of its own
-        return module
+        return merge(self.body, list(self._layers()), self.plan, self._roster.committed(task))
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
@@ -252,6 +240,20 @@ class IncrementalNet(nn.Module):
         super().train(mode)
         self._hold_constant()
         return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """torch's own, but that a state which does not fit is refused before anything is loaded:
+        torch first loads what fits of it, and earlier tasks would be lost."""
+        checks.state(self, state_dict, strict)
+        return super().load_state_dict(state_dict, strict, assign)
+
+    @outside_inference()
+    def __deepcopy__(self, memo: dict[int, Any]) -> "IncrementalNet":
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
@@ -293,12 +295,18 @@ class IncrementalNet(nn.Module):
     def _hold_constant(self) -> None:
         """Norms that were left as they are must not go on averaging once they are constant, nor
         other modules of which it is known that they change their buffers."""
-        self._rest.hold_frozen()
+        self._held = list(self._rest.frozen)
         if self._roster.tasks or self.growth.base == "keep":
-            for part in self.body.modules():
-                if isinstance(part, nn.modules.batchnorm._NormBase):
-                    part.eval()
-            self._rest.hold()
+            parts = self.body.modules()
+            self._held += (p for p in parts if isinstance(p, nn.modules.batchnorm._NormBase))
+            self._held += self._rest.updating
+        self._hold()
+
+    def _hold(self) -> None:
+        """By the flag that modules look at; those inside of them go on as they are."""
+        for part in self._held:
+            if part.training:  # looked at first: a write would be recorded by torch.compile
+                part.training = False
 
     def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
         made: TaskLayer
@@ -384,6 +392,7 @@ class IncrementalNet(nn.Module):
                     )
 
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
+        self._hold()  # somebody may have set the body's mode, past the network
         try:
             return self.body(x, **options)
         except StopIteration:

@@ -1,8 +1,10 @@
 """What of a module can be neither factored nor kept per task, refused in one sentence that tells
 what to exclude."""
 
+import inspect
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -16,6 +18,28 @@ from rankup.trace import Trace
 _UNINITIALISED = "not initialised yet"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Modules = Mapping[str, nn.Module]
+
+
+def refuse_kinds(module: nn.Module) -> None:
+    """Refuse what no choice of layers would help with."""
+    for name, part in module.named_modules():
+        where = repr(name) if name else "the module"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise RankupError(
+                f"{where} was compiled with torch.jit, and its layers cannot be exchanged: give "
+                "the module that it was made from"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            raise RankupError(
+                f"{where} has a max_norm: it shortens rows whenever they are read, on which "
+                "earlier tasks' answers depend; make it without one"
+            )
+    forward = inspect.signature(module.forward).parameters
+    if "task" in forward and forward["task"].default is inspect.Parameter.empty:
+        raise RankupError(
+            "the module's forward wants an argument of its own called task, which a network takes "
+            "for itself: give it another name"
+        )
 
 
 def refuse_what_cannot_be(
@@ -64,7 +88,7 @@ def _problems(
                 found[name] = reason
         elif _has_inner_layers(part):
             found[name] = type(part).__name__
-        elif type(part).__module__.startswith("torch.nn.") or is_plain(part):
+        elif _is_torchs_layer(part) or is_plain(part):
             if any(True for _ in own_tensors([("", part)])) and not isinstance(part, WEIGHTED):
                 found[name] = type(part).__name__
         else:
@@ -100,11 +124,14 @@ def _obstacle(name: str, modules: Modules, trace: Trace | None) -> str | None:
     return None
 
 
+def _is_torchs_layer(part: nn.Module) -> bool:
+    return type(part).__module__.startswith("torch.nn.") and not isinstance(part, _CONTAINERS)
+
+
 def _has_inner_layers(part: nn.Module) -> bool:
     """torch's own composite layers read their inner layers' weights: none can be replaced."""
     return (
-        type(part).__module__.startswith("torch.nn.")
-        and not isinstance(part, _CONTAINERS)
+        _is_torchs_layer(part)
         and any(True for _ in part.children())
         and any(True for _ in part.parameters())
     )

@@ -4,7 +4,7 @@ changed."""
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from rankup.errors import RankupError
 from rankup.growth import Growth
 from rankup.kinds import NORMS, WEIGHTED, kind_of, own_tensors
 from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
-from rankup.obstacles import refuse_what_cannot_be
-from rankup.rank import LayerRank, Shape, capped, resolve
+from rankup.obstacles import refuse_kinds, refuse_what_cannot_be
+from rankup.rank import LayerRank, Shape, capped, is_match, resolve
 from rankup.specs import (
     ConvGeometry,
     DenseSpec,
@@ -27,7 +27,7 @@ from rankup.specs import (
     NormSpec,
     Spec,
 )
-from rankup.trace import trace
+from rankup.trace import Trace, trace
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
         raise RankupError("the module is a grown network already: begin_task teaches it more")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise RankupError(f"grow takes the module inside a {type(module).__name__}: module.module")
+    refuse_kinds(module)
     copied = copied_or_refused(module)
     refuse_listed_parameters(module)
     plan = _Planner(module, growth).plan()
@@ -133,11 +134,14 @@ class _Planner:
         )
 
     def _folds(self) -> list[tuple[str, str]]:
-        """What can be folded as the module trains and as it answers."""
-        training = self.trace.folds() if self.trace is not None else []
-        answering = trace(self.modules[""], training=False) if training else None
-        found = answering.folds() if answering is not None else []
-        return [pair for pair in training if pair in found]
+        """What can be folded as the module trains and as it answers, whatever it is called with."""
+        found = self.trace.folds() if self.trace is not None else []
+        if found:
+            answering = self.answering, trace(self.modules[""], training=False, with_options=True)
+            for other in answering:
+                others = other.folds() if other is not None else []
+                found = [pair for pair in found if pair in others]
+        return found
 
     def _find_head(self) -> str:
         linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
@@ -157,7 +161,18 @@ class _Planner:
                 "torch.fx cannot trace the module, so which Linear runs last is not known: "
                 "say it with head='name'"
             )
-        for name in reversed(self.trace.order):
+        head = self._last_linear(self.trace, linears)
+        if self.answering is not None:
+            other = self._last_linear(self.answering, linears)
+            if other != head:
+                raise RankupError(
+                    f"the Linear that runs last is {head!r} in training and {other!r} when the "
+                    "module answers: say which is the head with head='name'"
+                )
+        return head
+
+    def _last_linear(self, found: Trace, linears: Sequence[str]) -> str:
+        for name in reversed(found.order):
             if name in linears:
                 return name
             if any(True for _ in self.modules[name].parameters()):
@@ -167,12 +182,16 @@ class _Planner:
                 )
         raise RankupError("the module runs no Linear that could be the head")
 
+    @cached_property
+    def answering(self) -> Trace | None:
+        return trace(self.modules[""], training=False)
+
     def _check_patterns(self, module: nn.Module) -> None:
         names = [*self.modules, *(name for name, _ in own_tensors(module.named_modules()))]
         given = {"include": self.growth.include or (), "exclude": self.growth.exclude}
         for option, patterns in given.items():
             for pattern in patterns:
-                if not any(fnmatchcase(name, pattern) for name in names):
+                if not any(is_match(name, pattern) for name in names):
                     raise RankupError(f"{option}={pattern!r} matches nothing in the module")
         if self.growth.excludes(self.head):
             raise RankupError(f"the head {self.head!r} cannot be excluded")
@@ -226,6 +245,12 @@ class _Planner:
                 + ", ".join(sorted(map(str, dtypes if len(dtypes) > 1 else devices)))
             )
         dtype, store = dtypes.pop(), self.growth.store
+        if not dtype.is_floating_point:
+            raise RankupError(f"the module's weights must be real numbers, got {dtype}")
+        if devices == {torch.device("meta")}:
+            raise RankupError(
+                "the module is on the device 'meta', which holds no numbers: make it anew"
+            )
         if store != "full" and dtype not in (torch.float32, torch.float64):
             raise RankupError(
                 f"store={store!r} is for modules in float32 or float64, this one is in "
@@ -237,9 +262,9 @@ class _Planner:
         left = ((name, part) for name, part in self.modules.items() if name not in replaced)
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in own_tensors(left):
-            if tensor.layout != torch.strided:
+            if kind := _unstorable(tensor):
                 raise RankupError(
-                    f"{name!r} is a sparse tensor, which cannot be stored: make it dense, or "
+                    f"{name!r} is a {kind} tensor, which cannot be stored: make it a plain one, or "
                     "register it with persistent=False"
                 )
             if not any(tensor is other for other in tensors.values()):
@@ -250,6 +275,17 @@ class _Planner:
             trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
             kept=self.growth.base == "keep",
         )
+
+
+def _unstorable(tensor: torch.Tensor) -> str | None:
+    """What kind of tensor it is, if one that no file of a network can hold."""
+    if tensor.layout != torch.strided:
+        return "sparse"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.dtype in (torch.complex32, torch.complex128):
+        return str(tensor.dtype).removeprefix("torch.")
+    return None
 
 
 def _matrix(part: Any) -> Shape:

@@ -192,6 +192,16 @@ def rule_from_json(data: Any) -> RankRule:
     return Rank(**data)
 
 
+def is_match(name: str, pattern: str) -> bool:
+    """Whether a name is what a pattern stands for, or the pattern itself: names may hold brackets,
+    too.
+
+    >>> is_match("blocks.0.fc", "blocks.*"), is_match("parts.c[0]", "parts.c[0]")
+    (True, True)
+    """
+    return name == pattern or fnmatchcase(name, pattern)
+
+
 def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[str]]]:
     if isinstance(rule, Rank):
         return [(rule, names)]
@@ -199,7 +209,7 @@ def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[s
         raise RankupError(f"rank must be a Rank or a mapping of patterns to Ranks, got {rule!r}")
     layers: dict[str, list[str]] = {pattern: [] for pattern in rule}
     for name in names:
-        pattern = next((pattern for pattern in rule if fnmatchcase(name, pattern)), None)
+        pattern = next((pattern for pattern in rule if is_match(name, pattern)), None)
         if pattern is None:
             raise RankupError(f"no rank rule matches layer {name!r}, only {list(rule)}")
         layers[pattern].append(name)

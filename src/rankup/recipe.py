@@ -68,7 +68,9 @@ class Recipe:
     )
     factors: float = _option(1.0, "Length of a new factor's vectors at the start.")
     first_factors: float = _option(
-        0.0, "The same for the first task, where it differs: long ones stay fit for later tasks."
+        0.0,
+        "The same for the first task, where it differs: long ones stay fit for later tasks. 0: as "
+        "all others.",
     )
     flip: bool = _option(False, "Mirror half of the training images.")
     precision: Literal["float32", "tf32", "bfloat16"] = _option(

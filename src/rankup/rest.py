@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rankup.drawing import drawing_of, frozen_parts
 from rankup.errors import TaskStateError
 from rankup.kinds import own_tensors
-from rankup.layers import Start, TaskLayer, Tensors
+from rankup.layers import Start, TaskLayer, Tensors, row_by_row
 from rankup.specs import DenseSpec
 
 
@@ -51,7 +51,8 @@ class RestParts:
         self._passing_before: list[Tensor | None] = []
         self._own = [name for name, _ in spec.tensors if name not in spec.trained]
         frozen = [body.get_submodule(name) for name in frozen_parts(body)]
-        self._frozen = [part for part in frozen if part._buffers]
+        # These change no buffers either: what is frozen answers as it was given.
+        self.frozen = [part for part in frozen if part._buffers]
         # What no seed gives back: frozen weights, and those of modules that cannot draw them.
         self.brought = [
             name
@@ -147,17 +148,11 @@ class RestParts:
         """What no task has changed, so that it may hold any values, as a mask of −inf does."""
         return {*self._own} - {*self._changed()}
 
-    def hold(self) -> None:
-        """Have modules change their buffers no more once these are constant, by the flag that they
-        look at; those inside of them go on as they are."""
-        for name in self._updating:
-            for owner, _ in self._owners[name]:
-                owner.training = False
-
-    def hold_frozen(self) -> None:
-        """Have frozen parts change no buffers either: what is frozen answers as it was given."""
-        for part in self._frozen:
-            part.training = False
+    @property
+    def updating(self) -> list[nn.Module]:
+        """Modules that change their buffers by themselves, which they may no more once these are
+        constant."""
+        return [owner for name in self._updating for owner, _ in self._owners[name]]
 
     def close(self) -> None:
         self._constant(self._before)
@@ -216,7 +211,7 @@ class RestParts:
         for name, value in values.items():
             old = getattr(*self._owners[name][0])
             # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
-            constant = value.to(old.device, old.dtype, copy=True)
+            constant = row_by_row(value, old.device, old.dtype)
             for owner, key in self._owners[name]:
                 owner._parameters.pop(key, None)
                 owner.register_buffer(key, constant)

@@ -101,8 +101,6 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     folder = Path(path)
     manifest = Manifest.read(folder)
     net = _network_without_tasks(folder, manifest, module)
-    if net.device.type == "meta":
-        raise StoreError("the module is on the device 'meta', which holds no numbers: make it anew")
     for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
         part.load_base(tensors)
     for index, (task, _) in enumerate(manifest.tasks):

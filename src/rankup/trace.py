@@ -1,7 +1,9 @@
 """What torch.fx tells about a module: in which order its layers run and who reads whom."""
 
+import inspect
 import pickle
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,9 +166,14 @@ def _looks_at_kind(call: fx.Node) -> bool:
     return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")
 
 
-def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
+def trace(module: nn.Module, *, training: bool = True, with_options: bool = False) -> Trace | None:
     """What torch.fx records of a module as it trains, which may be another way than it answers;
-    None where it cannot trace it."""
+    None where it cannot trace it.
+
+    Args:
+        with_options: record the way it goes where it is given something for every argument that it
+            has a default for, in place of the way it goes with these.
+    """
     try:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared.
         shared = {id(parameter): parameter for parameter in module.parameters()}
@@ -174,12 +181,25 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
         own.train(training)
         with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = _drawn_from()
-            graph, again = (Tracer().trace(own) for _ in range(2))
+            defaults = {} if with_options else _defaults(own)
+            graph, again = (Tracer().trace(own, defaults) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
             constant = str(graph) == str(again) and _drawn_from() == before
         return Trace(module, graph, constant)
     except Exception:  # Tracing runs the module's own code: anything may be raised.
         return None
+
+
+def _defaults(module: nn.Module) -> dict[str, Any]:
+    """What a forward has for arguments that nobody gives, where torch.fx can take it for given: a
+    stand-in for None is not None, and the way with it another."""
+    arguments = inspect.signature(module.forward).parameters.values()
+    simple = str | bool | int | float | None
+    return {
+        argument.name: argument.default
+        for argument in arguments
+        if argument.default is not argument.empty and isinstance(argument.default, simple)
+    }
 
 
 def _drawn_from() -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from rankup.recipe import RECIPES, Recipe
 from rankup.runs.request import Request
 
 _RECIPE = "Recipe: what is left out comes from the method and --recipe"
-_METHODS = "Methods' own options"
+_METHODS = "Methods' own options (their defaults, where nothing was tuned)"
 
 # Of fields of a request; the others come by options of their own.
 _ASKED: dict[str, Any] = {
@@ -97,7 +97,7 @@ def with_method_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for every field of every method's options, in place of its
     `method_options`: a dict of those that were given."""
     added = {
-        name: _parameter(item, _METHODS, f"{', '.join(methods)}: {item.metadata['help']}")
+        name: _parameter(item, _METHODS, f"{_defaults(methods)}: {item.metadata['help']}")
         for name, (item, methods) in _method_fields().items()
     }
 
@@ -109,13 +109,30 @@ def with_method_options(command: Callable[..., None]) -> Callable[..., None]:
     return _signed(wrapped, command, "method_options", added.values())
 
 
-def _method_fields() -> dict[str, tuple[Field[Any], list[str]]]:
-    """The fields of all methods' options by name, each with the methods that have it."""
-    found: dict[str, tuple[Field[Any], list[str]]] = {}
+def _method_fields() -> dict[str, tuple[Field[Any], dict[str, Any]]]:
+    """The fields of all methods' options by name, each with the methods that have it and their
+    defaults."""
+    found: dict[str, tuple[Field[Any], dict[str, Any]]] = {}
     for method, info in METHODS.items():
         for item in fields(info.options):
-            found.setdefault(item.name, (item, []))[1].append(method)
+            found.setdefault(item.name, (item, {}))[1][method] = item.default
     return found
+
+
+def _defaults(methods: Mapping[str, Any]) -> str:
+    """Methods with what an option is for them where nobody says it.
+
+    >>> _defaults({"ewc": 100.0, "hat": 0.75}), _defaults({"rank": True}), _defaults({"rank": ""})
+    ('ewc (100), hat (0.75)', 'rank (yes)', 'rank')
+    """
+
+    def told(value: Any) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return value if isinstance(value, str) else f"{value:g}"
+
+    named = ((method, told(value)) for method, value in methods.items())
+    return ", ".join(f"{method} ({value})" if value else method for method, value in named)
 
 
 def _parameter(item: Field[Any], panel: str, help: str | None = None) -> inspect.Parameter:

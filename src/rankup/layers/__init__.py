@@ -8,6 +8,7 @@ from rankup.layers.base import (
     active_task,
     at_least_float32,
     refuse_other_dtype,
+    row_by_row,
 )
 from rankup.layers.conv import (
     CONVOLUTIONS,
@@ -44,4 +45,5 @@ __all__ = [
     "factored_conv",
     "pooled_statistics",
     "refuse_other_dtype",
+    "row_by_row",
 ]

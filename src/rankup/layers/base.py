@@ -6,7 +6,7 @@ the network's forward sets, not from state on the module: threads may run differ
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ class TaskLayer(nn.Module, ABC):
 
     def load_base(self, base: Tensors) -> None:
         for key, tensor in base.items():
-            self.register_buffer(f"base_{key}", tensor.detach().to(**self._factory, copy=True))
+            self.register_buffer(f"base_{key}", row_by_row(tensor.detach(), **self._factory))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         refuse_other_dtype(fn, self.dtype)
@@ -136,8 +136,17 @@ class TaskLayer(nn.Module, ABC):
         self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
+        """Why tensors of the right shapes, of names that begin so, cannot be the layer's."""
+        return None
+
+    def _load_from_state_dict(
+        self, state_dict: Tensors, prefix: str, *rest: Any, **kwargs: Any
+    ) -> None:
+        *_, errors = rest
+        if reason := self.misfit(state_dict, prefix):
+            errors.append(reason)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **kwargs)
         self.edition += 1
 
     def _task_read(self, what: str) -> int:
@@ -203,6 +212,12 @@ class TaskLayer(nn.Module, ABC):
         drawn = torch.empty(rows, length, dtype=at_least_float32(self.dtype), device="cpu")
         nn.init.orthogonal_(drawn, generator=self._draw(purpose))
         return drawn.to(**self._factory)
+
+
+def row_by_row(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy as a file would give it back: of numbers that lie otherwise in memory, as those of a
+    transposed tensor do, torch may compute other bits."""
+    return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -92,19 +92,16 @@ class FactoredLayer(TaskLayer):
             return None
         return self._read_of_task("bias", (self.spec.outputs,), self._bias)
 
-    def _load_from_state_dict(
-        self, state_dict: Tensors, prefix: str, *rest: Any, **kwargs: Any
-    ) -> None:
-        *_, errors = rest
+    def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
         for part in ("U", "V"):
             own = getattr(self, part)[: self.spec.rank.seeded]
-            given = state_dict.get(f"{prefix}{part}", own)[: len(own)]
+            given = state.get(f"{prefix}{part}", own)[: len(own)]
             if given.shape == own.shape and not torch.equal(given.to(own), own):
-                errors.append(
+                return (
                     f"layer {self.spec.name!r} has seeded factors of another seed, which no file "
                     f"holds: grow the network with that seed, not {self.seed}"
                 )
-        super()._load_from_state_dict(state_dict, prefix, *rest, **kwargs)
+        return None
 
     def extra_repr(self) -> str:
         spec = self.spec

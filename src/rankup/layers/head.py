@@ -1,7 +1,7 @@
 """An output layer per task."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -97,10 +97,14 @@ class TaskHead(TaskLayer):
         self.ends.append(len(tables["weights"]))
         super().install(tables)
 
+    def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
+        given = _ends(state.get(f"{prefix}rows", self.rows))
+        return None if given == _ends(self.rows) else "its tasks have other numbers of classes"
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # As many classes in all, but maybe not of each task.
-        self.ends = [0, *(self.rows >= 0).sum(1).cumsum(0).tolist()]
+        # As many classes in all, but maybe not of each task: it is refused, but is loaded by now.
+        self.ends = _ends(self.rows)
 
     def added(self, task: int) -> Tensors:
         weight, bias = self._own(task)
@@ -127,3 +131,8 @@ class TaskHead(TaskLayer):
             return logits
         missing = (heads.rows < 0).index_select(0, tasks)
         return logits.masked_fill(over_last(missing, x), -math.inf)
+
+
+def _ends(rows: Tensor) -> list[int]:
+    """Where each task's classes end, before the first of them 0."""
+    return [0, *(rows >= 0).sum(1).cumsum(0).tolist()]

@@ -20,7 +20,7 @@ from rankup.methods import method_info
 from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
 from rankup.report.text import spread
 from rankup.runs.files import read_lines
-from rankup.runs.folder import RunError, check_folder, holds_anything, working_in
+from rankup.runs.folder import RunError, check_folder, holds_anything, told, working_in
 from rankup.runs.launch import Launch
 from rankup.runs.replicas import Seed, run_seeds
 from rankup.runs.run import Progress
@@ -166,8 +166,8 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
         before, now = stored.asked.get(name), index.asked.get(name)
         if before != now:
             raise RunError(
-                f"{root} was begun with {name} {before}, not {now}: go on with the same options, "
-                "or begin a new comparison with --out"
+                f"{root} was begun with {name} {told(before)}, not {told(now)}: go on with the "
+                "same options, or begin a new comparison with --out"
             )
     # One may go on with more seeds and other methods.
     return Index(

@@ -250,7 +250,13 @@ def _difference(name: str, before: Any, now: Any) -> str:
         now = {f"{name} {number}": entry for number, entry in enumerate(now, 1)}
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**now, **before}:
-            one, other = before.get(key, "nothing"), now.get(key, "nothing")
+            one, other = before.get(key), now.get(key)
             if one != other:
-                return f"{name if key == 'name' else key} {one}, not {other}"
-    return f"{name} {before}, not {now}"
+                name, before, now = name if key == "name" else key, one, other
+                break
+    return f"{name} {told(before)}, not {told(now)}"
+
+
+def told(value: Any) -> Any:
+    """A setting in a sentence, also where it has none."""
+    return "left out" if value in (None, "") else value

@@ -1,0 +1,37 @@
+"""A plain module for one task, of torch's own layers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from rankup.closures import copy_of
+from rankup.layers import TaskLayer
+from rankup.modes import copy_hooks, has_hooks
+from rankup.plan import Plan
+from rankup.rest import make_trainable
+
+
+def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
+    """What a network's body computes for a committed task, its layers exchanged for dense ones."""
+    plain: dict[str, Any] = {layer.spec.name: layer.merged(task).eval() for layer in layers}
+    for conv, norm in _folds(body, plan):
+        unfolded: Any = plain.get(conv) or copy_of(body.get_submodule(conv))
+        unfolded.eval()
+        plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
+        plain[norm] = nn.Identity()
+    own = {name: body.get_submodule(name) for name in plain}
+    for name, part in plain.items():
+        copy_hooks(own[name], part)
+    module = copy_of(body, {id(own[name]): part for name, part in plain.items()})
+    make_trainable(module, plan.dense)
+    module.eval()  # which may give back nothing, where a module has one of its own
+    return module
+
+
+def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Convolutions and batch norms that become one: not where hooks look at either."""
+    for pair in plan.folds:
+        if not any(has_hooks(body.get_submodule(name)) for name in pair):
+            yield pair
