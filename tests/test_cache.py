@@ -130,7 +130,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
 
 
 @pytest.mark.parametrize("name", ["train_x.npy", "test_y.npy", "about.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "another array"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "empty", "garbage", "another array"])
 def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
     folder = hub_folder(tmp_path / "bugs")
     expected = load_source(str(folder))
@@ -141,7 +141,8 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str) -
         with open(file, "wb") as opened:
             np.save(opened, np.zeros((2, 1, 5, 4), dtype=np.uint8))
     elif damage != "gone":
-        file.write_bytes(content[:-1] if damage == "cut" else b"garbage")
+        damaged = {"cut": content[:-1], "empty": b"", "garbage": b"garbage"}
+        file.write_bytes(damaged[damage])
     assert_same(load_source(str(folder)), expected)
     assert file.read_bytes() == content
 

@@ -331,7 +331,7 @@ REFUSED = {
     "crop": (["--tasks", "2", "--crop", "9"], "images of 8×8 pixels can be padded"),
     "recipe": (["--recipe", "best"], "there is no recipe 'best', only default, paper"),
     "folder": (["--methods", "rank", "--out", "mine"], "mine holds other files: name a new"),
-    "file": (["--methods", "rank", "--out", "mine/x"], "mine/x holds other files: name a new"),
+    "file": (["--methods", "rank", "--out", "mine/x"], "mine/x is a file, not a folder"),
 }
 
 

@@ -73,3 +73,23 @@ def test_batches_are_the_same_with_and_without_kernels_on_a_gpu(
         found.append(feed.batch(table, entry))
     assert found[0].shape == ((3,) if seeds else ()) + (16, 3, 9, 7)
     assert torch.equal(*found)
+
+
+class Halved:
+    """A transform that gives images another size."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x[:, :, ::2, ::2]
+
+    def to(self, device: torch.device | str) -> "Halved":
+        return self
+
+
+def test_a_transform_may_change_the_shape_of_images_that_are_mirrored() -> None:
+    x = torch.arange(2 * 64.0).view(2, 1, 8, 8)
+    y = torch.arange(2)
+    feed = Feed(rankup.Task("a", 2, x, y, x, y, Halved()), Recipe(flip=True), torch.device("cpu"))
+    made = feed.batch(
+        x, {"rows": y, "coins": y == 1, "offsets": torch.zeros(2, 2, dtype=torch.long)}
+    )
+    assert torch.equal(made, torch.stack([x[0], x[1].flip(-1)])[:, :, ::2, ::2])

@@ -187,3 +187,38 @@ def test_what_has_no_images_is_left_as_it_is() -> None:
     assert not layout.takes_channels_last(nn.Linear(3, 3), torch.rand(4, 3))
     one_dimension = nn.Sequential(nn.Conv1d(3, 4, 3))
     assert not layout.takes_channels_last(one_dimension, torch.rand(4, 3, 8))
+
+
+class Positions(nn.Module):
+    """Whose view is possible with channels last where there is one position alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu()
+        samples, channels, height, width = y.shape
+        means = y.view(samples * channels, height * width).mean(1)
+        answer: Tensor = self.head(means.view(samples, channels))
+        return answer
+
+
+def of_size(side: int) -> rankup.Task:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(128) % 2
+    x = torch.rand(128, 3, side, side, generator=draw) * (1 - 0.5 * y[:, None, None, None])
+    return rankup.Task(f"of {side}", 2, x, y, x, y)
+
+
+def test_images_of_another_size_are_tried_anew() -> None:
+    net = rankup.grow(Positions(), Rank(4, 1), head="head")
+    for side in (3, 8):
+        rankup.fit(net, of_size(side), Recipe(epochs=30, batch=32, lr=0.02))
+    assert net.tasks == ["of 3", "of 8"]
+
+
+def test_what_cannot_be_answered_at_all_tells_nothing() -> None:
+    body = rankup.grow(Positions(), Rank(4, 1), head="head").body
+    assert not layout.takes_channels_last(body, torch.rand(4, 1, 8, 8))
+    assert body not in layout._FOUND or not layout._FOUND[body]

@@ -139,6 +139,31 @@ def shared(method: HardAttention) -> dict[str, nn.Parameter]:
     return {name: p for name, p in method.body.named_parameters() if name in names}
 
 
+class Comparing(nn.Module):
+    """Of two that come together, one tells only whether it is above zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 24), nn.Linear(64, 24)
+        self.c, self.head = nn.Linear(24, 24), nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        both = self.a(x).relu() + (self.b(x) > 0).float()
+        logits: Tensor = self.head(self.c(both).relu())
+        return logits
+
+
+def test_what_compares_numbers_hides_no_unit_that_is_in_use(stream: Stream) -> None:
+    setting = replace(make(stream, "mlp").setting, module=Comparing())
+    method, old = HardAttention(setting), list[Tensor]()
+    for task in stream:
+        teach(method, task, 5)
+        now = answers(method, stream)
+        assert not old or same(old, now)
+        old = now
+
+
 @pytest.mark.parametrize(
     ("net", "optimiser"), [("mlp", "adam"), ("mlp", "sgd"), ("resnet18", "adam")]
 )

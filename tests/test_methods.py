@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -320,3 +321,15 @@ def test_seeds_that_learn_by_squared_error_are_captured_together(tmp_path: Path)
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(rankup.RankupError, match="there is no method 'magic', only rank, finetune"):
         method_class("magic")
+
+
+@pytest.mark.parametrize("name", ["finetune", "packnet", "rank"])
+@pytest.mark.parametrize("inside", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_of_torch_that_somebody_is_in_make_no_difference(
+    name: str, inside: Callable[[], AbstractContextManager[Any]], stream: Stream
+) -> None:
+    usual, method = make(name, stream), make(name, stream)
+    usual.learn(stream[0], None, None)
+    with inside():
+        method.learn(stream[0], None, None)
+    assert torch.equal(answers(method, stream, 0), answers(usual, stream, 0))

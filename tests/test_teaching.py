@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -292,3 +293,47 @@ def test_captured_pupils_learn_from_the_teacher_of_each_task(
     assert_agree(first, others[0])
     assert_agree(second, others[1])
     assert not torch.allclose(first[0], second[0])
+
+
+class InPlace(nn.Module):
+    """Scales what it is given where it is, and has a state that is no tensor."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.inner(x.mul_(2))
+        return answer
+
+    def get_extra_state(self) -> object:
+        return {"of": "its own"}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+class Eyes(nn.Module):
+    """Notes what it sees, also through its copies."""
+
+    seen: ClassVar[list[tuple[float, float]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append((float(x.min()), float(x.max())))
+        return 5 * torch.stack([-x[:, 0], x[:, 0]], 1)
+
+
+@pytest.mark.parametrize("who", ["pupil", "teacher"])
+def test_either_may_change_what_it_is_given(who: str) -> None:
+    Eyes.seen.clear()
+    x = torch.rand(128, 8, generator=torch.Generator().manual_seed(0))
+    x[:, 0] -= 0.5
+    y = (x[:, 0] > 0).long()
+    task = rankup.Task("signs", 2, x, y, x, y)
+    body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    net = rankup.grow(InPlace(body) if who == "pupil" else body, Rank(4, 1))
+    teacher = Eyes() if who == "pupil" else InPlace(Eyes())
+    rankup.fit(net, task, Recipe(epochs=5, batch=32, lr=0.05), teacher=teacher)
+    low, high = (-0.5, 1) if who == "pupil" else (-1, 2)
+    assert len(Eyes.seen) > 20
+    assert all(low <= least and most <= high for least, most in Eyes.seen)

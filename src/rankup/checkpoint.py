@@ -22,6 +22,7 @@ class Learning(NamedTuple):
     task: str
     seed: int
     recipe: Recipe
+    tasks_before: int | None = None  # that the network knows already, where that is known
 
 
 class Checkpoint:
@@ -61,7 +62,13 @@ class Checkpoint:
                 given, own = getattr(self.of, what), getattr(here, what)
                 if given != own:
                     raise CheckpointError(f"the checkpoint is of {what} {given!r}, this is {own!r}")
-            raise CheckpointError("the checkpoint was made with another recipe")
+            if self.of.recipe != here.recipe:
+                raise CheckpointError("the checkpoint was made with another recipe")
+            if self.of.tasks_before is not None:
+                raise CheckpointError(
+                    f"the checkpoint is of a network that knew {self.of.tasks_before} tasks, this "
+                    f"one knows {here.tasks_before}"
+                )
         epochs = here.recipe.epochs
         if not 0 < self.epoch <= epochs:
             raise CheckpointError(

@@ -31,6 +31,18 @@ app = typer.Typer(
 # it is defined differs between releases.
 _UsageError: Any = typer.BadParameter.__base__
 
+# What may be the matter with files and folders that somebody names.
+_OF_FOLDERS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+)
+
 Plain = Annotated[bool, typer.Option("--plain", help="A name per line, for scripts.")]
 
 
@@ -75,7 +87,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):  # which some releases of typer make of Ctrl-C
         _end("stopped", STOPPED)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
+        if error.filename is not None and error.errno in _OF_FOLDERS:
             _end(f"{error.filename} cannot be used: {error.strerror}")
         if error.filename is not None:  # whoever opened a file says so
             raise

@@ -133,7 +133,7 @@ class Feed:
         changed = self.floats(augment(picked.view(-1, *x.shape[-3:]), self.recipe.crop, drawn))
         if self.task.transform is not None:
             changed = self.task.transform(changed)
-        return self.scaled(changed.view_as(picked))
+        return self.scaled(changed.view(*picked.shape[:-3], *changed.shape[1:]))
 
     def _has_kernel(self, x: Tensor) -> bool:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from rankup.answers import check_answer, share_right
 from rankup.chain import ChainLearner, is_chain
 from rankup.checkpoint import Checkpoint
 from rankup.engine import Engine
-from rankup.errors import RankupError
+from rankup.errors import RankupError, TaskStateError
 from rankup.feed import CALIBRATION, Feed
 from rankup.layout import convolves, for_answers
 from rankup.modes import evaluating, has_hooks, learning_on, modes_kept, outside_inference
@@ -25,11 +26,14 @@ from rankup.recipe import Recipe, recipe_for
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 from rankup.teaching import Teacher
-from rankup.train import OnEpoch, learn
+from rankup.train import Epoch, OnEpoch, learn
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
+# Torch's flags and its generator, which steps set, are the process's: networks that learn in
+# several threads take turns.
+_ONE_AT_A_TIME = threading.RLock()
 _PAD = 64  # rows to a multiple of which a GPU's tables are filled up
 
 
@@ -165,14 +169,30 @@ def fit(
     recipe = recipe or default_recipe(net, task)
     answers = None if teacher is None else lambda task: answering(teacher, task)
     pupil = NetPupil(net, recipe, seed, teacher=answers)
+    told = None if on_epoch is None else _watched(on_epoch, net, task)
     try:
-        with modes_kept(net), learning_on(net.device):
-            (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch])
+        with _ONE_AT_A_TIME, modes_kept(net), learning_on(net.device):
+            (failure,) = learn([pupil], [task], Engine(), [resume], [told])
     finally:
         net._hold_constant()
     if failure is not None:
         raise failure
     return net
+
+
+def _watched(on_epoch: OnEpoch, net: IncrementalNet, task: Task) -> OnEpoch:
+    """Whoever looks on may have the network answer meanwhile, but not end the task."""
+
+    def told(epoch: Epoch, checkpoint: Checkpoint) -> None:
+        with modes_kept(net):
+            on_epoch(epoch, checkpoint)
+        if net.learning != task.name:
+            raise TaskStateError(
+                f"on_epoch has committed or abandoned task {task.name!r}, which fit does itself "
+                "when it is learned: raise something there to stop early"
+            )
+
+    return told
 
 
 def answering(teacher: nn.Module, task: Task) -> nn.Module:
@@ -217,11 +237,17 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
         recipe: what the task was learned with, where that scales pixels another way.
     """
     _check_asked("accuracy tests", net, task, recipe)
+    if (known := net.classes.get(task.name, task.classes)) != task.classes:
+        raise RankupError(
+            f"the network knows task {task.name!r} with {known} classes, this one has "
+            f"{task.classes}"
+        )
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
 
     def answer(x: Tensor) -> Tensor:
         # A network that knows no task is not to be tried, and says so itself.
         logits: Tensor = net(for_answers(net.body, x) if net.tasks else x, task.name)
+        check_answer(logits, x, task, "accuracy needs a module that")
         return logits
 
     with evaluating(net):

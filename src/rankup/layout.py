@@ -12,8 +12,9 @@ from rankup import seeds
 from rankup.layers import CONVOLUTIONS, TaskLayer, active
 from rankup.specs import FactoredSpec
 
-# By whether the module was in training mode: it may do something else then.
-_FOUND: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
+# By whether the module was in training mode, as it may do something else then, and by an image's
+# shape: a view that is possible for one may not be for another.
+_FOUND: WeakKeyDictionary[nn.Module, dict[tuple[bool, torch.Size], bool]] = WeakKeyDictionary()
 
 
 def convolves(body: nn.Module) -> bool:
@@ -34,13 +35,18 @@ def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
     `x.view(len(x), -1)` after a convolution cannot.
 
     Tried once, with two samples, its first task and copies of all that the module might change: the
-    answer depends on nothing but the module and its mode.
+    answer depends on nothing but the module, its mode and the images' shape.
     """
-    found = _FOUND.setdefault(body, {})
-    if body.training not in found:
-        known = x.dim() == 4 and x.device.type in ("cpu", "cuda")
-        found[body.training] = known and convolves(body) and _answers(body, x[:2])
-    return found[body.training]
+    if x.dim() != 4 or x.device.type not in ("cpu", "cuda"):
+        return False
+    found, kind = _FOUND.setdefault(body, {}), (body.training, x.shape[1:])
+    if kind not in found:
+        takes = convolves(body) and _answers(body, channels_last(x[:2]))
+        # One that answers neither way was given what it cannot answer, which tells nothing.
+        if not takes and convolves(body) and not _answers(body, x[:2]):
+            return False
+        found[kind] = takes
+    return found[kind]
 
 
 @torch.no_grad()
@@ -55,7 +61,7 @@ def trial(body: nn.Module, x: Tensor, task: int) -> Any:
 
 def _answers(body: nn.Module, x: Tensor) -> bool:
     try:
-        trial(body, channels_last(x), 0)
+        trial(body, x, 0)
     except Exception:  # of whatever kind a module says it by
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,10 @@ class ModuleLearner(Learner):
             self._reads[name] = it
         else:
             self.add_module(name, it)
-            self._reads |= {f"{name}.{key}": tensor for key, tensor in it.state_dict().items()}
+            # Not of its state dict, to which a module may add what is no tensor of its own.
+            parameters = it.named_parameters(remove_duplicate=False)
+            tensors = chain(parameters, it.named_buffers(remove_duplicate=False))
+            self._reads |= {f"{name}.{key}": tensor.detach() for key, tensor in tensors}
 
     def keep(self, learned: Tensors) -> None:
         for name, parameter in self._parameters_of_body().items():

@@ -13,6 +13,7 @@ from rankup.recipe import Recipe
 # A GPU gives a tensor to a block of threads for every 65,536 numbers, so small ones are split to
 # occupy more of it; but one launch takes no more than 36 tensors.
 _LEAST, _LAUNCH = 4096, 36
+_FEW_STEPS = 10  # a one-cycle of fewer neither begins nor ends at a rate of zero
 
 
 def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
@@ -21,9 +22,13 @@ def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
     >>> recipe = Recipe(warmup=0.1)
     >>> [round(rate(recipe, 1.0, step, 101), 3) for step in (0, 5, 10, 55, 100)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
+    >>> [round(rate(recipe, 1.0, step, 3), 3) for step in range(3)]  # too few to waste one
+    [1.0, 0.75, 0.25]
     """
     if recipe.schedule == "constant":
         return peak
+    if steps < _FEW_STEPS:
+        return peak * 0.5 * (1 + math.cos(math.pi * step / steps))
     warm = recipe.warmup * (steps - 1)
     if step < warm:
         return peak * 0.5 * (1 - math.cos(math.pi * step / warm))

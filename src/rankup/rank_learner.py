@@ -169,9 +169,8 @@ class RankLearner(ModuleLearner):
             return super().forward(draw)
         with active(self.index), self._autocast():
             x = self.inputs(draw)
-            return distance(
-                self._answers(x, draw["rows"]), self.teacher(x), self.feed.recipe.softness
-            )
+            wanted = self.teacher(x.clone())  # either may change what it is given
+            return distance(self._answers(x, draw["rows"]), wanted, self.feed.recipe.softness)
 
     def logits(self, draw: Draws) -> Tensor:
         if self.seen is None:

@@ -28,6 +28,9 @@ def check_type(name: str, kind: Any, value: Any) -> None:
         )
 
 
+_LARGEST = 3.4e38  # that float32 holds
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a task is learned.
@@ -101,7 +104,7 @@ class Recipe:
             start = float(self.selectors)
         except (TypeError, ValueError):
             start = math.nan
-        if not math.isfinite(start):
+        if not abs(start) < _LARGEST:
             raise RankupError(f"selectors must be 'previous' or a number, got {self.selectors!r}")
         return start
 

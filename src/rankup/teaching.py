@@ -27,7 +27,8 @@ class Teacher(nn.Module):
         super().__init__()
         self.module = copy_of(module)
         self.module.eval()
-        self.module.requires_grad_(False)
+        for parameter in self.module.parameters():  # not all modules do that themselves
+            parameter.requires_grad_(False)
         self.module.to(feed.device, feed.dtype)
         self._refuse_if_ignorant(feed)
 

@@ -16,7 +16,7 @@ from rankup import seeds
 from rankup.answers import is_guessing, share_right
 from rankup.checkpoint import Checkpoint, CheckpointError, Learning
 from rankup.engine import Engine
-from rankup.errors import RankupError
+from rankup.errors import RankupError, TaskStateError
 from rankup.feed import Draws, Feed
 from rankup.optimiser import rates
 from rankup.recipe import Recipe
@@ -89,6 +89,7 @@ class _Lesson:
     checkpoint: Checkpoint | None = None  # to go on from
     on_epoch: OnEpoch | None = None
     failure: TaskFailed | None = None
+    is_over: bool = False
 
     @property
     def feed(self) -> Feed:
@@ -118,7 +119,8 @@ class _Lesson:
         )
 
     def about(self) -> Learning:
-        return Learning(self.feed.task.name, self.pupil.seed, self.pupil.recipe)
+        pupil = self.pupil
+        return Learning(self.feed.task.name, pupil.seed, pupil.recipe, pupil.learned)
 
 
 def learn(
@@ -147,6 +149,7 @@ def learn(
         return [lesson.failure for lesson in lessons]
     finally:
         for lesson in lessons:
+            lesson.is_over = True
             lesson.pupil.abandon()
 
 
@@ -184,6 +187,7 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
 
 def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
     assert lesson.on_epoch is not None
+    steps.keep()  # whoever is told may ask the network itself
     checkpoint = Checkpoint(done.number, lambda: steps.state(number), lesson.about())
     kept = weakref.ref(checkpoint)
     try:
@@ -211,6 +215,11 @@ def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
 
 def _look(lesson: _Lesson, steps: Steps) -> Callable[[], float]:
     def look() -> float:
+        if lesson.is_over:
+            raise TaskStateError(
+                f"an epoch of task {lesson.feed.task.name!r} can be asked for its accuracy while "
+                "the task is being learned, and it is no more"
+            )
         steps.keep()
         return _reached(lesson.pupil, lesson.feed, _PROBE)
 

@@ -41,7 +41,9 @@ _ASKED: dict[str, Any] = {
     "resume": typer.Option("--resume", help="Go on with what was stopped."),
     "device": typer.Option(help="Where to compute."),
     "threads": typer.Option(
-        help="Threads on the CPU, else as many as help; several seeds have one each.", min=1
+        help="Threads on the CPU, else as many as help; several seeds have one each.",
+        min=1,
+        max=1024,
     ),
 }
 

@@ -46,7 +46,7 @@ class Decoded:
 def cache_folder() -> Path:
     """`RANKUP_CACHE`, or `rankup` in the platform's folder for caches."""
     if own := os.environ.get("RANKUP_CACHE"):
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "rankup"
     if sys.platform == "win32":
@@ -107,7 +107,7 @@ def _load(folder: Path) -> Decoded | None:
         if about["arrays"] != {name: _describe(array) for name, array in arrays.items()}:
             return None
         return Decoded(tuple(about["classes"]), **arrays)
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # a damaged file is told by errors of many kinds
         return None
 
 

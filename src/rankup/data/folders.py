@@ -125,6 +125,8 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int],
 
 
 def _images(folder: Path) -> list[Path]:
-    images = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES)
+    # A pipe would be waited for; a link to nothing is named where it is read.
+    files = (f for f in folder.iterdir() if f.is_symlink() or f.is_file())
+    images = (f for f in files if f.suffix.lower() in SUFFIXES)
     # By name: paths themselves sort differently on another system. Hidden files are no images.
     return sorted((f for f in images if not f.name.startswith(".")), key=lambda f: f.name)

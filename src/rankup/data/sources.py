@@ -63,7 +63,7 @@ def load_source(
     if name == "digits":
         return digits()
     named = hub.NAMED.get(name)
-    folder = _named_folder(name, data, download) if named else Path(name).expanduser()
+    folder = _named_folder(name, data, download) if named else Path(os.path.expanduser(name))
     if not folder.is_dir():
         raise DataError(
             f"there is no data set {name!r}: expected digits, {', '.join(hub.NAMED)} or the path "
@@ -91,7 +91,7 @@ def load_source(
 def _named_folder(name: str, data: Path | None, download: bool) -> Path:
     downloaded = cache.cache_folder() / "hub" / name
     given = data or os.environ.get("RANKUP_DATA")
-    places = [Path(given).expanduser() / name] if given else []
+    places = [Path(os.path.expanduser(given)) / name] if given else []
     # Who says where the data is does not want to get another copy.
     if not data or download:
         places.append(downloaded)

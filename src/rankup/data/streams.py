@@ -4,6 +4,7 @@ Permuted and rotated streams have a task per permutation or angle, all on the sa
 streams divide a source's classes among their tasks.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -137,7 +138,7 @@ def stream_info(name: str) -> StreamInfo:
         return STREAMS[name]
     path = name.removeprefix(OWN)
     if path != name and path:
-        sized = None if Path(path).expanduser().is_dir() else _SIZED.fullmatch(path)
+        sized = None if Path(os.path.expanduser(path)).is_dir() else _SIZED.fullmatch(path)
         path, side = (sized[1], int(sized[2])) if sized else (path, None)
         if side is not None and not 1 <= side <= _LARGEST:
             raise DataError(f"images can be scaled to 1 to {_LARGEST} pixels, got {side} in {name}")

@@ -14,6 +14,7 @@ from rankup.engine import Engine
 from rankup.growth import Growth
 from rankup.methods.options import Options
 from rankup.metrics import Footprint
+from rankup.modes import learning_on, outside_inference
 from rankup.recipe import Recipe
 from rankup.steps import Learner
 from rankup.train import OnEpoch, learn
@@ -119,6 +120,7 @@ class Method(ABC):
 
     def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
         """Learn the next task, or raise `TaskFailed` and be as before."""
-        (failure,) = learn([self], [task], Engine(), [resume], [on_epoch])
+        with outside_inference(), learning_on(next(self.setting.module.parameters()).device):
+            (failure,) = learn([self], [task], Engine(), [resume], [on_epoch])
         if failure is not None:
             raise failure

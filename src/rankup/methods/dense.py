@@ -187,7 +187,10 @@ class DenseMethod(Method):
         self._updating = self._changed_from(groups.get("shared", {}))
         with torch.no_grad():
             for name, tensor in self._shared().items():
-                tensor.copy_(groups["shared"][name])
+                saved = groups["shared"][name]
+                if saved.shape != tensor.shape:  # torch would spread it
+                    raise RuntimeError(f"{name} is of shape {list(saved.shape)}")
+                tensor.copy_(saved)
         self.kept, self.buffer = groups.get("kept", {}), groups.get("buffer", {})
         while (own := groups.get(str(self.learned))) is not None:
             starts = [f"{part.spec.name}." for part in self.parts]

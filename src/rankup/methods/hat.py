@@ -27,6 +27,8 @@ from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
 _FARTHEST = 6  # from zero that an embedding may be
+# What an input that is not zero can be, for all that is known of the module between layers.
+_CAN_BE = (math.nan, 1e4, -1e4, 1e-4, -1e-4)
 _SATURATED = 50  # where the compensation of a gradient stops growing
 
 _gates: ContextVar[Tensors] = ContextVar("rankup_gates")
@@ -108,7 +110,8 @@ class HardAttention(GuardedMethod):
         """Which inputs of each layer can be other than zero when only claimed units are in use.
 
         NaN stands for "can be": it goes through sums, ReLUs, means and whatever else is between
-        layers, and where all that comes together is zero, zero it is.
+        layers, and where all that comes together is zero, zero it is. What compares numbers, as
+        `torch.where` does, may make zeros of it: hence also large and small ones of both signs.
         """
         none: dict[str, Any] = {"dtype": torch.bool, "device": self.device}
         any_claimed = torch.stack([units.any() for units in claimed.values()]).any()
@@ -120,16 +123,15 @@ class HardAttention(GuardedMethod):
         def look(spec: FactoredSpec, part: nn.Module, args: tuple[Tensor, ...]) -> None:
             x = args[0]
             found = (x != 0).movedim(-1 - spec.dims, 0).flatten(1).any(1)
-            # What compares numbers, as `torch.where`, may have made zeros of what can be others.
-            lost = ~x.isnan().any() & any_claimed
+            lost = ~x.isnan().any() & any_claimed & math.isnan(value)
             reached[spec.name] = found | reached[spec.name] | lost
 
         def in_use(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
             units = _over(spec, claimed[spec.name])
-            return torch.zeros_like(output).masked_fill(units, math.nan)
+            return torch.zeros_like(output).masked_fill(units, value)
 
         def anything(part: nn.Module, args: object, output: Tensor) -> Tensor:
-            return torch.full_like(output, math.nan)
+            return torch.full_like(output, value)
 
         with ExitStack() as hooks:
             for part in self.parts:
@@ -140,8 +142,9 @@ class HardAttention(GuardedMethod):
                 hooks.enter_context(layer.register_forward_pre_hook(partial(look, spec)))
                 hooks.enter_context(gated_part.register_forward_hook(partial(in_use, spec)))
             (x,) = feed.sample(2, torch.Generator())
-            with gated(claimed), torch.no_grad(), evaluating(self.body), active(self.learned):
-                self.body(torch.full_like(x, math.nan) if x.is_floating_point() else x)
+            for value in _CAN_BE:
+                with gated(claimed), torch.no_grad(), evaluating(self.body), active(self.learned):
+                    self.body(torch.full_like(x, value) if x.is_floating_point() else x.clone())
         return reached
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rankup import seeds
+from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layers import Tensors, active
 from rankup.layout import for_answers
@@ -46,6 +47,10 @@ class PackNet(GuardedMethod):
 
     @torch.no_grad()
     def learner(self, feed: Feed) -> Learner:
+        if self.learned == len(self.setting.tasks):
+            raise RankupError(
+                f"packnet has divided its weights among {self.learned} tasks, and there is one more"
+            )
         owned = {name: self.owners(name) > 0 for name in self.weights}
         held = {name: torch.where(owned[name], w, 0) for name, w in self.weights.items()}
         if self.learned:

@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from rankup.data.tasks import Task
-from rankup.errors import RankupError
+from rankup.errors import RankupError, StoreError
 from rankup.fitting import NetPupil, answering
 from rankup.growth import Growth
 from rankup.manifest import MANIFEST, Manifest
@@ -99,6 +100,25 @@ def _check_teacher(folder: Path, setting: Setting) -> None:
     for task in setting.tasks:
         if known.get(task.name) != task.classes:
             raise RankupError(f"the teacher {folder} has learned no task {task.name!r}")
+    _refuse_other_inputs(folder, setting)
+
+
+def _refuse_other_inputs(folder: Path, setting: Setting) -> None:
+    """Tasks of other streams may have the same names."""
+    try:
+        net = load(_taught_in(folder, setting.seed))
+    except StoreError:
+        return  # told when it is needed: a run that has learned all needs no teacher
+    task = setting.tasks[0].to("cpu")
+    x = torch.zeros(2, *task.train_x.shape[1:], dtype=net.dtype)
+    try:
+        with torch.no_grad():
+            net(x if task.transform is None else task.transform(x), task.name)
+    except (RankupError, RuntimeError):
+        raise RankupError(
+            f"the teacher {folder} has learned another stream: it cannot answer inputs of shape "
+            f"{list(task.train_x.shape[1:])}"
+        ) from None
 
 
 def _pixels_of(run: Path) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import time
@@ -88,8 +89,15 @@ def pieces_in(root: Path) -> list[Piece]:
     for path in (root / FOLDER).glob("*.json"):
         try:
             piece = Piece(**json.loads(path.read_bytes()))
-            found.append((datetime.fromisoformat(piece.begun), piece))
-        except (OSError, ValueError, TypeError):
+            if not (isinstance(piece.machine, str) and 0 <= piece.seconds < math.inf):
+                raise TypeError
+            if not all(isinstance(name, str) for name in piece.cells):
+                raise TypeError
+            begun = datetime.fromisoformat(piece.begun)
+            found.append((begun if begun.tzinfo else begun.replace(tzinfo=UTC), piece))
+        except OSError as error:
+            raise RankupError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError):
             raise RankupError(
                 f"{path} does not say how long a piece took: remove it, and it will not be counted"
             ) from None

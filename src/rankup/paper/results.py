@@ -7,6 +7,7 @@ STREAM-NET/METHOD-DIGEST.json
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,10 +88,27 @@ class Results:
         path = self.path(cell)
         try:
             runs = [Result(**run) for run in json.loads(path.read_bytes())["runs"]]
+            found = {run.seed: run for run in map(_checked, runs)}
+            lengths = {len(run.matrix) for run in runs if not run.failed}
+            if len(found) < len(runs) or len(lengths) > 1:
+                raise ValueError("a seed stands there twice, or has learned other tasks")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, KeyError):
+        except OSError as error:
+            raise RankupError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError):
             raise RankupError(
                 f"{path} is no file of results: remove it, and its runs will be repeated"
             ) from None
-        return {run.seed: run for run in runs}
+        return found
+
+
+def _checked(run: Result) -> Result:
+    """Refuse what no run has written."""
+    amounts = run.parameters, run.buffer, run.seconds
+    if type(run.seed) is not int or not all(0 <= amount < math.inf for amount in amounts):
+        raise ValueError
+    texts = run.date, run.machine, run.command, run.failed
+    if not isinstance(run.config, dict) or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return run

@@ -85,7 +85,9 @@ def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str
     """How many runs there are, by where they ran."""
     cells = dict.fromkeys(own for part in parts.values() for own in part.cells())
     runs = [run for own in cells if (found := results.of(own)) for run in found.runs]
-    where = Counter((run.machine, plain(run.config["versions"]["torch"])) for run in runs)
+    where = Counter(
+        (run.machine, plain(run.config.get("versions", {}).get("torch", "unknown"))) for run in runs
+    )
     dates = {run.date for run in runs}
     if not runs:
         return ["Nothing of it has been run."]

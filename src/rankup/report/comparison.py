@@ -94,6 +94,10 @@ def read_index(path: Path) -> Index:
         values = (getattr(index, item.name) for item in fields(Index))
         if not all(isinstance(v, kind) for v, kind in zip(values, kinds, strict=True)):
             raise TypeError
+        if not all(type(seed) is int for seed in index.seeds):
+            raise TypeError
+        if len(set(index.seeds)) < len(index.seeds):
+            raise ValueError
         index.asked["stream"]
     except OSError as error:
         raise RankupError(f"{path / INDEX} cannot be read: {error.strerror}") from error
@@ -109,7 +113,9 @@ def seed_folder(path: Path, method: str, seed: int) -> Path:
 def read_entry(path: Path, index: Index, method: str) -> Entry:
     folders = [seed_folder(path, method, seed) for seed in index.seeds]
     begun = {f: read_config(f / CONFIG) for f in folders if (f / CONFIG).exists()}
-    runs = [read_run(f) for f, config in begun.items() if len(read_lines(f)) == config.get("tasks")]
+    # Not as many as a run of its own has by now: one may have been taught more tasks since.
+    tasks = {f: index.asked.get("tasks", config.get("tasks")) for f, config in begun.items()}
+    runs = [read_run(f) for f in begun if len(read_lines(f)) == tasks[f]]
     return Entry(
         method=method,
         number=1 + list(index.methods).index(method),

@@ -28,7 +28,7 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
         page.parent.mkdir(parents=True, exist_ok=True)
         with plots_of(page) as folder:
             plots = embedded(write_plots(runs, folder), folder)
-        write_file(page, _page(runs, plots).encode())
+        write_file(page, _page(runs, plots).encode(errors="replace"))  # names may be of any bytes
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page

@@ -114,7 +114,8 @@ class MethodRuns:
         told = [f"seed {seed}: {why}" for seed, why in failures.items()]
         if len(self.runs[method]) == 1:
             told = list(failures.values())
-        return told[0] + (f" (and {len(told) - 1} more seeds)" if told[1:] else "") if told else ""
+        more = f" (and {len(told) - 1} more {'seed' if len(told) == 2 else 'seeds'})"
+        return told[0] + more * (len(told) > 1) if told else ""
 
     def _result(self, method: str) -> str:
         entry = read_entry(self.root, self.index, method)
@@ -154,7 +155,9 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
         failed={},
     )
     if not (root / INDEX).exists():
-        if root.exists() and not (root.is_dir() and not holds_anything(root)):
+        if root.is_file():
+            raise RunError(f"{root} is a file, not a folder: name a new one with --out")
+        if root.exists() and holds_anything(root):
             raise RunError(f"{root} holds other files: name a new folder with --out")
         return index
     if not launch.request.resume:

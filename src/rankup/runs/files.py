@@ -16,6 +16,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 NET = "net"
 
+_MOST = 1e18  # numbers or seconds: nobody has stored or waited for more
+
 
 def runs_in(folder: Path) -> list[Path]:
     """The folder itself where it is a run's, those of all seeds where it is of several."""
@@ -100,6 +102,6 @@ def _checked(line: Any) -> dict[str, Any]:
             raise RankupError(f"it has no {key!r}")
     for key in ("parameters", "buffer", "seconds"):
         value = line[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
             raise RankupError(f"{key!r} is {value!r}, not a number")
     return line
