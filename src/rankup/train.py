@@ -171,7 +171,10 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
         own = seeds.number(pupil.seed, "module", pupil.learned, epoch)
         steps.turn(epoch)
         totals = steps.epoch(draws, [lesson.rates(epoch) for lesson in lessons], own)
-        for number, (lesson, total) in enumerate(zip(lessons, totals.tolist(), strict=True)):
+        sums = totals.tolist()
+        if any(lesson.on_epoch for lesson in lessons):
+            steps.keep()  # who is told may ask the network itself
+        for number, (lesson, total) in enumerate(zip(lessons, sums, strict=True)):
             if not math.isfinite(total):
                 lesson.failure = lesson.failure or TaskFailed(
                     f"task {lesson.feed.task.name!r} diverged: the loss of epoch {epoch + 1} is "
@@ -187,7 +190,6 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
 
 def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
     assert lesson.on_epoch is not None
-    steps.keep()  # whoever is told may ask the network itself
     checkpoint = Checkpoint(done.number, lambda: steps.state(number), lesson.about())
     kept = weakref.ref(checkpoint)
     try:
