@@ -41,11 +41,14 @@ def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
         return False
     found, kind = _FOUND.setdefault(body, {}), (body.training, x.shape[1:])
     if kind not in found:
-        takes = convolves(body) and _answers(body, channels_last(x[:2]))
-        # One that answers neither way was given what it cannot answer, which tells nothing.
-        if not takes and convolves(body) and not _answers(body, x[:2]):
+        if not convolves(body):
+            found[kind] = False
+        elif _answers(body, channels_last(x[:2])):
+            found[kind] = True
+        elif _answers(body, x[:2]):
+            found[kind] = False
+        else:  # it was given what it cannot answer in any layout, which tells nothing
             return False
-        found[kind] = takes
     return found[kind]
 
 

@@ -27,7 +27,7 @@ from rankup.specs import (
     NormSpec,
     Spec,
 )
-from rankup.trace import Trace, trace
+from rankup.trace import Trace, defaults_of, trace
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,14 @@ class _Planner:
     def _folds(self) -> list[tuple[str, str]]:
         """What can be folded as the module trains and as it answers, whatever it is called with."""
         found = self.trace.folds() if self.trace is not None else []
-        if found:
-            answering = self.answering, trace(self.modules[""], training=False, with_options=True)
-            for other in answering:
-                others = other.folds() if other is not None else []
-                found = [pair for pair in found if pair in others]
+        if not found:
+            return []
+        whole, answering = self.modules[""], [self.answering]
+        if defaults_of(whole):
+            answering.append(trace(whole, training=False, with_options=True))
+        for other in answering:
+            others = other.folds() if other is not None else []
+            found = [pair for pair in found if pair in others]
         return found
 
     def _find_head(self) -> str:

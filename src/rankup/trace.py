@@ -181,7 +181,7 @@ def trace(module: nn.Module, *, training: bool = True, with_options: bool = Fals
         own.train(training)
         with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = _drawn_from()
-            defaults = {} if with_options else _defaults(own)
+            defaults = {} if with_options else defaults_of(own)
             graph, again = (Tracer().trace(own, defaults) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
             constant = str(graph) == str(again) and _drawn_from() == before
@@ -190,7 +190,7 @@ def trace(module: nn.Module, *, training: bool = True, with_options: bool = Fals
         return None
 
 
-def _defaults(module: nn.Module) -> dict[str, Any]:
+def defaults_of(module: nn.Module) -> dict[str, Any]:
     """What a forward has for arguments that nobody gives, where torch.fx can take it for given: a
     stand-in for None is not None, and the way with it another."""
     arguments = inspect.signature(module.forward).parameters.values()

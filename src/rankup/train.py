@@ -173,7 +173,7 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
         totals = steps.epoch(draws, [lesson.rates(epoch) for lesson in lessons], own)
         sums = totals.tolist()
         if any(lesson.on_epoch for lesson in lessons):
-            steps.keep()  # who is told may ask the network itself
+            steps.keep()  # who is told may look at the epoch, or ask the network itself
         for number, (lesson, total) in enumerate(zip(lessons, sums, strict=True)):
             if not math.isfinite(total):
                 lesson.failure = lesson.failure or TaskFailed(
@@ -181,7 +181,7 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
                     f"{total / per_epoch}; a learning rate below {lesson.peak:g} may help"
                 )
             elif lesson.on_epoch is not None:
-                done = Epoch(epoch + 1, epochs, total / per_epoch, _look(lesson, steps))
+                done = Epoch(epoch + 1, epochs, total / per_epoch, _look(lesson))
                 _tell(lesson, done, steps, number)
         if all(lesson.failure for lesson in lessons):
             break
@@ -215,14 +215,13 @@ def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
     return first
 
 
-def _look(lesson: _Lesson, steps: Steps) -> Callable[[], float]:
+def _look(lesson: _Lesson) -> Callable[[], float]:
     def look() -> float:
         if lesson.is_over:
             raise TaskStateError(
                 f"an epoch of task {lesson.feed.task.name!r} can be asked for its accuracy while "
                 "the task is being learned, and it is no more"
             )
-        steps.keep()
         return _reached(lesson.pupil, lesson.feed, _PROBE)
 
     return look

@@ -84,13 +84,14 @@ class RankUpdate(Method):
 
 
 def _check_teacher(folder: Path, setting: Setting) -> None:
-    manifest = Manifest.read(_taught_in(folder, setting.seed))
+    home = _taught_in(folder, setting.seed)
+    manifest = Manifest.read(home)
     if manifest.growth.seed != setting.seed:
         raise RankupError(
             f"the teacher {folder} has learned its tasks with seed {manifest.growth.seed}, and "
             f"with seed {setting.seed} they are others"
         )
-    pixels = _pixels_of(_taught_in(folder, setting.seed).parent)
+    pixels = _pixels_of(home.parent)
     if pixels not in (None, setting.recipe.pixels):
         raise RankupError(
             f"the teacher {folder} has learned from pixels {pixels!r}, and would be asked with "
@@ -100,16 +101,15 @@ def _check_teacher(folder: Path, setting: Setting) -> None:
     for task in setting.tasks:
         if known.get(task.name) != task.classes:
             raise RankupError(f"the teacher {folder} has learned no task {task.name!r}")
-    _refuse_other_inputs(folder, setting)
+    _refuse_other_inputs(home, folder, setting.tasks[0].to("cpu"))
 
 
-def _refuse_other_inputs(folder: Path, setting: Setting) -> None:
+def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
     """Tasks of other streams may have the same names."""
     try:
-        net = load(_taught_in(folder, setting.seed))
+        net = load(home)
     except StoreError:
         return  # told when it is needed: a run that has learned all needs no teacher
-    task = setting.tasks[0].to("cpu")
     x = torch.zeros(2, *task.train_x.shape[1:], dtype=net.dtype)
     try:
         with torch.no_grad():

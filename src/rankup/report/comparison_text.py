@@ -55,12 +55,8 @@ def summary(comparison: Comparison) -> str:
         f"{'task' if tasks == 1 else 'tasks'} of {comparison.stream}"
     )
     if comparison.seeds > 1:
-        each = all(entry.whole for entry in shown)
-        said += (
-            f" with {comparison.seeds} seeds each"
-            if each
-            else f" with {comparison.seeds} seeds or fewer"
-        )
+        each = "each" if all(entry.whole for entry in shown) else "or fewer"
+        said += f" with {comparison.seeds} seeds {each}"
     if total > len(shown):
         said = f"Of {total} methods {len(shown)} learned" + said.split(" learned", 1)[1]
     # A bound on all others is best by what it is given.

@@ -20,7 +20,7 @@ from rankup.methods import method_info
 from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
 from rankup.report.text import spread
 from rankup.runs.files import read_lines
-from rankup.runs.folder import RunError, check_folder, holds_anything, told, working_in
+from rankup.runs.folder import RunError, check_folder, holds_anything, in_words, working_in
 from rankup.runs.launch import Launch
 from rankup.runs.replicas import Seed, run_seeds
 from rankup.runs.run import Progress
@@ -155,7 +155,7 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
         failed={},
     )
     if not (root / INDEX).exists():
-        if root.is_file():
+        if root.exists() and not root.is_dir():
             raise RunError(f"{root} is a file, not a folder: name a new one with --out")
         if root.exists() and holds_anything(root):
             raise RunError(f"{root} holds other files: name a new folder with --out")
@@ -169,8 +169,8 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
         before, now = stored.asked.get(name), index.asked.get(name)
         if before != now:
             raise RunError(
-                f"{root} was begun with {name} {told(before)}, not {told(now)}: go on with the "
-                "same options, or begin a new comparison with --out"
+                f"{root} was begun with {name} {in_words(before)}, not {in_words(now)}: go on "
+                "with the same options, or begin a new comparison with --out"
             )
     # One may go on with more seeds and other methods.
     return Index(

@@ -254,9 +254,9 @@ def _difference(name: str, before: Any, now: Any) -> str:
             if one != other:
                 name, before, now = name if key == "name" else key, one, other
                 break
-    return f"{name} {told(before)}, not {told(now)}"
+    return f"{name} {in_words(before)}, not {in_words(now)}"
 
 
-def told(value: Any) -> Any:
+def in_words(value: Any) -> Any:
     """A setting in a sentence, also where it has none."""
     return "left out" if value in (None, "") else value
