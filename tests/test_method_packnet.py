@@ -309,3 +309,13 @@ def test_one_captured_graph_serves_all_tasks(net: str, stream: Stream) -> None:
             assert torch.equal(owners > 0, weight != 0)
             assert abs(int((owners == number).sum()) - weight.numel() / TASKS) <= 1
     assert len(graphs) == 1
+
+
+def test_one_more_task_than_weights_were_divided_among_is_refused(stream: Stream) -> None:
+    method = make(stream)
+    for task in stream:
+        method.learn(task, None, None)
+    weights = {name: weight.clone() for name, weight in method.weights.items()}
+    with pytest.raises(rankup.RankupError, match=f"among {TASKS} tasks, and there is one more"):
+        method.learn(replace(stream[0], name="more"), None, None)
+    assert all(torch.equal(method.weights[name], weight) for name, weight in weights.items())

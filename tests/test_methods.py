@@ -333,3 +333,14 @@ def test_modes_of_torch_that_somebody_is_in_make_no_difference(
     with inside():
         method.learn(stream[0], None, None)
     assert torch.equal(answers(method, stream, 0), answers(usual, stream, 0))
+
+
+def test_a_file_of_a_network_of_another_width_is_refused(tmp_path: Path, stream: Stream) -> None:
+    """Also where torch would spread its numbers over more."""
+    narrow = make("finetune", stream)
+    module = rankup.models.mlp(64, hidden=[1])
+    narrow = type(narrow)(replace(narrow.setting, module=module))
+    narrow.saving(tmp_path)()
+    wide = replace(narrow.setting, module=rankup.models.mlp(64, hidden=[7]))
+    with pytest.raises(rankup.StoreError, match="does not hold what this method, network"):
+        type(narrow).load(tmp_path, wide)
