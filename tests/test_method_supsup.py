@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rankup.growth import Growth
 from rankup.layers import TaskHead, TaskNorm, active
 from rankup.methods import method_options
 from rankup.methods.base import Setting
+from rankup.methods.finetune import FineTune
 from rankup.methods.supsup import MaskedWeight, SupSup, largest
 from rankup.rank import Rank
 from rankup.recipe import Recipe
@@ -143,6 +145,18 @@ def test_the_file_holds_masks_heads_and_norms_but_no_weights(kind: str, tmp_path
             part = method.body.get_submodule(layer)
             assert isinstance(part, TaskHead | TaskNorm)
     assert len([name for name in saved if name.endswith(".mask")]) == 2 * len(masked)
+
+
+def test_what_another_seed_or_method_saved_is_refused(tmp_path: Path) -> None:
+    method = make(seed=1)
+    method.learn(toys(64)[0], None, None)
+    method.save(tmp_path)
+    with pytest.raises(rankup.StoreError, match="of SupSup with seed 1, not of SupSup with seed 0"):
+        SupSup.load(tmp_path, make(seed=0).setting)
+    setting = replace(make(seed=1).setting, options=method_options("finetune", {}))
+    with pytest.raises(rankup.StoreError, match="of SupSup with seed 1, not of FineTune"):
+        FineTune.load(tmp_path, setting)
+    assert SupSup.load(tmp_path, make(seed=1).setting).learned == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

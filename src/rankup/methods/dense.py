@@ -153,7 +153,7 @@ class DenseMethod(Method):
             copies = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_file(folder / _FILE, safetensors.torch.save(copies))
+                write_file(folder / _FILE, safetensors.torch.save(copies, self._who))
             except OSError as error:
                 there = "what was saved there before is whole"
                 raise StoreError(
@@ -171,7 +171,7 @@ class DenseMethod(Method):
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls(setting)
         groups: dict[str, Tensors] = {}
-        for name, tensor in _read(folder / _FILE).items():
+        for name, tensor in _read(folder / _FILE, method._who).items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = tensor.to(method.device)
         try:
@@ -181,6 +181,12 @@ class DenseMethod(Method):
                 f"{folder / _FILE} does not hold what this method, network and stream need"
             ) from error
         return method
+
+    @property
+    def _who(self) -> dict[str, str]:
+        """Said in its file, which another seed or method might take for its own. One entry: those
+        of several would be written in any order."""
+        return {"of": f"{type(self).__name__} with seed {self.seed}"}
 
     def _take(self, groups: dict[str, Tensors]) -> None:
         """Know what was saved."""
@@ -262,9 +268,15 @@ def _counters(part: nn.Module) -> Iterator[Tensor]:
         yield from (t for key, t in part.named_buffers() if key == "num_batches_tracked")
 
 
-def _read(path: Path) -> Tensors:
+def _read(path: Path, who: dict[str, str]) -> Tensors:
+    """What a file holds that was written by that method with that seed."""
     try:
-        return safetensors.torch.load(path.read_bytes())
+        content = path.read_bytes()
+        with safetensors.safe_open(path, "pt") as file:
+            wrote = file.metadata() or who  # files of older versions do not say
+        if wrote != who:
+            raise StoreError(f"{path} is of {wrote.get('of')}, not of {who['of']}")
+        return safetensors.torch.load(content)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except safetensors.SafetensorError as error:
