@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import threading
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 # Torch's flags and its generator, which steps set, are the process's: networks that learn in
 # several threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
+_TAKE_ANY = "; begin_task and commit_task take any"
 _PAD = 64  # rows to a multiple of which a GPU's tables are filled up
 
 
@@ -92,16 +94,19 @@ class NetPupil:
         """Before anything is learned: the module must answer with logits and nothing else, and what
         it may not change while it learns has to be known."""
         x, _ = next(self._feed.train(2))
-        with torch.no_grad(), seeds.drawing(self.net.device, 0):
-            self._check_answer(self.predict(x, self.learned), x, task)
+        _refuse_other_arguments(self.net.body)
+        with seeds.drawing(self.net.device, 0):
+            with torch.no_grad():
+                self._check_answer(self.predict(x, self.learned), x, task)
             self.net._refuse_restless()
             if len(x) > 1:  # norms can do nothing with one
-                self._check_answer(self.net(x, self.learned), x, task)
+                answer = self.net(x, self.learned)
+                self._check_answer(answer, x, task)
+                _refuse_reentrant(answer)
         self.net._undo_trial()
 
     def _check_answer(self, answer: object, x: Tensor, task: Task) -> None:
-        way_out = "; begin_task and commit_task take any"
-        check_answer(answer, x, task, "fit needs a module that", way_out)
+        check_answer(answer, x, task, "fit needs a module that", _TAKE_ANY)
 
     def _learner(self, task: Task) -> RankLearner:
         net, feed = self.net, self._feed
@@ -124,6 +129,32 @@ class NetPupil:
     def abandon(self) -> None:
         if self.net.learning is not None:
             self.net.abandon_task()
+
+
+def _refuse_other_arguments(module: nn.Module) -> None:
+    try:
+        inspect.signature(module.forward).bind(object())
+    except TypeError as error:
+        raise RankupError(
+            "fit calls a module with its inputs alone, which this one's forward does not take: "
+            f"{error}{_TAKE_ANY}"
+        ) from None
+
+
+def _refuse_reentrant(answer: Tensor) -> None:
+    """Refuse a module past whose checkpoints no gradient would come, and nobody would notice."""
+    left, seen = [answer.grad_fn], set[object]()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise RankupError(
+                "fit cannot train past activation checkpoints with use_reentrant=True: take "
+                "use_reentrant=False, as in docs/modules.md"
+            )
+        seen.add(node)
+        left += [before for before, _ in node.next_functions]
 
 
 @outside_inference()

@@ -44,7 +44,13 @@ def is_plain(part: nn.Module) -> bool:
     holds_more = (
         set(part._parameters) != known or part._modules or part._buffers.keys() - _STATISTICS
     )
-    return computes_as_torchs_own(part) and not holds_more
+    return computes_as_torchs_own(part) and not holds_more and not _has_more(type(part))
+
+
+def _has_more(of: type[nn.Module]) -> bool:
+    """Whether a class has something for others to use that its kind of torch's does not have."""
+    kind = next((kind for kind in (*WEIGHTED, *NORMS) if issubclass(of, kind)), nn.Module)
+    return any(not name.startswith("_") for name in {*dir(of)} - {*dir(kind)})
 
 
 def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:

@@ -20,14 +20,24 @@ def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -
         unfolded: Any = plain.get(conv) or copy_of(body.get_submodule(conv))
         unfolded.eval()
         plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
-        plain[norm] = nn.Identity()
+        plain[norm] = _nothing_like(plain[norm])
     own = {name: body.get_submodule(name) for name in plain}
     for name, part in plain.items():
         copy_hooks(own[name], part)
+    for layer in layers:
+        layer.hand_attributes(plain[layer.spec.name])
     module = copy_of(body, {id(own[name]): part for name, part in plain.items()})
     make_trainable(module, plan.dense)
     module.eval()  # which may give back nothing, where a module has one of its own
     return module
+
+
+def _nothing_like(norm: Any) -> nn.Module:
+    """What does nothing in a norm's place, and says of itself what that said."""
+    nothing = nn.Identity()
+    for key in norm.__constants__:
+        setattr(nothing, key, getattr(norm, key))
+    return nothing
 
 
 def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:

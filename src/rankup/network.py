@@ -36,6 +36,7 @@ from rankup.rank import RankRule
 from rankup.rest import RestParts
 from rankup.roster import KnownTask, Roster
 from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
+from rankup.trace import trace
 
 TaskRef = str | int | Tensor | Sequence[str | int]
 Patterns = str | Sequence[str]
@@ -109,6 +110,7 @@ class IncrementalNet(nn.Module):
         exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
         self.body = copy_of(module, exchanged)
         self._refuse_left_out(layers)
+        self._refuse_another_way()
         if growth.base == "new":
             reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
         # What lives through a task: every layer that knows of tasks, and the rest as one.
@@ -252,7 +254,9 @@ class IncrementalNet(nn.Module):
     @outside_inference()
     def __deepcopy__(self, memo: dict[int, Any]) -> "IncrementalNet":
         copied = memo[id(self)] = type(self).__new__(type(self))
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        # As torch pickles a module: without what `compile` made, which runs this network.
+        own = self.__getstate__()  # type: ignore[no-untyped-call]
+        copied.__dict__.update(copy.deepcopy(own, memo))
         return copied
 
     def extra_repr(self) -> str:
@@ -320,6 +324,7 @@ class IncrementalNet(nn.Module):
         if self.growth.base == "keep":
             shapes = spec.base_shapes()
             made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
+        made.take_attributes(original)
         return made
 
     def _refuse_left_out(self, layers: Sequence[TaskLayer]) -> None:
@@ -330,6 +335,18 @@ class IncrementalNet(nn.Module):
                 raise RankupError(
                     f"grow works on a copy of the module, and that has a layer {layer.spec.name!r} "
                     "of its own, as where a class has its own __deepcopy__: leave copying to torch"
+                )
+
+    def _refuse_another_way(self) -> None:
+        """Refuse a module whose forward asks of what class its layers are, and goes another way
+        with those that took the place of its own."""
+        for training, way in zip((True, False), self.plan.ways, strict=True):
+            own = trace(self.body, training=training) if way else None
+            if own is not None and own.way not in (None, way):
+                raise RankupError(
+                    "the module's forward goes another way with a network's layers in place of its "
+                    "own, as one that asks isinstance(layer, nn.Linear): have it ask for something "
+                    "else, as a flag that the module sets"
                 )
 
     def _layers(self) -> Iterator[TaskLayer]:

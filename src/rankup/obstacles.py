@@ -29,6 +29,11 @@ def refuse_kinds(module: nn.Module) -> None:
                 f"{where} was compiled with torch.jit, and its layers cannot be exchanged: give "
                 "the module that it was made from"
             )
+        if "_orig_mod" in part._modules:
+            raise RankupError(
+                f"{where} was compiled with torch.compile, after which answers may change their "
+                "bits: give the module inside, ._orig_mod"
+            )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
             raise RankupError(
                 f"{where} has a max_norm: it shortens rows whenever they are read, on which "
@@ -107,10 +112,10 @@ def _obstacle(name: str, modules: Modules, trace: Trace | None) -> str | None:
     """Why a layer of a known kind cannot be replaced."""
     part = modules[name]
     kind = kind_of(part)
-    if kind is not None and not is_plain(part):
-        return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
     if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
         return _UNINITIALISED
+    if kind is not None and not is_plain(part):
+        return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
     if isinstance(part, CONVOLUTIONS) and part.groups != 1:
         return f"a grouped convolution, groups={part.groups}"
     if has_hooks(part):

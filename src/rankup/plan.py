@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from rankup.specs import (
 )
 from rankup.trace import Trace, defaults_of, trace
 
+_MOST_OPTIONS = 3  # of a forward: each may be given or not, and all ways are looked at
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -40,6 +43,9 @@ class Plan:
     first: str | None
     # The layers of a module that is nothing but factored Linears, a ReLU after each, and a head.
     chain: tuple[str, ...] | None
+    # How the module runs as it trains and as it answers, in words of torch.fx's where that can
+    # tell, and always so.
+    ways: tuple[str | None, str | None]
     dtype: torch.dtype
     device: torch.device
 
@@ -110,6 +116,7 @@ class _Planner:
             capped=tuple(name for name in factored if ranks[name] != asked[name]),
             first=reader if reader in factored else None,
             chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
+            ways=(_way(self.trace), _way(self.answering)),
             dtype=dtype,
             device=device,
         )
@@ -138,12 +145,15 @@ class _Planner:
         found = self.trace.folds() if self.trace is not None else []
         if not found:
             return []
-        whole, answering = self.modules[""], [self.answering]
-        if defaults_of(whole):
-            answering.append(trace(whole, training=False, with_options=True))
-        for other in answering:
-            others = other.folds() if other is not None else []
-            found = [pair for pair in found if pair in others]
+        whole = self.modules[""]
+        options = list(defaults_of(whole))
+        if len(options) > _MOST_OPTIONS:
+            return []
+        for count in range(len(options) + 1):
+            for given in combinations(options, count):
+                other = trace(whole, training=False, given=given) if given else self.answering
+                others = other.folds() if other is not None else []
+                found = [pair for pair in found if pair in others]
         return found
 
     def _find_head(self) -> str:
@@ -156,7 +166,10 @@ class _Planner:
                 )
             return self.growth.head
         if not linears:
-            raise RankupError("the module has no Linear that could be the head")
+            raise RankupError(
+                "the module has no Linear that could be the head: give it one, as on "
+                "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
+            )
         if self.trace is None:
             whole = self.modules[""]
             refuse_functions_of(whole, copied_or_refused(whole))  # naming a head would not help
@@ -278,6 +291,10 @@ class _Planner:
             trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
             kept=self.growth.base == "keep",
         )
+
+
+def _way(found: Trace | None) -> str | None:
+    return found.way if found is not None else None
 
 
 def _unstorable(tensor: torch.Tensor) -> str | None:

@@ -3,6 +3,8 @@
 import inspect
 import pickle
 import random
+from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from rankup import seeds
 from rankup.closures import copy_of
 from rankup.fx_patterns import flattens, only_reader, recorded_lengths
 from rankup.kinds import computes_as_torchs_own
-from rankup.layers import CONVOLUTIONS
+from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.modes import has_hooks
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -22,10 +24,11 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 class Tracer(fx.Tracer):
     """torch.fx steps into every class that is not torch's own, also where the class only says how a
-    layer of a known kind is made."""
+    layer of a known kind is made, and into layers of a network."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return computes_as_torchs_own(m) or super().is_leaf_module(m, module_qualified_name)
+        known = isinstance(m, TaskLayer) or computes_as_torchs_own(m)
+        return known or super().is_leaf_module(m, module_qualified_name)
 
 
 class Trace:
@@ -41,6 +44,7 @@ class Trace:
         self._graph = graph
         self._calls = [node for node in graph.nodes if node.op == "call_module"]
         self.order = [str(node.target) for node in self._calls]
+        self.way = str(graph) if constant else None
 
     def position(self, name: str) -> int:
         """When a layer first runs; after all others where it never does."""
@@ -52,7 +56,7 @@ class Trace:
         return any(
             node.op == "get_attr"
             and str(node.target).startswith(f"{name}.")
-            and not all(_looks_at_kind(user) for user in node.users)
+            and not all(_looks_at_kind(user, node) for user in node.users)
             for node in self._graph.nodes
         )
 
@@ -162,26 +166,31 @@ class Trace:
         return name if isinstance(self._part(node), _BATCH_NORMS) else None
 
 
-def _looks_at_kind(call: fx.Node) -> bool:
+def _looks_at_kind(call: fx.Node, tensor: fx.Node) -> bool:
+    if call.op == "call_method" and call.target in ("to", "type_as"):
+        return call.args[0] is not tensor  # made of the same kind as it
+    if call.op == "call_method":
+        return call.target in ("size", "dim", "numel", "is_floating_point")
     return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")
 
 
-def trace(module: nn.Module, *, training: bool = True, with_options: bool = False) -> Trace | None:
+def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = ()) -> Trace | None:
     """What torch.fx records of a module as it trains, which may be another way than it answers;
     None where it cannot trace it.
 
     Args:
-        with_options: record the way it goes where it is given something for every argument that it
-            has a default for, in place of the way it goes with these.
+        given: arguments with defaults for which something else is given.
     """
     try:
-        # A copy, because a forward may write to its module and its buffers; parameters stay shared.
-        shared = {id(parameter): parameter for parameter in module.parameters()}
-        own = copy_of(module, shared)
+        # A copy, because a forward may write to its module and its buffers; parameters stay shared,
+        # and all that layers hold, which are not run.
+        layers = [part for part in module.modules() if isinstance(part, TaskLayer)]
+        tensors = chain(module.parameters(), *(layer.buffers() for layer in layers))
+        own = copy_of(module, {id(tensor): tensor for tensor in tensors})
         own.train(training)
         with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = _drawn_from()
-            defaults = {} if with_options else defaults_of(own)
+            defaults = {key: value for key, value in defaults_of(own).items() if key not in given}
             graph, again = (Tracer().trace(own, defaults) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
             constant = str(graph) == str(again) and _drawn_from() == before

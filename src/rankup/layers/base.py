@@ -39,6 +39,8 @@ def set_to(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 def active(task: int | Tensor | None) -> AbstractContextManager[None]:
     """Run what is inside for one task, or for a task per sample, given by index; or, where what
     `active_task` gave is handed on, for none."""
+    if isinstance(task, Tensor) and not task.dim():
+        task = int(task)
     if not isinstance(task, int | Tensor | None):
         raise RankupError(f"active takes a task's index, got {task!r}")
     return set_to(_active, task)
@@ -84,6 +86,7 @@ class TaskLayer(nn.Module, ABC):
         self.dtype = dtype
         self.count = 0  # committed tasks
         self.edition = 0  # grows whenever other tensors are loaded into the layer
+        self.attributes: list[str] = []  # that the layer has which it took the place of
         self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
 
     @abstractmethod
@@ -119,6 +122,26 @@ class TaskLayer(nn.Module, ABC):
         self._buffers = {**self._buffers, **tables}
         # Last, so that a thread which runs one task finds it in the tables.
         self.count += 1
+
+    def take_attributes(self, original: nn.Module) -> None:
+        """Have what the layer that this one takes the place of has beside its tensors: a module's
+        forward may look at it."""
+        own = {*vars(self), *dir(type(self)), *self._buffers}
+        torchs = {*type(original).__constants__, "training", "transposed"}  # type: ignore[attr-defined]
+        for key, value in vars(original).items():
+            if key not in own:
+                setattr(self, key, value)
+                self.attributes.append(key)
+            elif not key.startswith("_") and key not in torchs:
+                raise RankupError(
+                    f"layer {self.spec.name!r} has an attribute {key!r}, which a network's layers "
+                    "have for themselves: give it another name"
+                )
+
+    def hand_attributes(self, plain: nn.Module) -> None:
+        """The way back, to a layer that takes this one's place."""
+        for key in self.attributes:
+            setattr(plain, key, getattr(self, key))
 
     def base(self) -> Tensors:
         """What was kept of the module this layer replaced."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankup import seeds
+from rankup.errors import TaskStateError
 from rankup.layers.base import Start, TaskLayer, Tensors
 from rankup.layers.rules import MixedShape, dense_is_cheaper, mixed_way
 from rankup.specs import FactoredSpec
@@ -66,12 +67,18 @@ class FactoredLayer(TaskLayer):
         self.register_buffer("base_weight", None)
         self.register_buffer("base_bias", None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        task = self._task(x)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        task = self._task(input)
         if isinstance(task, Tensor):
-            return self._mixed(x, task)
-        return self._learning(x) if task == self.count else self._of_one_task(x, task)
+            return self._mixed(input, task)
+        if 0 <= task < self.count:
+            return self._of_one_task(input, task)
+        if task == self.count and self._parameters:
+            return self._learning(input)
+        raise TaskStateError(
+            f"layer {self.spec.name!r} knows tasks 0 to {self.count - 1}, not {task}"
+        )
 
     @property
     def weight(self) -> Tensor:

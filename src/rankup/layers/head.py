@@ -71,13 +71,13 @@ class TaskHead(TaskLayer):
     def extra_repr(self) -> str:
         return f"in={self.spec.inputs}, bias={self.spec.bias}"
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.in_features:
-            self._refuse_shape(x, f"{self.in_features} features in the last dimension")
-        task = self._task(x)
+    def forward(self, input: Tensor) -> Tensor:
+        if input.shape[-1] != self.in_features:
+            self._refuse_shape(input, f"{self.in_features} features in the last dimension")
+        task = self._task(input)
         if isinstance(task, Tensor):
-            return self._mixed(x, task)
-        return F.linear(x, *self._own(task))
+            return self._mixed(input, task)
+        return F.linear(input, *self._own(task))
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec)

@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rankup.layers.base import over_last
 from rankup.layers.factored import FactoredLayer, read_tables
@@ -125,6 +126,10 @@ def _sequence(x: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor) -> bool:
-    """Whether autocast or a transform of torch.func is on: these know neither nodes of our own nor
-    operations in place on what they have not seen."""
-    return torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active()
+    """Whether autocast, a transform of torch.func or derivatives in forward mode are on: these know
+    neither nodes of our own nor operations in place on what they have not seen."""
+    return (
+        torch.is_autocast_enabled(x.device.type)
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )

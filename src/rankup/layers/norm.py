@@ -62,19 +62,19 @@ class TaskNorm(TaskLayer):
     def bias(self) -> Tensor | None:
         return self._read("bias") if self.spec.bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        task = self._task(x)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        task = self._task(input)
         if self.spec.shared:
             task = 0
         if isinstance(task, Tensor):
-            return self._mixed(x, task)
+            return self._mixed(input, task)
         if task < self.count:
-            return self._normalise(x, **{key: rows[task] for key, rows in self._rows().items()})
+            return self._normalise(input, **{key: rows[task] for key, rows in self._rows().items()})
         if self.pool is not None:
-            self.pool.add(x)
+            self.pool.add(input)
         return self._normalise(
-            x, self._parameters.get("new_weight"), self._parameters.get("new_bias")
+            input, self._parameters.get("new_weight"), self._parameters.get("new_bias")
         )
 
     def extra_repr(self) -> str:

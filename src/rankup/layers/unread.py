@@ -10,6 +10,7 @@ from rankup.errors import TaskStateError
 
 _PROPERTIES = ("dtype", "device", "shape", "ndim", "is_cuda")
 _METHODS = ("size", "dim", "numel", "is_floating_point")
+_SAME_KIND = (Tensor.to, Tensor.type_as)  # of another tensor, that is made of the kind of this
 _LOOKS = {getattr(Tensor, name).__get__ for name in _PROPERTIES} | {
     getattr(Tensor, name) for name in _METHODS
 }
@@ -37,7 +38,7 @@ class Unread(Tensor):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in _LOOKS:
+        if func in _LOOKS or (func in _SAME_KIND and not isinstance(args[0], cls)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         refused = (arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls))
