@@ -151,10 +151,10 @@ KILLED = """
             self.file.write(content[len(content) // 2 :])
         def __getattr__(self, name): return getattr(self.file, name)
 
-    import rankup.store as store
+    import rankup.files as files
     for name in ("fsync", "replace", "open", "close"):
         setattr(os, name, dies(getattr(os, name)))
-    store.open = lambda *args: File(dies(open)(*args))
+    files.open = lambda *args: File(dies(open)(*args))
     rankup.save(net, sys.argv[1])
 """
 
@@ -185,7 +185,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_loadable_network(tmp_path: Path
     # Old before the manifest is replaced, new after it, and many moments were tried.
     assert tasks == sorted(tasks)
     assert set(tasks) == {3, 4}
-    assert moment > 10
+    assert moment > 14  # writes that were cut in two among them
 
 
 RACING = """

@@ -41,7 +41,9 @@ class ChainLearner(RankLearner):
         self._names = [f"body.{name}" for name, _ in net.body.named_parameters()]
         # A GPU gathers numbers as fast as bytes, so they may as well be scaled before.
         made = feed.made
-        self._is_ready = made is not None and made.is_cuda and 4 * made.numel() <= MOST_BYTES
+        self._is_ready = (
+            made is not None and made.is_cuda and feed.dtype.itemsize * made.numel() <= MOST_BYTES
+        )
         if made is not None and self._is_ready:
             self.x = self._reads["x"] = feed.scaled(feed.floats(made)).flatten(1)
         self._scale = None if self._is_ready else feed.byte_scale

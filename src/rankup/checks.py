@@ -57,7 +57,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def state(net: nn.Module, given: Mapping[str, Any], strict: bool) -> None:
+def state(net: nn.Module, given: Mapping[str, Any], strict: bool, assign: bool) -> None:
     """Refuse a state dict that is not of a network with the same tasks."""
     own = net.state_dict()
     if strict and (others := own.keys() ^ given.keys()):
@@ -68,6 +68,9 @@ def state(net: nn.Module, given: Mapping[str, Any], strict: bool) -> None:
         here, there = (list(getattr(one, "shape", [])) for one in pair)
         if here != there:  # a module may have a state of its own that is no tensor
             _refuse_state(f"{name!r} is of shape {there}, here of {here}")
+        own_dtype, dtype = (getattr(one, "dtype", None) for one in pair)
+        if assign and dtype != own_dtype:  # else torch converts it
+            _refuse_state(f"{name!r} is in {dtype}, here in {own_dtype}")
     for name, part in net.named_modules():
         if isinstance(part, TaskLayer) and (reason := part.misfit(given, f"{name}.")):
             _refuse_state(reason)

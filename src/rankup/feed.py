@@ -225,7 +225,7 @@ def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
     >>> [len(part) for part in in_equal_parts(torch.zeros(2049), 2048)]
     [1025, 1024]
     """
-    return torch.chunk(x, math.ceil(len(x) / most))
+    return torch.tensor_split(x, math.ceil(len(x) / most))
 
 
 def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:

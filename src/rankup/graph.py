@@ -119,11 +119,14 @@ class Graph(Steps):
                     stack.enter_context(learner.bound(tensors))
                 stack.enter_context(kernels.in_use())
             main.wait_stream(torch.cuda.current_stream())
+            before = seeds.drawn_from()
             with torch.cuda.stream(main):  # libraries make themselves ready in their first call
                 for _ in range(2):
                     self.now.zero_()
                     self._step()
             torch.cuda.current_stream().wait_stream(main)
+            if seeds.drawn_from() != before:  # a graph would go the same way in every step
+                raise RuntimeError("the module draws numbers on the CPU")
             with torch.cuda.graph(self.graph, stream=main):
                 self._step()
 

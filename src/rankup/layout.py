@@ -6,9 +6,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rankup import seeds
+from rankup.closures import copy_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, active
 from rankup.specs import FactoredSpec
 
@@ -56,10 +56,11 @@ def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
 def trial(body: nn.Module, x: Tensor, task: int) -> Any:
     """What a module answers, run just to see what happens: with copies of all that it might
     change."""
-    tensors = dict(body.named_parameters()) | dict(body.named_buffers())
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    layers = (part for part in body.modules() if isinstance(part, TaskLayer))
+    tables = {id(t): t for layer in layers for t in layer.buffers()}  # which nobody changes
+    own = copy_of(body, tables)  # functional_call would exchange the tensors of the module itself
     with active(task), seeds.drawing(x.device, 0):
-        return functional_call(body, copies, (x.clone(),))
+        return own(x.clone())
 
 
 def _answers(body: nn.Module, x: Tensor) -> bool:

@@ -69,7 +69,12 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode; after it as it was before."""
-    with modes_kept(module):
+    """Inside, the module is in evaluation mode; after it as it was before. What was so already is
+    left alone: another thread may have begun to learn meanwhile."""
+    learning = [part for part in module.modules() if part.training]
+    try:
         module.eval()
         yield
+    finally:
+        for part in learning:
+            part.training = True

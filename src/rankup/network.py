@@ -248,7 +248,7 @@ class IncrementalNet(nn.Module):
     ) -> Any:
         """torch's own, but that a state which does not fit is refused before anything is loaded:
         torch first loads what fits of it, and earlier tasks would be lost."""
-        checks.state(self, state_dict, strict)
+        checks.state(self, state_dict, strict, assign)
         return super().load_state_dict(state_dict, strict, assign)
 
     @outside_inference()
@@ -278,7 +278,7 @@ class IncrementalNet(nn.Module):
                 part.close()
                 part.install(tables)
             self._roster.append(task)
-        self._hold_constant()
+            self._hold_constant()
 
     def _undo_trial(self) -> None:
         """After the module was run just to see what happens: have it as it was. What must not

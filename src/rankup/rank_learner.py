@@ -202,7 +202,7 @@ class RankLearner(ModuleLearner):
         if (
             layer.base_weight is not None
             or made[0].numel() != layer.in_features
-            or not 0 < 4 * columns * len(feed) <= MOST_BYTES
+            or not 0 < layer.dtype.itemsize * columns * len(feed) <= MOST_BYTES
         ):
             return None
         seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)

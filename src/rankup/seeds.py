@@ -3,6 +3,8 @@ the factors that never are."""
 
 import hashlib
 import math
+import pickle
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,8 +45,27 @@ def normal(*shape: int, generator: torch.Generator) -> Tensor:
 
 @contextmanager
 def drawing(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, torch's own generators of the CPU and the device begin at the seed; outside, nobody
-    will have noticed."""
+    """Inside, the generators that modules draw from begin at the seed, torch's of the CPU and the
+    device, Python's and NumPy's; outside, nobody will have noticed."""
+    own, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        with _drawing_of_torch(device, seed):
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(legacy)  # noqa: NPY002
+
+
+def drawn_from() -> tuple[object, ...]:
+    """The states of all that modules draw from, but for a GPU's."""
+    legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), legacy
+
+
+@contextmanager
+def _drawing_of_torch(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         # Not `torch.manual_seed`, which seeds all devices there are.
         torch.default_generator.manual_seed(seed)

@@ -103,9 +103,10 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     net = _network_without_tasks(folder, manifest, module)
     for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
         part.load_base(tensors)
+    device = net.device
     for index, (task, _) in enumerate(manifest.tasks):
         read = _read_task(folder, manifest, index)
-        net._append_task(task, [{k: t.to(net.device) for k, t in part.items()} for part in read])
+        net._append_task(task, [{k: t.to(device) for k, t in part.items()} for part in read])
     _known_files[net] = net._edition, {file.file: file for file in _files(manifest)}
     return net.eval()
 

@@ -1,13 +1,11 @@
 """What torch.fx tells about a module: in which order its layers run and who reads whom."""
 
 import inspect
-import pickle
-import random
+import threading
 from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
@@ -19,12 +17,30 @@ from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.modes import has_hooks
 
+# torch.fx exchanges methods of all modules while it traces: two at once would leave theirs behind.
+_ONE_AT_A_TIME = threading.Lock()
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Tracer(fx.Tracer):
     """torch.fx steps into every class that is not torch's own, also where the class only says how a
     layer of a known kind is made, and into layers of a network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    # While it traces, torch.fx has taken the place of every module's call, in all threads.
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = isinstance(m, TaskLayer) or computes_as_torchs_own(m)
@@ -188,12 +204,12 @@ def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = 
         tensors = chain(module.parameters(), *(layer.buffers() for layer in layers))
         own = copy_of(module, {id(tensor): tensor for tensor in tensors})
         own.train(training)
-        with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
-            before = _drawn_from()
+        with _ONE_AT_A_TIME, seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
+            before = seeds.drawn_from()
             defaults = {key: value for key, value in defaults_of(own).items() if key not in given}
             graph, again = (Tracer().trace(own, defaults) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
-            constant = str(graph) == str(again) and _drawn_from() == before
+            constant = str(graph) == str(again) and seeds.drawn_from() == before
         return Trace(module, graph, constant)
     except Exception:  # Tracing runs the module's own code: anything may be raised.
         return None
@@ -209,9 +225,3 @@ def defaults_of(module: nn.Module) -> dict[str, Any]:
         for argument in arguments
         if argument.default is not argument.empty and isinstance(argument.default, simple)
     }
-
-
-def _drawn_from() -> tuple[object, ...]:
-    """The states of all that modules draw from."""
-    legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), legacy

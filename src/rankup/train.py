@@ -18,6 +18,7 @@ from rankup.checkpoint import Checkpoint, CheckpointError, Learning
 from rankup.engine import Engine
 from rankup.errors import RankupError, TaskStateError
 from rankup.feed import Draws, Feed
+from rankup.interrupts import undisturbed
 from rankup.optimiser import rates
 from rankup.recipe import Recipe
 from rankup.steps import Learner, Steps
@@ -139,7 +140,8 @@ def learn(
     lessons: list[_Lesson] = []
     try:
         for pupil, task, point, told in zip(pupils, tasks, points, tell, strict=True):
-            lessons.append(_Lesson(pupil, pupil.begin(task), point, told))
+            with undisturbed():  # or a task could be left open that no lesson knows of
+                lessons.append(_Lesson(pupil, pupil.begin(task), point, told))
         for together in _as_long(lessons):
             _train(together, engine.start([lesson.learner for lesson in together]))
         for lesson in lessons:
@@ -216,10 +218,13 @@ def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
 
 
 def _look(lesson: _Lesson) -> Callable[[], float]:
+    # Whoever keeps epochs is not to keep a task's data with them.
+    name, known = lesson.feed.task.name, weakref.ref(lesson)
+
     def look() -> float:
-        if lesson.is_over:
+        if (lesson := known()) is None or lesson.is_over:
             raise TaskStateError(
-                f"an epoch of task {lesson.feed.task.name!r} can be asked for its accuracy while "
+                f"an epoch of task {name!r} can be asked for its accuracy while "
                 "the task is being learned, and it is no more"
             )
         return _reached(lesson.pupil, lesson.feed, _PROBE)

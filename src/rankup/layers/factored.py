@@ -137,7 +137,9 @@ class FactoredLayer(TaskLayer):
         return by(x, tasks, tables)
 
     def _tables(self) -> Tables:
-        return Tables(*read_tables(self._buffers))
+        U, V, S, *rest = read_tables(self._buffers)
+        rank = S.shape[1]  # on a GPU, steps of a task being learned may have filled U and V up
+        return Tables(U[:rank], V[:rank], S, *rest)
 
     def _mixed_by_hidden(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
         hidden = self._map(x, tables.V) * self._per_sample(tables.S.index_select(0, tasks), x)

@@ -94,6 +94,8 @@ class FactoredLinear(FactoredLayer):
         if x.dim() != 2 or _transformed(x):
             return super()._mixed(x, tasks)
         U, V, S, B, base = read_tables(self._buffers)
+        if len(U) != (rank := S.shape[1]):  # filled up by steps of a task being learned, on a GPU
+            U, V = U[:rank], V[:rank]
         hidden = F.linear(x, V).mul_(S.index_select(0, tasks))
         y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y.addmm_(x, base.t())

@@ -1,5 +1,4 @@
-"""Independent networks, one for each task: what tasks reach without each other, and so what forward
-transfer is measured against."""
+"""Independent networks, one for each task: what tasks reach without each other."""
 
 from collections.abc import Callable
 from dataclasses import replace
