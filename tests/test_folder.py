@@ -42,6 +42,30 @@ def test_a_network_that_lacks_tasks_is_not_gone_on_with(
     assert not (out / "net").exists()
 
 
+@pytest.mark.parametrize("learned", [2, 3])
+def test_a_task_that_somebody_taught_the_network_is_none_of_the_streams(
+    learned: int, stream: Stream, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "run", config_for(stream, "rank")
+    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:learned]), out)
+    net = rankup.load(out / "net")
+    net.begin_task("mine", 10)
+    net.commit_task()
+    rankup.save(net, out / "net")
+    there = "'permutation 03'" if learned == 2 else "no more"
+    with pytest.raises(StoreError, match=f"a task 'mine' where the stream has {there}: begin"):
+        run(config, stream, out, resume=True)
+    assert len(read_lines(out)) == learned
+
+
+def test_a_runs_folder_is_no_networks_but_has_one(stream: Stream, tmp_path: Path) -> None:
+    run(config_for(stream, "rank"), stream, tmp_path / "run")
+    with pytest.raises(StoreError, match=r"no network in .*run: .*; there is one in .*run/net"):
+        rankup.load(tmp_path / "run")
+    with pytest.raises(StoreError, match=r"it has no manifest.json$"):
+        rankup.load(tmp_path)
+
+
 def test_lines_that_are_lost_are_not_made_up(stream: Stream, tmp_path: Path) -> None:
     out, config = tmp_path / "run", config_for(stream, "finetune")
     run(config, stream, out)

@@ -1,5 +1,6 @@
 """Images of one's own, wherever they lie and whatever their folders are called."""
 
+import html
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from calling import Call
 from pictures import assert_same, encoded, image_folder, pictures
 from rankup.data import cache, folders, load_source
+from rankup.data.errors import DataError
 from rankup.files import json_bytes
 
 CAFE = os.fsdecode(b"caf\xe9")  # as systems that knew one alphabet wrote it
@@ -133,3 +135,29 @@ def test_what_has_names_of_text_is_written_as_ever(tmp_path: Path) -> None:
         name = file.relative_to(layout.root).as_posix()
         expected += [f"{name} {file.stat().st_size}\n".encode(), file.read_bytes()]
     assert b"".join(cache._content(layout, None)) == b"".join(expected)
+
+
+@pytest.mark.parametrize("classes", [("ant", "bee", "cow", "<dog>"), ("ant", "bee", "cow", CAFE)])
+def test_a_run_tells_which_classes_its_tasks_have(
+    classes: tuple[str, ...], call: Call, tmp_path: Path
+) -> None:
+    out, images = tmp_path / "run", own_images(tmp_path / "images", *classes)
+    done = call("run", *asked(images), "--out", out)
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_bytes().splitlines()]
+    told = [name for line in lines for name in line["classes"]]
+    assert sorted(told) == sorted(classes)
+    assert [len(line["classes"]) for line in lines] == [2, 2]
+    page = (out / "report.html").read_text()
+    for line in lines:
+        shown = ", ".join(line["classes"]).encode("utf-8", "replace").decode()
+        assert f"<small>{html.escape(shown)}</small>" in page
+
+
+def test_images_inside_of_a_class_are_not_left_out(tmp_path: Path) -> None:
+    images = own_images(tmp_path / "images")
+    (images / "b" / "more").mkdir()
+    load_source(str(images))
+    (images / "b" / "more" / "1.png").write_bytes((images / "b" / "1.png").read_bytes())
+    with pytest.raises(DataError, match=r"more holds images inside of a class: put them beside"):
+        load_source(str(images))

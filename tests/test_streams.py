@@ -432,3 +432,13 @@ def test_streams_and_tasks_are_told_in_a_line_without_their_tensors() -> None:
     assert repr(Stream("mine", stream.tasks[:1])) == "Stream('mine', 1 task)"
     samples = "1,442 training and 355 test samples of [1, 8, 8]"
     assert repr(stream[0]) == f"Task('permutation 01', 10 classes, {samples})"
+
+
+def test_tasks_know_what_their_classes_are_called() -> None:
+    x, y = torch.rand(6, 4), torch.arange(6) % 3
+    named = Task("mine", 3, x, y, x, y, class_names=("ant", "bee", "cow"))
+    assert named.to("cpu").class_names == ("ant", "bee", "cow")
+    with pytest.raises(DataError, match="task 'mine' has 3 classes, but 2 names for them"):
+        Task("mine", 3, x, y, x, y, class_names=("ant", "bee"))
+    names = [name for task in make_stream("s-digits") for name in task.class_names]
+    assert sorted(names) == [str(digit) for digit in range(10)]

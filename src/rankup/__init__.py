@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from rankup.recipe import Recipe
     from rankup.size import Size
     from rankup.store import Verification, load, save, verify
-    from rankup.train import TaskFailed
+    from rankup.train import Epoch, OnEpoch, TaskFailed
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Checkpoint": "rankup.checkpoint",
+    "Epoch": "rankup.train",
     "IncrementalNet": "rankup.network",
+    "OnEpoch": "rankup.train",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
     "Recipe": "rankup.recipe",
@@ -44,7 +46,9 @@ _HOME = {
 
 __all__ = [
     "Checkpoint",
+    "Epoch",
     "IncrementalNet",
+    "OnEpoch",
     "Rank",
     "RankupError",
     "Recipe",

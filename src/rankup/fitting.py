@@ -182,8 +182,11 @@ def fit(
     when something else goes wrong, as with Ctrl-C.
 
     Args:
+        net: a network that `grow` made, or `load` gave.
+        task: what to learn, of a name that the network does not know yet.
         recipe: how; without one the default for such a task and network, as `rankup run` has it,
-            in full precision.
+            in float32. A `Recipe` of your own has plain defaults where it says nothing.
+        seed: of the order of samples, augmentation and dropout; else the network's.
         teacher: a module that answers for the task already, or a grown network that has learned a
             task of that name. The task is then learned from its answers in place of labels, for
             inputs as the network gets them; `softness` of the recipe says how they are compared.

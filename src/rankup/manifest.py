@@ -72,7 +72,11 @@ class Manifest:
         try:
             data = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreError(f"there is no network in {folder}: it has no {MANIFEST}") from None
+            inside = folder / "net"
+            hint = f"; there is one in {inside}" if (inside / MANIFEST).exists() else ""
+            raise StoreError(
+                f"there is no network in {folder}: it has no {MANIFEST}{hint}"
+            ) from None
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         except ValueError:

@@ -141,10 +141,12 @@ class IncrementalNet(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the network computes."""
         return next(self.buffers()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        """What it computes in, for good."""
         return self.plan.dtype
 
     @outside_inference()
@@ -183,7 +185,7 @@ class IncrementalNet(nn.Module):
             raise
 
     @outside_inference()
-    def commit_task(self, calibrate: Iterable[Tensor] | None = None) -> None:
+    def commit_task(self, calibrate: Iterable[Any] | None = None) -> None:
         """Make all that the task learned constant. It can never change after this.
 
         Args:
@@ -379,7 +381,7 @@ class IncrementalNet(nn.Module):
             raise
 
     @contextmanager
-    def _pooled_statistics(self, batches: Iterable[Tensor] | None) -> Iterator[None]:
+    def _pooled_statistics(self, batches: Iterable[Any] | None) -> Iterator[None]:
         """Inside, batch norms hold the pooled statistics of the task's data."""
         layers = (layer for layer in self._layers() if isinstance(layer, TaskNorm))
         norms = [norm for norm in layers if norm.wants_statistics]

@@ -21,7 +21,8 @@ class Rank:
 
     `first` and `step` are what the first and every later task add. `seeded` is how many seeded
     factors a layer selects from besides: a number, a multiple of the layer's outputs (`"4x"`), or
-    a sequence with one of these per layer in the order in which the layers run.
+    a sequence with one of these per layer in the order in which the layers run. With `of_outputs`
+    the first two are shares of a layer's outputs, as `Rank.proportional` makes it.
 
     >>> Rank(first=11, step=1)
     Rank(first=11, step=1, seeded=0, of_outputs=False)

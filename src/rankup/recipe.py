@@ -63,7 +63,7 @@ class Recipe:
     pixels: Literal["unit", "centred", "raw"] = _option(
         "unit", "Pixel values from 0 to 1, from -1 to 1, or from 0 to 255."
     )
-    selectors: str = _option(
+    selectors: str | float = _option(
         "previous", "Where selectors over old factors start: 'previous' task's values or a number."
     )
     norms: Literal["fresh", "previous"] = _option(
@@ -112,6 +112,9 @@ class Recipe:
     def augments(self) -> bool:
         return self.flip or self.crop > 0
 
+
+_FIELDS = "".join(f"        {f.name}: {f.metadata['help']}\n" for f in fields(Recipe))
+Recipe.__doc__ = f"{Recipe.__doc__}\n    Args:\n{_FIELDS}    "
 
 PAPER = Recipe(
     epochs=500,

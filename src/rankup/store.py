@@ -64,7 +64,12 @@ class Verification:
 
 
 def save(net: IncrementalNet, path: StrPath) -> None:
-    """Save a network to a folder, or the tasks it has learned since it was saved there."""
+    """Save a network to a folder, or the tasks it has learned since it was saved there.
+
+    Args:
+        net: a network between two tasks.
+        path: the folder, which need not be there.
+    """
     folder = Path(path)
     if not isinstance(net, IncrementalNet):
         raise StoreError(f"save takes a network that grow made, got {type(net).__name__}")
@@ -97,6 +102,10 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     A network that was grown from a module of your own needs one that computes the same, but for its
     weights, which do not matter: nothing in the folder is executed. Buffers that do not belong to
     the module's state (`persistent=False`) are the module's own.
+
+    Args:
+        path: a folder that `save` has written; that of a run is `RUN/net`.
+        module: one such as the network was grown from, where it is of a class of your own.
     """
     folder = Path(path)
     manifest = Manifest.read(folder)

@@ -119,6 +119,11 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int], ...]:
+    for inner in (f for name in classes for f in (folder / name).iterdir() if f.is_dir()):
+        if not inner.name.startswith(".") and _images(inner):
+            raise DataError(
+                f"{inner} holds images inside of a class: put them beside the others of that class"
+            )
     return tuple(
         (file, label) for label, name in enumerate(classes) for file in _images(folder / name)
     )

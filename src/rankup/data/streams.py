@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from rankup.data.errors import DataError
 
@@ -79,7 +79,11 @@ class Stream:
     def __iter__(self) -> "Iterator[Task]":
         return iter(self.tasks)
 
-    def __getitem__(self, index: int) -> "Task":
+    @overload
+    def __getitem__(self, index: int) -> "Task": ...
+    @overload
+    def __getitem__(self, index: slice) -> "tuple[Task, ...]": ...
+    def __getitem__(self, index: int | slice) -> "Task | tuple[Task, ...]":
         return self.tasks[index]
 
     def to(self, device: "torch.device | str") -> "Stream":
@@ -93,15 +97,20 @@ def make_stream(
     *,
     tasks: int | None = None,
     seed: int = 0,
-    data: Path | None = None,
+    data: Path | str | None = None,
     download: bool = False,
     progress: bool = True,
 ) -> Stream:
     """A stream by its name, as `STREAMS` lists them, or `split:PATH` for a folder of your own,
     `split:PATH@64` where its images are to be scaled to 64×64 pixels.
 
-    `tasks` is how many tasks there are: of permutations and angles the first so many, of classes
-    all, in as many equal parts. `data`, `download` and `progress` are those of `load_source`.
+    Args:
+        tasks: how many there are: of permutations and angles the first so many, of classes all, in
+            as many equal parts.
+        seed: of permutations, angles, and which classes come together.
+        data: the folder that holds the data sets; else the environment's RANKUP_DATA.
+        download: get a data set that is not there.
+        progress: show how far reading is.
 
     >>> stream = make_stream("p-digits", tasks=3)
     >>> [task.name for task in stream]
@@ -238,4 +247,5 @@ def _of_classes(source: "Source", name: str, classes: list[int]) -> "Task":
         torch.from_numpy(train_y[train]),
         torch.from_numpy(np.asarray(source.test.x[test])),
         torch.from_numpy(test_y[test]),
+        class_names=tuple(source.class_names[index] for index in classes),
     )

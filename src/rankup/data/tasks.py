@@ -14,6 +14,17 @@ from rankup.data.transforms import Transform
 class Task:
     """What is learned at once. Tensors of several tasks may share memory.
 
+    Args:
+        name: what the network will know the task by.
+        classes: how many classes it has, at least 2.
+        train_x: inputs to learn from, `[N, C, H, W]` or `[N, D]`: uint8 (0 … 255 for 0 … 1),
+            floating point, or int64 (indices, as of tokens).
+        train_y: their classes, int64 `[N]`.
+        test_x: inputs to test with, of the same kind.
+        test_y: their classes.
+        transform: of all its inputs, as a permutation or a rotation.
+        class_names: what the classes are called, 0 first, where that is known.
+
     >>> x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     >>> Task("mine", 3, x, y, x, y)
     Task('mine', 3 classes, 6 training and 6 test samples of [4])
@@ -24,11 +35,12 @@ class Task:
 
     name: str
     classes: int
-    train_x: Tensor  # uint8 (0 … 255 for 0 … 1), floating point, or int64 (indices, as of tokens)
-    train_y: Tensor  # int64 [N]
+    train_x: Tensor
+    train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    transform: Transform | None = None  # of all its inputs: a permutation, a rotation
+    transform: Transform | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -37,6 +49,12 @@ class Task:
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 2:
             raise DataError(f"task {self.name!r} has {count!r} classes, expected at least 2")
         object.__setattr__(self, "classes", int(count))  # which may have been NumPy's
+        object.__setattr__(self, "class_names", tuple(self.class_names))
+        if len(self.class_names) not in (0, self.classes):
+            raise DataError(
+                f"task {self.name!r} has {self.classes} classes, but {len(self.class_names)} names "
+                "for them"
+            )
         self._check_part("training", self.train_x, self.train_y)
         self._check_part("test", self.test_x, self.test_y)
         for what, train, test in (
@@ -57,6 +75,7 @@ class Task:
         )
 
     def to(self, device: torch.device | str) -> "Task":
+        """The task on a device."""
         return self.moved(device, {})
 
     def moved(self, device: torch.device | str, there: dict[Tensor, Tensor]) -> "Task":

@@ -79,8 +79,22 @@ class RankUpdate(Method):
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls.__new__(cls)
         net = load(folder, setting.module)
+        _refuse_other_tasks(folder, net, setting)
         method._know(setting, net.to(next(setting.module.parameters()).device))
         return method
+
+
+def _refuse_other_tasks(folder: Path, net: IncrementalNet, setting: Setting) -> None:
+    """Somebody may have taught the network another task, which is not to be taken for the next."""
+    expected = {task.name: task.classes for task in setting.tasks}
+    known = list(net.classes.items())
+    if known != (wanted := list(expected.items())[: len(known)]):
+        name = next(n for n, pair in enumerate(known) if wanted[n : n + 1] != [pair])
+        raise StoreError(
+            f"{folder} holds a task {known[name][0]!r} where the stream has "
+            + (f"{wanted[name][0]!r}" if name < len(wanted) else "no more")
+            + ": begin a new run with --out, and teach a copy of a run's network, not its own"
+        )
 
 
 def _check_teacher(folder: Path, setting: Setting) -> None:

@@ -115,7 +115,14 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
 def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each task: accuracy now and what was forgotten of it, for each run."""
     rows = []
+    classes = [[", ".join(line.get("classes", ())) for line in run.lines] for run in runs]
+    differ = [len(set(own)) > 1 for own in classes]  # else they say nothing about a task
     for task in range(max(len(run.tasks) for run in runs)):
+        shown = dict.fromkeys(
+            own[task]
+            for own, own_differ in zip(classes, differ, strict=True)
+            if own_differ and task < len(own)
+        )
         names = dict.fromkeys(run.tasks[task] for run in runs if task < len(run.tasks))
         cells = []
         for run in runs:
@@ -124,7 +131,7 @@ def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 cells.append((text.percent(now), text.percent(learned - now)))
             else:
                 cells.append((text.NOTHING, text.NOTHING))
-        rows.append({"name": " / ".join(names), "cells": cells})
+        rows.append({"name": " / ".join(names), "classes": list(shown), "cells": cells})
     return rows
 
 

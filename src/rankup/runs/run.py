@@ -297,6 +297,7 @@ def _line(task: Task, matrix: AccuracyMatrix, method: Method, seconds: float) ->
     footprint = method.footprint()
     return {
         "task": task.name,
+        "classes": list(task.class_names),
         "accuracy": matrix.rows[-1],
         "average_accuracy": matrix.average_accuracy(),
         "forgetting": matrix.forgetting(),
