@@ -67,6 +67,9 @@ def _always(
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
     plain_warnings()
+    # Read when torch is loaded: threads that wait sleep. Else they keep a core busy, and where
+    # something else runs beside them a step takes several times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # One that is closed (`>&-`) is None: nobody wants to hear it.
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
