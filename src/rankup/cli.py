@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from rankup.commands.compare import compare
-from rankup.commands.network import info, verify
+from rankup.commands.network import info, predict, verify
 from rankup.commands.options import in_paragraphs
 from rankup.commands.paper import paper
 from rankup.commands.report import report
@@ -134,6 +134,7 @@ app.command(help=in_paragraphs(paper))(paper)
 app.command()(report)
 app.command()(info)
 app.command()(verify)
+app.command()(predict)
 
 
 @app.command()

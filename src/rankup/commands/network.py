@@ -1,4 +1,4 @@
-"""What can be asked of a network's folder: `rankup info`, `rankup verify`."""
+"""What can be asked of a network's folder: `rankup info`, `rankup verify`, `rankup predict`."""
 
 import sys
 from pathlib import Path
@@ -67,6 +67,45 @@ def verify(path: Annotated[Path, typer.Argument(help="A network's folder, or a r
     print(found, file=sys.stdout if found else sys.stderr)
     if not found:
         raise typer.Exit(1)
+
+
+def predict(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    files: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Files of images.")],
+    task: Annotated[
+        str | None,
+        typer.Option(help="The task, by its name or its number; where there is one, that."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines of file, class and probability, for scripts.")
+    ] = False,
+) -> None:
+    """Say which class of a task images are of, by the network of a run that split its classes.
+
+    Images are brought to the size and the pixels that the run has learned from.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from rankup.runs.answering import what_is_seen
+
+    if _network(path) == path:
+        raise RankupError(
+            f"{path} is no folder of a run, which alone tells what images its network was taught"
+        )
+    seen = what_is_seen(path, task, files)
+    if plain:
+        for file, (first, *_) in zip(files, seen, strict=True):
+            print(file, first.name, f"{first.probability:.4f}", sep="\t")
+        return
+    table = _right_aligned("image", "%")
+    table.add_column("class")
+    table.add_column("or else")
+    for file, (first, second, *_) in zip(files, seen, strict=True):
+        others = f"{second.name} ({100 * second.probability:.1f})"
+        share = f"{100 * first.probability:.1f}"
+        table.add_row(Text(str(file)), share, Text(first.name), Text(others))
+    Console().print(table)
 
 
 def _network(path: Path) -> Path:

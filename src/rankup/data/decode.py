@@ -37,7 +37,7 @@ class Decoder:
         self.encoded = encoded
         self.side = side
         first = next(encoded.train.images())
-        self.shape: Shape = _pixels(first, encoded.train.where(0), side).shape
+        self.shape: Shape = pixels_of(first, encoded.train.where(0), side).shape
 
     def groups(self, split: EncodedSplit, advance: Advance) -> Iterator[Pixels]:
         """The images of a split in their order, some at a time."""
@@ -68,12 +68,12 @@ class Decoder:
     def _group(self, split: EncodedSplit, group: list[tuple[int, bytes | None]]) -> Pixels:
         decoded = np.empty((len(group), *self.shape), dtype=np.uint8)
         for place, (index, image) in enumerate(group):
-            pixels = _pixels(image, split.where(index), self.side)
+            pixels = pixels_of(image, split.where(index), self.side)
             if pixels.shape != self.shape:
                 raise DataError(
-                    f"{split.where(index)}: the image is {_words(pixels.shape)}, but the first one "
-                    f"({self.encoded.train.where(0)}) is {_words(self.shape)}, and all must be "
-                    f"alike: {_OWN_SIZE}"
+                    f"{split.where(index)}: the image is {words_for(pixels.shape)}, but the first "
+                    f"one ({self.encoded.train.where(0)}) is {words_for(self.shape)}, and all must "
+                    f"be alike: {_OWN_SIZE}"
                 )
             decoded[place] = pixels
         return decoded
@@ -114,7 +114,8 @@ def _finished(pending: "deque[Future[Pixels]]", advance: Advance) -> Pixels:
     return group
 
 
-def _pixels(image: bytes | None, where: str, side: int | None) -> Pixels:
+def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
+    """An encoded image as `[C, H, W]`; with `side` in RGB and that many pixels each way."""
     from PIL import Image
 
     if image is None:
@@ -197,6 +198,6 @@ def _in_8_bits(image: "Image.Image") -> "Image.Image":
     return Image.fromarray(scaled.astype(np.uint8))
 
 
-def _words(shape: tuple[int, ...]) -> str:
+def words_for(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
     return f"{width}×{height} {'grey' if channels == 1 else 'RGB'}"
