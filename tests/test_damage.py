@@ -11,7 +11,7 @@ import pytest
 
 from calling import Call
 from rankup.errors import RankupError
-from rankup.paper.cells import cell
+from rankup.paper.cells import Cell, cell
 from rankup.paper.pieces import pieces_in
 from rankup.paper.results import Results
 from rankup.report.comparison import read_comparison, read_index
@@ -33,11 +33,17 @@ RUN = {
 }
 
 
-def write_results(root: Path, *runs: dict[str, Any]) -> Results:
+def write_results(root: Path, *runs: dict[str, Any], of: Cell = CELL) -> Results:
     results = Results(root)
     results.path(CELL).parent.mkdir(parents=True, exist_ok=True)
-    results.path(CELL).write_text(json.dumps({"known": {}, "runs": runs}))
+    results.path(CELL).write_text(json.dumps({"known": of.known(), "runs": runs}))
     return results
+
+
+def test_results_of_something_else_are_refused(tmp_path: Path) -> None:
+    other = cell("p-mnist", "supsup", epochs=5, tasks=2)
+    with pytest.raises(RankupError, match="is no file of results"):
+        write_results(tmp_path, RUN, of=other).of(CELL)
 
 
 def test_results_are_read(tmp_path: Path) -> None:
@@ -56,6 +62,8 @@ def test_results_are_read(tmp_path: Path) -> None:
         {"seconds": None},
         {"seconds": float("inf")},
         {"config": None},
+        {"config": {"versions": ["2.13.0"]}},
+        {"parameters": 10**400},
         {"date": 5},
         {"machine": ["one"]},
     ],

@@ -83,6 +83,20 @@ def test_what_is_no_setting_is_refused_at_once() -> None:
         cell("p-mnist", epochs=0)
 
 
+def test_a_row_can_show_as_many_seeds_as_those_beside_it(results: Results) -> None:
+    own = tiny(seeds=3)
+    results.add(own, [result(seed, [[0.5], [0.5, 0.5 + 0.1 * seed]]) for seed in range(3)])
+    rows = [Row("all", own, (None,)), Row("two", own, (None,), seeds=2)]
+    _, *shown = lines(Section("", ("accuracy",), rows), results)
+    assert shown == [["all", "55.00 ± 5.00"], ["two", "52.50 ± 3.54"]]
+
+
+def test_what_is_compared_in_an_ablation_are_the_same_seeds() -> None:
+    table = part("ablation")
+    assert isinstance(table, Table)
+    assert {row.shown.seeds for section in table.sections for row in section.rows} == {2}
+
+
 def test_more_seeds_than_are_asked_for_do_not_count(results: Results) -> None:
     results.add(tiny(), [result(seed, [[seed / 10]]) for seed in (2, 0)])
     results.add(tiny(), [result(1, [[0.1]])])

@@ -1,5 +1,6 @@
 """How the paper's cells are run: none twice, several at once, in pieces, and teachers first."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -71,6 +72,26 @@ def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.Mo
     runs.run(own, lambda now: learned.append(now.task), pytest.fail)
     assert set(learned) == {1}
     assert results.missing(own) == []
+
+
+def test_what_others_have_run_meanwhile_is_not_run(results: Results) -> None:
+    own = tiny()
+    results.add(own, [result(seed, [[0.9], [0.9, 0.8]]) for seed in range(2)])
+    assert runner(results).run(own, None, print) == ""
+    assert not results.failures(own)
+
+
+def test_results_that_cannot_be_written_are_said_in_a_sentence(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Results, "add", closed)
+    failed = runner(results).run(tiny(), None, print)
+    assert "cannot be written" in failed
+    assert "Permission denied; what was learned is kept" in failed
+    assert "traceback" not in failed
 
 
 def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:

@@ -31,6 +31,7 @@ class Figure:
     title: str
     panels: Mapping[str, Lines]
     draw: Callable[[str, Lines, Results, Theme], Drawing]
+    differs: str = ""  # where our protocol is not the paper's, or not the same for all
 
     def cells(self) -> list[Cell]:
         return list(dict.fromkeys(own for lines in self.panels.values() for own in lines.values()))
@@ -70,7 +71,15 @@ def figure_accuracy() -> Figure:
         }
         for stream in printed.STREAMS
     }
-    return Figure("Average accuracy as tasks come in", panels, _averages)
+    epochs = ", ".join(
+        f"{panels[stream]['rank update, seeded'].epochs} for {EPOCHS[stream]} on {name}"
+        for stream, name in printed.STREAMS.items()
+    )
+    differs = (
+        f"With seeded factors for more epochs than all others ({epochs}), on split streams also "
+        "with 1,024 units for 256."
+    )
+    return Figure("Average accuracy as tasks come in", panels, _averages, differs)
 
 
 def figure_transition() -> Figure:

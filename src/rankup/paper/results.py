@@ -87,16 +87,19 @@ class Results:
     def _found(self, cell: Cell) -> dict[int, Result]:
         path = self.path(cell)
         try:
-            runs = [Result(**run) for run in json.loads(path.read_bytes())["runs"]]
+            content = json.loads(path.read_bytes())
+            runs = [Result(**run) for run in content["runs"]]
             found = {run.seed: run for run in map(_checked, runs)}
             lengths = {len(run.matrix) for run in runs if not run.failed}
             if len(found) < len(runs) or len(lengths) > 1:
                 raise ValueError("a seed stands there twice, or has learned other tasks")
+            if content["known"] != json.loads(json.dumps(cell.known())):
+                raise ValueError("it is of something else")
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise RankupError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, RankupError):
             raise RankupError(
                 f"{path} is no file of results: remove it, and its runs will be repeated"
             ) from None
@@ -106,9 +109,11 @@ class Results:
 def _checked(run: Result) -> Result:
     """Refuse what no run has written."""
     amounts = run.parameters, run.buffer, run.seconds
-    if type(run.seed) is not int or not all(0 <= amount < math.inf for amount in amounts):
+    if type(run.seed) is not int or not all(0 <= float(amount) < math.inf for amount in amounts):
         raise ValueError
     texts = run.date, run.machine, run.command, run.failed
     if not isinstance(run.config, dict) or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    if not isinstance(run.config.get("versions", {}), dict):
         raise TypeError
     return run

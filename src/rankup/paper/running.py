@@ -120,6 +120,8 @@ class Runner:
         memory, has none: another machine may have what it lacked.
         """
         missing, options, teacher = self.results.missing(cell), cell.options(), cell.teacher
+        if not missing:  # another process, or machine, has run them meanwhile
+            return ""
         try:
             if teacher is not None:
                 failed = self._run_seeds(teacher, missing, teacher.options(), on_progress, note)
@@ -155,7 +157,14 @@ class Runner:
         new = [seed for seed in self.results.missing(cell) if seed in folders]
         if new:
             done = [self._result(cell, seed, failures.get(seed, ""), seconds) for seed in new]
-            self.results.add(cell, done)
+            try:
+                self.results.add(cell, done)
+            except OSError as error:
+                raise RankupError(
+                    f"results cannot be written to {self.results.path(cell)}: "
+                    f"{error.strerror or error}; what was learned is kept, and the same command "
+                    "goes on"
+                ) from error
         return next(iter(failures.values()), "")
 
     def _work(self, cell: Cell) -> Path:
@@ -172,7 +181,8 @@ class Runner:
             accuracy=run.matrix.rows if run else [],
             parameters=run.parameters if run else 0.0,
             buffer=run.buffer if run else 0.0,
-            seconds=seconds,
+            # Of a run that was stopped and went on, what it took before as well.
+            seconds=max(seconds, run.seconds) if run else seconds,
             date=datetime.date.today().isoformat(),
             machine=machine(self.device),
             command=self.command,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 
@@ -41,9 +42,9 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
                 tell(console, f"{part.title}: {path}")
             if not written:
                 console.print(f"{part.title}: nothing was run that it shows")
-            continue
-        for table in rich_tables(part, results):
-            print_table(console, table)
+        else:
+            for table in rich_tables(part, results):
+                print_table(console, table)
         if part.differs:
             print_note(console, part.differs)
 
@@ -53,16 +54,17 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
     text = ["# Results", "", _INTRODUCTION, "", *_machines(parts, results)]
     for name, part in parts.items():
         text += ["", f"## {part.title}", "", f"`rankup paper {name}`"]
+        text += ["", part.differs] if part.differs else []
         if isinstance(part, Figure):
             for each in _pictures(name, part, results, page.parent / page.stem):
-                light, dark = (f"{page.stem}/{each}{theme.suffix}.png" for theme in (LIGHT, DARK))
+                names = (f"{page.stem}/{each}{theme.suffix}.png" for theme in (LIGHT, DARK))
+                light, dark = map(quote, names)
                 text += [
                     "",
                     f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
                     f'<img alt="{part.title}" src="{light}"></picture>',
                 ]
         else:
-            text += ["", part.differs] if part.differs else []
             text += ["", markdown(part, results, page)]
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
 
 from rankup.paper.cells import Cell
 from rankup.paper.results import Measured, Results
@@ -46,6 +47,11 @@ class Row:
     name: str
     cell: Cell
     printed: Sequence[float | None]
+    seeds: int | None = None  # the first so many alone, to be compared with others of as many
+
+    @property
+    def shown(self) -> Cell:
+        return replace(self.cell, seeds=self.seeds) if self.seeds else self.cell
 
 
 @dataclass(frozen=True)
@@ -84,10 +90,10 @@ def lines(
         heading += [_heading(measure), *(["paper", "diff"] if has else [])]
     yield heading
     for row in section.rows:
-        measured = results.of(row.cell)
-        line = [name(row) + _seeds(row.cell, measured)]
+        measured = results.of(row.shown)
+        line = [name(row) + _seeds(row.shown, measured)]
         for measure, said, has in zip(section.measures, row.printed, printed, strict=True):
-            line.append(_value(measure, measured, row.cell, results))
+            line.append(_value(measure, measured, row.shown, results))
             if has:
                 line += [_printed(measure, said), _difference(measure, measured, said)]
         yield line
@@ -117,7 +123,7 @@ def markdown(table: Table, results: Results, page: Path) -> str:
     def linked(row: Row) -> str:
         if results.of(row.cell) is None:
             return row.name
-        return f"[{row.name}]({relpath(results.path(row.cell), page.parent)})"
+        return f"[{row.name}]({quote(relpath(results.path(row.cell), page.parent))})"
 
     parts = []
     for section in table.sections:
