@@ -34,13 +34,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Where each image came from that was decoded."""
     seen: list[str] = []
-    pixels = decode._pixels
+    pixels = decode.pixels_of
 
     def counted(image: bytes | None, where: str, side: int | None) -> Pictures:
         seen.append(where)
         return pixels(image, where, side)
 
-    monkeypatch.setattr(decode, "_pixels", counted)
+    monkeypatch.setattr(decode, "pixels_of", counted)
     return seen
 
 

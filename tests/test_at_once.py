@@ -1,9 +1,7 @@
 """What several threads do at once, and what draws and keeps beside what is learned."""
 
 import gc
-import os
 import random
-import signal
 import threading
 import weakref
 from collections import Counter
@@ -21,7 +19,6 @@ from rankup import layout
 from rankup.checkpoint import Checkpoint
 from rankup.data.tasks import Task
 from rankup.feed import in_equal_parts
-from rankup.layers import TaskHead
 from rankup.rank_learner import RankLearner
 from rankup.train import Epoch
 from zoo import GPU
@@ -140,26 +137,6 @@ def test_a_thread_that_answers_ends_nobodys_training_mode() -> None:
         (thread,) = (t for t in threading.enumerate() if t.name == "B")
         rankup.fit(net, DIGITS[1], FEW, on_epoch=look)
     assert all(modes)
-
-
-def test_ctrl_c_in_a_commit_leaves_norms_constant(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    net, x = rankup.grow(module, rankup.Rank(2, 1), exclude="1"), torch.randn(32, 8)
-    net.begin_task("a", 3)
-    net(x, task="a")
-    install = TaskHead.install
-
-    def interrupted(layer: TaskHead, tables: dict[str, Tensor]) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        install(layer, tables)
-
-    monkeypatch.setattr(TaskHead, "install", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        net.commit_task()
-    assert net.tasks == ["a"]
-    before = net.body.get_buffer("1.running_mean").clone()
-    net(5 * x + 3, task="a")
-    assert torch.equal(net.body.get_buffer("1.running_mean"), before)
 
 
 class Drawing(nn.Module):

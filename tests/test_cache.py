@@ -201,7 +201,7 @@ LOAD = """
     import PIL.Image, pyarrow.parquet
     from rankup.data import decode, load_source
 
-    pixels, count = decode._pixels, 0
+    pixels, count = decode.pixels_of, 0
 
     def slow(*args):
         global count
@@ -209,7 +209,7 @@ LOAD = """
         time.sleep(float(sys.argv[2]))
         return pixels(*args)
 
-    decode._pixels = slow
+    decode.pixels_of = slow
     print("ready", flush=True)
     sys.stdin.readline()
     source = load_source(sys.argv[1], progress=False)

@@ -35,6 +35,10 @@ QUICK = ("--tasks", 2, "--epochs", 2, "--width", 8, "--out", "c")
 class Diverging(FineTune):
     """Its second task cannot be learned."""
 
+    @property
+    def _who(self) -> dict[str, str]:  # whose files it writes
+        return {"of": f"FineTune with seed {self.seed}"}
+
     def learner(self, feed: Feed) -> Learner:
         if self.learned == 1:
             next(self.body.parameters()).data.fill_(torch.nan)

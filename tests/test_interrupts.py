@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
 import rankup
 from rankup.data.tasks import Task
@@ -158,3 +159,24 @@ def test_a_rival_that_could_not_begin_has_not_begun(
     assert all(torch.equal(after[key], value) for key, value in before.items())
     method.learn(task, None, None)
     assert method.learned == 1
+
+
+@pytest.mark.usefixtures("handlers")
+def test_ctrl_c_in_a_commit_leaves_norms_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    net, x = rankup.grow(module, rankup.Rank(2, 1), exclude="1"), torch.randn(32, 8)
+    net.begin_task("a", 3)
+    net(x, task="a")
+    install = TaskHead.install
+
+    def interrupted(layer: TaskHead, tables: Tensors) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        install(layer, tables)
+
+    monkeypatch.setattr(TaskHead, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        net.commit_task()
+    assert net.tasks == ["a"]
+    before = net.body.get_buffer("1.running_mean").clone()
+    net(5 * x + 3, task="a")
+    assert torch.equal(net.body.get_buffer("1.running_mean"), before)

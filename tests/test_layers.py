@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -381,3 +382,31 @@ def test_a_norm_reads_all_its_tables_at_one_moment() -> None:
     norm._TABLES = Interrupted(norm._TABLES)
     with active(ids):
         assert torch.equal(norm(x), expected)
+
+
+@pytest.mark.parametrize("samples", [1, 31, 32, 200])
+@pytest.mark.parametrize("base", ["new", "keep"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_answers_of_few_and_many_samples_are_those_of_the_matrix(
+    samples: int, base: Any, bias: bool
+) -> None:
+    module = nn.Sequential(nn.Linear(300, 200, bias=bias), nn.ReLU(), nn.Linear(200, 3))
+    net, x = rankup.grow(module, rankup.Rank(5, 2), base=base), torch.randn(samples, 300)
+
+    def learn(name: str) -> None:
+        net.begin_task(name, 3, selectors=0.5)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        net.commit_task()
+
+    for name in ("a", "b", "c"):
+        learn(name)
+    layer: Any = net.body.get_submodule("0")
+    with active(1):
+        found = layer(x)
+    exact = x.double() @ layer.matrix(1).double().t() + (layer.B[1].double() if bias else 0)
+    assert relative_error(found, exact) < 1e-5
+    learn("d")
+    with active(1):
+        assert torch.equal(layer(x), found)

@@ -65,8 +65,10 @@ def test_a_run_writes_what_the_report_reads(stream: Stream, tmp_path: Path) -> N
     run(config_for(stream), stream, tmp_path / "run")
     lines = read_lines(tmp_path / "run")
     assert [set(line) for line in lines] == [
-        {"task", "accuracy", "average_accuracy", "forgetting", "parameters", "buffer", "seconds"}
+        {"task", "classes", "accuracy", "average_accuracy", "forgetting"}
+        | {"parameters", "buffer", "seconds"}
     ] * 3
+    assert lines[0]["classes"] == [str(digit) for digit in range(10)]
     assert [len(line["accuracy"]) for line in lines] == [1, 2, 3]
     assert all(line["forgetting"] == 0 for line in lines)
     assert all(0 <= value <= 1 for line in lines for value in line["accuracy"])

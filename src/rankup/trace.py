@@ -18,7 +18,7 @@ from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.modes import has_hooks
 
 # torch.fx exchanges methods of all modules while it traces: two at once would leave theirs behind.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = threading.RLock()
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 

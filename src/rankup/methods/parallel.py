@@ -106,7 +106,12 @@ class Parallel(Method):
 
     def _own_setting(self, index: int) -> Setting:
         seed = seeds.number(self.seed, "parallel", index)
-        own = replace(self.setting, growth=replace(self.setting.growth, seed=seed), seed=seed)
+        own = replace(
+            self.setting,
+            growth=replace(self.setting.growth, seed=seed),
+            seed=seed,
+            tasks=self.setting.tasks[index : index + 1],
+        )
         if self.size == "full":
             return own
         rank = Rank(first=int(self.size), step=0)
