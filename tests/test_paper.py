@@ -17,7 +17,7 @@ from rankup.paper import PARTS, mlp, part, plots, printed
 from rankup.paper.cells import cell
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
-from rankup.paper.showing import write_page
+from rankup.paper.showing import show_parts, write_page
 from rankup.paper.tables import Row, Section, Table, Tasks, lines, markdown
 from rankup.runs.request import Device
 
@@ -236,6 +236,18 @@ def test_a_page_that_cannot_be_written_is_said_in_a_sentence(
     with pytest.raises(RankupError, match="file.* cannot be written: "):
         write_page({"figure-transition": figure}, results, tmp_path / page)
     assert not list(tmp_path.glob("*.md"))
+
+
+def test_tables_are_shown_where_pictures_cannot_be_written(
+    results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = plots.figure_transition()
+    results.add(figure.panels["p-mnist"]["EWC"], [result(0, [[0.9], [0.7, 0.9]])])
+    (results.root / "figures").touch()
+    show_parts({"figure-transition": figure, "rank": part("rank")}, results)
+    said = capsys.readouterr()
+    assert "figures cannot be written: " in said.err
+    assert "P-MNIST" in said.out
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
         if isinstance(part, Figure):
             try:
                 written = part.write(name, results, results.root / PICTURES)
-            except OSError as error:
-                raise RankupError(
-                    f"pictures cannot be written to {results.root / PICTURES}: {error.strerror}"
-                ) from error
+            except OSError as error:  # tables can be shown nevertheless
+                where = results.root / PICTURES
+                tell(Console(stderr=True), f"rankup: {where} cannot be written: {error.strerror}")
+                continue
             for each in written:
                 path = results.root / PICTURES / f"{each}.png"
                 tell(console, f"{part.title}: {path}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankup.data.decode import pixels_of, words_for
+from rankup.data.decode import pixels_of, progress_bar, words_for
 from rankup.data.errors import DataError
 from rankup.data.streams import stream_info
 from rankup.errors import RankupError
@@ -29,7 +29,9 @@ class Seen(NamedTuple):
     probability: float
 
 
-class KnownTask(NamedTuple):
+class TaughtTask(NamedTuple):
+    """A task of a run, and what its classes are called."""
+
     name: str
     class_names: tuple[str, ...]
 
@@ -66,15 +68,15 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
     return seen
 
 
-def _known_tasks(run: Path) -> list[KnownTask]:
+def _known_tasks(run: Path) -> list[TaughtTask]:
     lines = {line["task"]: line.get("classes") for line in read_lines(run)}
     return [
-        KnownTask(task.name, tuple(lines.get(task.name) or map(str, range(task.classes))))
+        TaughtTask(task.name, tuple(lines.get(task.name) or map(str, range(task.classes))))
         for task, _ in Manifest.read(run / NET).tasks
     ]
 
 
-def _asked_for(known: Sequence[KnownTask], task: str | None, run: Path) -> KnownTask:
+def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> TaughtTask:
     by_number = {str(number): each for number, each in enumerate(known, start=1)}
     by_name = by_number | {each.name: each for each in known}  # which counts more than a number
     if task is None and len(known) == 1:
@@ -90,17 +92,19 @@ def _asked_for(known: Sequence[KnownTask], task: str | None, run: Path) -> Known
 def _read(files: Sequence[Path], side: int | None, manifest: Manifest) -> Tensor:
     """The images as bytes, `[N, C, H, W]`."""
     arrays = []
-    for file in files:
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}") from error
-        array = pixels_of(content, str(file), side)
-        if not _fits(array.shape, manifest):
-            raise DataError(
-                f"{file}: the image is {words_for(array.shape)}, which the run's were not"
-            )
-        arrays.append(array)
+    with progress_bar("images", len(files), show=True) as advance:
+        for file in files:
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                raise DataError(f"{file} cannot be read: {error.strerror}") from error
+            array = pixels_of(content, str(file), side)
+            if not _fits(array.shape, manifest):
+                raise DataError(
+                    f"{file}: the image is {words_for(array.shape)}, which the run's were not"
+                )
+            arrays.append(array)
+            advance(1)
     return torch.from_numpy(np.stack(arrays))
 
 
