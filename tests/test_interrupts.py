@@ -34,6 +34,17 @@ def handlers() -> Iterator[None]:
         signal.signal(which, handler)
 
 
+def interrupt_install(kind: type[TaskLayer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Ctrl-C come where layers of a kind take over what a task has learned."""
+    install = kind.install
+
+    def interrupted(layer: TaskLayer, tables: Tensors) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        install(layer, tables)
+
+    monkeypatch.setattr(kind, "install", interrupted)
+
+
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_waits_for_the_end(which: int) -> None:
@@ -119,14 +130,7 @@ def rival(name: str, tasks: list[Task]) -> DenseMethod:
 def test_what_a_rival_appends_is_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [clusters(f"task {seed}", classes=2, seed=seed) for seed in (0, 1)]
     method = rival(name, tasks)
-    kind = type(method.head)
-    install = kind.install
-
-    def interrupted(head: TaskLayer, tables: Tensors) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        install(head, tables)
-
-    monkeypatch.setattr(kind, "install", interrupted)
+    interrupt_install(type(method.head), monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         method.learn(tasks[0], None, None)
     monkeypatch.undo()
@@ -167,13 +171,7 @@ def test_ctrl_c_in_a_commit_leaves_norms_constant(monkeypatch: pytest.MonkeyPatc
     net, x = rankup.grow(module, rankup.Rank(2, 1), exclude="1"), torch.randn(32, 8)
     net.begin_task("a", 3)
     net(x, task="a")
-    install = TaskHead.install
-
-    def interrupted(layer: TaskHead, tables: Tensors) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        install(layer, tables)
-
-    monkeypatch.setattr(TaskHead, "install", interrupted)
+    interrupt_install(TaskHead, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         net.commit_task()
     assert net.tasks == ["a"]

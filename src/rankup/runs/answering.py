@@ -15,8 +15,7 @@ from rankup.errors import RankupError
 from rankup.feed import as_floats, as_inputs
 from rankup.layout import for_answers
 from rankup.manifest import Manifest
-from rankup.recipe import Recipe
-from rankup.runs.files import CONFIG, NET, read_config, read_lines
+from rankup.runs.files import CONFIG, NET, read_config, read_lines, recipe_of
 from rankup.store import load
 
 _TOGETHER = 256  # images
@@ -53,9 +52,9 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
             f"{run} has learned {config['stream']}, in which each task changes the images in its "
             "own way: images of yours are none of these"
         )
-    asked = _asked_for(_known_tasks(run), task, run)
-    recipe = Recipe(**{key: value for key, value in config["recipe"].items() if key != "name"})
-    inputs = _read(files, info.side, Manifest.read(run / NET))
+    manifest = Manifest.read(run / NET)
+    asked = _asked_for(_known_tasks(run, manifest), task, run)
+    recipe, inputs = recipe_of(config["recipe"]), _read(files, info.side, manifest)
     net = load(run / NET)
     seen = []
     for part in torch.split(inputs, _TOGETHER):
@@ -68,11 +67,11 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
     return seen
 
 
-def _known_tasks(run: Path) -> list[TaughtTask]:
+def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
     lines = {line["task"]: line.get("classes") for line in read_lines(run)}
     return [
         TaughtTask(task.name, tuple(lines.get(task.name) or map(str, range(task.classes))))
-        for task, _ in Manifest.read(run / NET).tasks
+        for task, _ in manifest.tasks
     ]
 
 

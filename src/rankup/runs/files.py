@@ -1,16 +1,18 @@
 """The files of a run's folder, read back. All that goes on with a run or shows it reads them here.
 
 config.json     what was asked for
-metrics.jsonl   a line per task learned: accuracies, parameters, replay buffer, seconds
+metrics.jsonl   a line per task learned: classes, accuracies, parameters, replay buffer, seconds
 net/            what the method knows
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
+from rankup.recipe import Recipe
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -57,6 +59,11 @@ def no_setting(path: Path, name: str, value: Any, expected: str) -> RankupError:
     return RankupError(
         f"{path} does not hold the settings of a run: its {name!r} is {value!r}{what}"
     )
+
+
+def recipe_of(settings: Mapping[str, Any]) -> Recipe:
+    """The recipe among a run's settings, where it stands with its name."""
+    return Recipe(**{key: value for key, value in settings.items() if key != "name"})
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:

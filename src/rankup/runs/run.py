@@ -31,10 +31,9 @@ from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.rank import parse_rank
-from rankup.recipe import Recipe
 from rankup.runs.allocator import keep_freed_memory
 from rankup.runs.checkpoints import CHECKPOINT, SHARE, Checkpoints, read_checkpoint
-from rankup.runs.files import METRICS, NET, read_lines
+from rankup.runs.files import METRICS, NET, read_lines, recipe_of
 from rankup.runs.folder import (
     RunConfig,
     RunError,
@@ -267,7 +266,7 @@ class SeedRun:
 
 def setting_of(config: RunConfig, stream: Stream) -> Setting:
     """What the run's method is made from."""
-    recipe = Recipe(**{k: v for k, v in config.recipe.items() if k != "name"})
+    recipe = recipe_of(config.recipe)
     for task in stream if recipe.crop else ():
         check_pad(recipe.crop, task.train_x.shape)
     module = make_module(config, stream[0]).to(stream[0].train_x.device)
