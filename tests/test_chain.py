@@ -1,6 +1,7 @@
 """The step that is written by hand is the one that autograd would take."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from rankup.recipe import Recipe
 from rankup.steps import Eager
 
 
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
 @pytest.mark.parametrize("tasks", [0, 2])
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_step_written_by_hand_is_autograds(rank: Rank, tasks: int) -> None:
-    recipe = Recipe(batch=8, weight_decay=0.1)
+def test_the_step_written_by_hand_is_autograds(rank: Rank, tasks: int, loss: Any) -> None:
+    recipe = Recipe(batch=8, weight_decay=0.1, loss=loss)
     plain = learners(RankLearner, rank=rank, tasks=tasks, recipe=recipe)
     by_hand = learners(ChainLearner, rank=rank, tasks=tasks, recipe=recipe)
     assert_agree(after_steps(Eager(plain)), after_steps(Eager(by_hand)))
@@ -112,12 +114,12 @@ def test_only_chains_are_taken_for_chains(between: str) -> None:
     assert not is_chain(net, Feed(task(0), Recipe(), CPU))
 
 
-def test_chains_with_other_losses_or_precisions_take_the_general_step() -> None:
+def test_chains_of_other_precisions_or_with_kept_weights_take_the_general_step() -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1))
     net.begin_task("open", 3)
     assert net.plan.chain == ("hidden.0", "hidden.1")
     assert is_chain(net, Feed(task(0), Recipe(), CPU))
-    assert not is_chain(net, Feed(task(0), Recipe(loss="mse"), CPU))
+    assert is_chain(net, Feed(task(0), Recipe(loss="mse"), CPU))
     assert not is_chain(net, Feed(task(0), Recipe(precision="bfloat16"), CPU))
     kept = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1), base="keep")
     assert not is_chain(kept, Feed(task(0), Recipe(), CPU))
@@ -137,9 +139,10 @@ def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> No
         assert all(len(layer.U) == layer.spec.rank.used(1) for layer in learner._factored.values())
 
 
-def test_replicas_in_one_tensor_are_the_replicas_alone() -> None:
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+def test_replicas_in_one_tensor_are_the_replicas_alone(loss: Any) -> None:
     """What a captured graph of stacked replicas computes, computed on the CPU."""
-    together = learners(ChainLearner, 3)
+    together = learners(ChainLearner, 3, recipe=Recipe(batch=8, loss=loss))
     first = together[0]
     stacked = {
         name: torch.stack([learner.read()[name] for learner in together]) for name in first.read()

@@ -24,36 +24,47 @@ if DEVICE.type == "cpu":  # Triton then runs kernels in Python, far from fast bu
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
-# Outputs, channels, height and width, old factors, new ones. The last has many.
+# Outputs, channels, height and width, seeded factors, old ones, new ones. Three have many.
 LAYERS = [
-    (40, 12, 3, 3, 0, 3),
-    (20, 3, 1, 1, 24, 1),
-    (40, 12, 3, 3, 64, 17),
-    (70, 5, 1, 3, 16, 16),
-    (36, 4, 3, 3, 600, 2),
+    (40, 12, 3, 3, 0, 0, 3),
+    (20, 3, 1, 1, 0, 24, 1),
+    (40, 12, 3, 3, 0, 64, 17),
+    (70, 5, 1, 3, 9, 7, 16),
+    (36, 4, 3, 3, 600, 0, 2),
+    (48, 8, 3, 3, 600, 0, 2),
+    (136, 16, 3, 3, 520, 70, 17),
+    (8, 8, 1, 1, 0, 530, 1),
 ]
 
 
-def test_kernels_and_their_gradients_are_those_of_the_sums() -> None:
+def test_kernels_and_their_gradients_are_those_of_the_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rankup.kernels import build as building
     from rankup.kernels.build import Builder, Factors
 
+    if DEVICE.type == "cpu":  # in Python, Triton cannot multiply numbers of sixteen bits
+        monkeypatch.setattr(building, "_HALF", building.tl.float32)
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw).to(DEVICE)
 
     layers = []
-    for outputs, channels, height, width, old, new in LAYERS:
+    for outputs, channels, height, width, seeded, old, new in LAYERS:
         inputs = channels * height * width
-        learned = random(new, outputs), random(new, inputs), random(old + new)
+        learned = random(new, outputs), random(new, inputs), random(seeded + old + new)
         kernel = channels, height, width
-        frozen = random(old, outputs), random(old, inputs)
-        layers.append(Factors(*frozen, *(t.requires_grad_() for t in learned), kernel))
+        frozen = random(seeded + old, outputs), random(seeded + old, inputs)
+        for table, scale in zip(frozen, (0.3, 0.7), strict=True):
+            table[:seeded] = scale * table[:seeded].sign()
+        layers.append(Factors(*frozen, *(t.requires_grad_() for t in learned), kernel, seeded))
+    assert sum(layer.has_many for layer in layers) == 3
     build = Builder(layers)
     for _ in range(2):  # the numbers change, the addresses do not
         with torch.no_grad():
             for layer in layers:
-                for tensor in (*layer.learned, layer.U, layer.V):
+                for tensor in (*layer.learned, layer.U[layer.seeded :], layer.V[layer.seeded :]):
                     tensor.copy_(random(*tensor.shape))
         towards = [random(layer.sizes[0], *layer.shape).bfloat16() for layer in layers]
         learned = [tensor for layer in layers for tensor in layer.learned]
@@ -70,10 +81,13 @@ def check(layer: Any, found: Tensor, towards: Tensor, grads: tuple[Tensor, ...])
     assert found.dtype == torch.bfloat16
     assert found.is_contiguous(memory_format=torch.channels_last)
     # Off by one in the last of bfloat16's eight bits: Triton in Python does not round but cut.
-    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2e-2)
+    about = float(expected.detach().std())
+    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=0.04 * about)
+    off, near = (found.float() - expected).detach(), 4e-3 if DEVICE.type == "cuda" else 1e-2
+    assert float(off.norm() / expected.detach().norm()) < near
     wanted = torch.autograd.grad(expected, layer.learned, towards.float())
     for grad, want in zip(grads, wanted, strict=True):
-        assert float((grad - want).norm() / want.norm()) < 2e-3
+        assert float((grad - want).norm() / want.norm()) < near
 
 
 IMAGES = [(64, 20, 32, 32), (6, 40, 5, 7), (3, 8, 1, 1)] if DEVICE.type == "cuda" else []

@@ -314,8 +314,9 @@ def test_seeds_of_it_are_captured_together_on_a_gpu(name: str, net: str, tmp_pat
 
 
 @GPU
-def test_seeds_that_learn_by_squared_error_are_captured_together(tmp_path: Path) -> None:
-    assert run_seeds(seeds_of("rank", "mlp", "cuda", tmp_path, loss="mse"), note=pytest.fail) == {}
+@pytest.mark.parametrize("name", ["rank", "finetune"])
+def test_seeds_that_learn_by_squared_error_are_captured_together(name: str, tmp_path: Path) -> None:
+    assert run_seeds(seeds_of(name, "mlp", "cuda", tmp_path, loss="mse"), note=pytest.fail) == {}
 
 
 def test_an_unknown_method_is_refused() -> None:

@@ -33,6 +33,8 @@ _FEWEST = 512  # factors that are worth a sum of their own
 
 
 class ChainLearner(RankLearner):
+    was_tried = True  # by `is_chain`
+
     def __init__(self, net: IncrementalNet, feed: Feed, pad: int = 1) -> None:
         super().__init__(net, feed, pad)
         self.replicas = "stacked"
@@ -85,17 +87,15 @@ class ChainLearner(RankLearner):
         logits = product(weight, x)
         if bias is not None:
             logits += bias.unsqueeze(-1)
-        logs = logits.log_softmax(-2)
-        with self.aside():
-            loss = logs.gather(-2, labels).sum((-2, -1)) * _number(-1 / labels.shape[-1], logs)
-        grad = _to_logits(logs, labels)
+        by_entropy = self.feed.recipe.loss == "cross-entropy"
+        loss, grad, read = (self._cross_entropy if by_entropy else self._squares)(logits, labels)
         name = f"body.{head.spec.name}.new_"
         with self.aside(1):
             grads = {f"{name}weight": product(grad, x.mT)}
             if bias is not None:
                 grads[f"{name}bias"] = grad.sum(-1)
         to_y = product(weight.mT, grad)
-        held = []  # until `join`: what was computed aside reads it
+        held: list[object] = [read]  # until `join`: what was computed aside reads it
         for link in reversed(self._links):
             back = self._backward(link, to_y, product, wants_x=link is not first)
             grads |= {f"body.{link.name}.new_{key}": g for key, g in back.grads.items()}
@@ -103,6 +103,25 @@ class ChainLearner(RankLearner):
             to_y = back.to_x if back.to_x is not None else to_y
         self.join()
         return loss, [grads[name] for name in self._names]
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, its gradient by the logits (the softmax less one at the label, over the batch),
+        and what is to be held for them until `join`."""
+        logs = logits.log_softmax(-2)
+        share = 1 / labels.shape[-1]
+        with self.aside():
+            loss = logs.gather(-2, labels).sum((-2, -1)) * _number(-share, logs)
+        return loss, _less_one_at(labels, logs.exp()).mul_(_number(share, logs)), logs
+
+    def _squares(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for the squared error of the softmax, as the paper's notebook has it."""
+        likely = logits.softmax(-2)
+        off = _less_one_at(labels, likely.clone())
+        share = 1 / (labels.shape[-1] * logits.shape[-2])
+        with self.aside():
+            loss = off.square().sum((-2, -1)) * _number(share, off)
+        to_likely = off * _number(2 * share, off)
+        return loss, torch._softmax_backward_data(to_likely, likely, -2, likely.dtype), off
 
     def _batch(self, draw: Draws, at: Tensor) -> Tensor:
         if self._is_ready:
@@ -149,7 +168,7 @@ def chain_layers(net: IncrementalNet) -> list[FactoredLinear]:
 
 def is_chain(net: IncrementalNet, feed: Feed) -> bool:
     """Whether the network and the recipe are of the kind whose step is written out here."""
-    if feed.recipe.loss != "cross-entropy" or feed.recipe.precision == "bfloat16":
+    if feed.recipe.precision == "bfloat16":
         return False
     layers, task = chain_layers(net), len(net.tasks)
     return (
@@ -305,11 +324,8 @@ def _parts(rank: int) -> int:
     return parts
 
 
-def _to_logits(logs: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the mean cross-entropy by the logits, whose log-softmax is given: the softmax
-    less one at the label, over the batch."""
-    minus = _number(-1.0, logs).expand(labels.shape)
-    return logs.exp().scatter_add_(-2, labels, minus).mul_(_number(1 / labels.shape[-1], logs))
+def _less_one_at(labels: Tensor, likely: Tensor) -> Tensor:
+    return likely.scatter_add_(-2, labels, _number(-1.0, likely).expand(labels.shape))
 
 
 def _number(value: float, like: Tensor) -> Tensor:

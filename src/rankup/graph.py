@@ -127,7 +127,7 @@ class Graph(Steps):
             torch.cuda.current_stream().wait_stream(main)
             if seeds.drawn_from() != before:  # a graph would go the same way in every step
                 raise RuntimeError("the module draws numbers on the CPU")
-            with torch.cuda.graph(self.graph, stream=main):
+            with seeds.kept_if_it_fails(self.device), torch.cuda.graph(self.graph, stream=main):
                 self._step()
 
     def _step(self) -> None:

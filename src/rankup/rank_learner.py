@@ -59,6 +59,7 @@ class RankLearner(ModuleLearner):
 
     seen: Tensor | None
     teacher: Teacher | None
+    was_tried = False  # whether it is known to run still as it was traced
 
     def __init__(
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None
@@ -75,7 +76,7 @@ class RankLearner(ModuleLearner):
             if isinstance(part, FactoredLinear)
             and len(part.U)
             and runs_as_traced(net.body, feed)
-            and _reads_what_is_fed(net.body, part, feed, self.index)
+            and (self.was_tried or _reads_what_is_fed(net.body, part, feed, self.index))
         ]
         self._factored = {
             f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)

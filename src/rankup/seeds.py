@@ -65,13 +65,30 @@ def drawn_from() -> tuple[object, ...]:
 
 
 @contextmanager
+def kept_if_it_fails(device: torch.device) -> Iterator[None]:
+    """Inside, a graph is captured. Where that fails, torch leaves its generator for the GPU as if
+    the capture went on, and nobody can draw from it any more: it gets back what it was before."""
+    generator = _of_gpu(device)
+    before = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        raise
+
+
+def _of_gpu(device: torch.device) -> torch.Generator:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+@contextmanager
 def _drawing_of_torch(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         # Not `torch.manual_seed`, which seeds all devices there are.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            torch.cuda.default_generators[index].manual_seed(seed)
+            _of_gpu(device).manual_seed(seed)
         yield
 
 

@@ -1,5 +1,8 @@
 """Kernels of convolutions from their factors, and the factors' gradients from the kernels': five
-launches for all layers of a network where torch's own operations take seventeen for each."""
+or six launches for all layers of a network where torch's own operations take seventeen for each.
+
+Layers with many factors multiply them in sixteen bits, which is what the kernel has in the end.
+Seeded ones, most of them, lose nothing by it: they are signs."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from rankup.kernels import products, refuse_second_derivatives
@@ -15,7 +19,8 @@ from rankup.layers import FactoredConv
 
 _MANY = 512  # factors of a layer from which on its products are large ones
 _SUM = 128  # factors whose gradients are summed up together
-_SHARED = 128 * 1024  # bytes of a processor's memory that large tiles take
+_SHARED = 96 * 1024  # bytes of a processor's memory that large tiles take
+_EVEN = 8  # numbers of sixteen bits that are read at once
 
 
 class Tiling(NamedTuple):
@@ -29,8 +34,10 @@ class Tiling(NamedTuple):
 
 
 _FEW = Tiling(outputs=32, inputs=64, rank=16, warps=4)
-_FORWARD = Tiling(outputs=128, inputs=128, rank=32, warps=8)
-_BACKWARD = Tiling(outputs=128, inputs=64, rank=64, warps=8, even=4)
+_FORWARD = Tiling(outputs=128, inputs=128, rank=64, warps=8, even=_EVEN)
+_BACKWARD = Tiling(outputs=128, inputs=64, rank=128, warps=8, even=_EVEN)
+_HALVE = Tiling(outputs=64, inputs=64, rank=64, warps=4, even=_EVEN)
+_HALF = tl.bfloat16
 _BACK = (products.in_order, products.to_selector, products.to_V, products.sum_parts)
 
 
@@ -43,13 +50,15 @@ class Factors(NamedTuple):
     new_V: Tensor
     selector: Tensor  # a number for each factor, the frozen ones first
     shape: tuple[int, int, int]  # channels, height and width of the kernel
+    seeded: int = 0  # frozen ones, the first, whose entries differ in their signs alone
 
     @classmethod
     def of(cls, layer: FactoredConv) -> Self:
         """The factors of the task that a layer is learning."""
         height, width = layer.conv.kernel_size
         shape = layer.in_channels, height, width
-        return cls(layer.U, layer.V, layer.new_U, layer.new_V, layer.new_selector, shape)
+        learned = layer.new_U, layer.new_V, layer.new_selector
+        return cls(layer.U, layer.V, *learned, shape, layer.spec.rank.seeded)
 
     @property
     def learned(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,14 +67,16 @@ class Factors(NamedTuple):
     @property
     def has_many(self) -> bool:
         """Whether its products are worth tiles of their own; these want rows that are aligned."""
-        return len(self.U) > _MANY and self.new_U.shape[1] % 4 == self.new_V.shape[1] % 4 == 0
+        outputs, inputs = self.new_U.shape[1], self.new_V.shape[1]
+        return len(self.U) > _MANY and outputs % _EVEN == inputs % _EVEN == 0
 
     @property
-    def sizes(self) -> tuple[int, int, int, int, int, int]:
-        """Outputs, inputs, old factors, new ones, channels and positions."""
+    def sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        """Outputs, inputs, old factors, new ones, channels, positions and seeded factors."""
         channels, height, width = self.shape
         outputs, inputs = self.new_U.shape[1], self.new_V.shape[1]
-        return outputs, inputs, len(self.U), len(self.new_U), channels, height * width
+        old, new = len(self.U), len(self.new_U)
+        return outputs, inputs, old, new, channels, height * width, self.seeded
 
 
 class Builder:
@@ -120,9 +131,11 @@ class _Room(NamedTuple):
     by_selector: Tensor
     parts: Tensor  # of the selector's gradient, from some of the outputs each
     by_weight: Tensor  # as by_kernel, in the order of the matrix
+    half_U: Tensor  # where there are many: all factors in sixteen bits, times their selectors
+    half_V: Tensor  # seeded ones are 1 and -1
 
     @classmethod
-    def of(cls, layer: Factors, backward: Tiling) -> Self:
+    def of(cls, layer: Factors, backward: Tiling, many: bool) -> Self:
         kernel = torch.empty(
             layer.new_U.shape[1],
             *layer.shape,
@@ -133,6 +146,11 @@ class _Room(NamedTuple):
         by_U, by_V, by_selector = map(torch.empty_like, layer.learned)
         parts = triton.cdiv(layer.sizes[0], backward.outputs), len(layer.selector)
         by_weight = kernel.new_empty(kernel.numel())
+        half_U, half_V = (
+            kernel.new_empty(len(layer.selector) if many else 0, table.shape[1])
+            for table in (layer.U, layer.V)
+        )
+        half_V[: layer.seeded] = layer.V[: len(half_V[: layer.seeded])].sign()
         return cls(
             kernel,
             torch.empty_like(kernel),
@@ -141,6 +159,8 @@ class _Room(NamedTuple):
             by_selector,
             layer.selector.new_empty(parts),
             by_weight,
+            half_U,
+            half_V,
         )
 
     @property
@@ -154,7 +174,7 @@ class _Group:
     def __init__(self, layers: Sequence[Factors], many: bool) -> None:
         self.many = many
         forward, backward = (_FORWARD, _BACKWARD) if many else (_FEW, _FEW)
-        self._rooms = [_Room.of(layer, backward) for layer in layers]
+        self._rooms = [_Room.of(layer, backward, many) for layer in layers]
         # Kernels know tensors by how far they are, in eights, from one of their kind.
         self._floats, self._halves = layers[0].selector, self._rooms[0].kernel
         pairs = zip(layers, self._rooms, strict=True)
@@ -166,6 +186,7 @@ class _Group:
         self._work = {
             kernel: self._tiles(kind, tiling, sizes, device)
             for kernel, kind, tiling in (
+                (products.halve, _row_tiles, _HALVE),
                 (products.weights, _weight_tiles, forward),
                 (products.in_order, _weight_tiles, _FEW),
                 (products.to_selector, _factor_tiles, backward),
@@ -175,6 +196,8 @@ class _Group:
         }
 
     def forward(self) -> Sequence[Tensor]:
+        if self.many:
+            self._launch(products.halve)
         self._launch(products.weights)
         return [room.kernel for room in self._rooms]
 
@@ -195,6 +218,7 @@ class _Group:
             OUT=tiling.outputs,
             IN=tiling.inputs,
             RANK=tiling.rank,
+            HALF=_HALF if self.many else None,
             SUM=_SUM,
             EVEN=tiling.even,
             num_warps=tiling.warps,
@@ -211,6 +235,8 @@ class _Group:
         kind: Any, tiling: Tiling, sizes: Any, device: torch.device
     ) -> tuple[Tiling, Tensor]:
         rows = [(n, *tile) for n, own in enumerate(sizes) for tile in kind(tiling, *own[:4])]
+        # What takes longest is begun first, so that little is waited for in the end.
+        rows.sort(key=lambda row: sizes[row[0]][1], reverse=True)
         return tiling, torch.tensor(rows, dtype=torch.int32, device=device)
 
 
@@ -226,23 +252,31 @@ class _Build(torch.autograd.Function):
         return None, *ctx.builder.backward(grads)
 
 
-# What each program does: of which rows and columns. New factors are looked at after the old ones,
-# from a tile of their own on.
+# What each program does: of which rows and columns. Programs that follow each other read the same
+# part of the larger table. New factors are looked at after the old ones, from a tile of their own
+# on.
 
 
 def _weight_tiles(
     of: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
-    for o in range(0, outputs, of.outputs):
-        for i in range(0, inputs, of.inputs):
+    for i in range(0, inputs, of.inputs):
+        for o in range(0, outputs, of.outputs):
             yield o, i
+
+
+def _row_tiles(
+    of: Tiling, outputs: int, inputs: int, old: int, new: int
+) -> Iterator[tuple[int, int]]:
+    for r in [*range(0, old, of.rank), *range(old, old + new, of.rank)]:
+        yield r, 0
 
 
 def _factor_tiles(
     of: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
-    for part in range(triton.cdiv(outputs, of.outputs)):
-        for r in [*range(0, old, of.rank), *range(old, old + new, of.rank)]:
+    for r, _ in _row_tiles(of, outputs, inputs, old, new):
+        for part in range(triton.cdiv(outputs, of.outputs)):
             yield r, part
 
 

@@ -18,7 +18,9 @@ _BY_V = tl.constexpr(8)
 _BY_SELECTOR = tl.constexpr(9)
 _PARTS = tl.constexpr(10)
 _BY_WEIGHT = tl.constexpr(11)
-_TENSORS = tl.constexpr(12)
+_HALF_U = tl.constexpr(12)
+_HALF_V = tl.constexpr(13)
+_TENSORS = tl.constexpr(14)
 
 # Columns of the table of sizes.
 _OUTPUTS = tl.constexpr(0)
@@ -27,7 +29,8 @@ _OLD = tl.constexpr(2)
 _NEW = tl.constexpr(3)
 _CHANNELS = tl.constexpr(4)
 _POSITIONS = tl.constexpr(5)
-_SIZES = tl.constexpr(6)
+_SEEDED = tl.constexpr(6)
+_SIZES = tl.constexpr(7)
 
 
 @triton.jit
@@ -95,6 +98,99 @@ def _product(
 
 
 @triton.jit
+def _half_product(
+    us,
+    vs,
+    count,
+    outputs,
+    inputs,
+    o,
+    i,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """The same in sixteen bits, where the selector is in us already."""
+    total = tl.zeros((OUT, IN), tl.float32)
+    is_out, is_in = o < outputs, i < inputs
+    for start in range(0, count, RANK):
+        r = start + tl.arange(0, RANK)
+        has = r < count
+        u = tl.load(
+            us + r[None, :] * outputs + o[:, None], mask=has[None, :] & is_out[:, None], other=0
+        )
+        v = tl.load(
+            vs + r[:, None] * inputs + i[None, :], mask=has[:, None] & is_in[None, :], other=0
+        )
+        total = tl.dot(u.to(HALF), v.to(HALF), total)
+    return total
+
+
+@triton.jit
+def _rows(floats, places, sizes, layer, first, RANK: tl.constexpr):
+    """Some factors, old or new ones, from the first on: tables of their U and V, which they are
+    among all, which of the tables' rows, and which of these there are."""
+    old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
+    is_new = first >= old
+    if is_new:
+        us, vs = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
+    else:
+        us, vs = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
+    at = first + tl.arange(0, RANK)
+    r = at - tl.where(is_new, old, 0)
+    return us, vs, at, r, r < tl.where(is_new, new, old)
+
+
+@triton.jit
+def _scale(floats, places, sizes, layer, at):
+    """What a row of `half_V` is to be multiplied by: seeded factors are signs there."""
+    size = tl.abs(tl.load(_of(floats, places, layer, _V)))
+    return tl.where(at < _size(sizes, layer, _SEEDED), size, 1.0)
+
+
+@triton.jit
+def halve(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Factors in sixteen bits: U times the selector and what V is to be multiplied by, and V where
+    it is not that of seeded factors, which is there for good."""
+    layer, first, _ = _tile(tiles)
+    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
+    us, vs, at, r, has = _rows(floats, places, sizes, layer, first, RANK)
+    half_U, half_V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
+    selector = tl.load(_of(floats, places, layer, _SELECTOR) + at, mask=has, other=0)
+    factor = selector * _scale(floats, places, sizes, layer, at)
+    for start in range(0, outputs, OUT):
+        o = start + tl.arange(0, OUT)
+        there = has[:, None] & (o < outputs)[None, :]
+        u = tl.load(us + r[:, None] * outputs + o[None, :], mask=there, other=0)
+        tl.store(
+            half_U + at[:, None] * outputs + o[None, :],
+            (u * factor[:, None]).to(tl.bfloat16),
+            mask=there,
+        )
+    seeded = _size(sizes, layer, _SEEDED)
+    if first + RANK > seeded:
+        learned = has & (at >= seeded)
+        for start in range(0, inputs, IN):
+            i = start + tl.arange(0, IN)
+            there = learned[:, None] & (i < inputs)[None, :]
+            v = tl.load(vs + r[:, None] * inputs + i[None, :], mask=there, other=0)
+            tl.store(half_V + at[:, None] * inputs + i[None, :], v.to(tl.bfloat16), mask=there)
+
+
+@triton.jit
 def weights(
     floats,
     halves,
@@ -104,6 +200,7 @@ def weights(
     OUT: tl.constexpr,
     IN: tl.constexpr,
     RANK: tl.constexpr,
+    HALF: tl.constexpr,
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
@@ -111,11 +208,17 @@ def weights(
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     o, i = first_o // OUT * OUT + tl.arange(0, OUT), first_i // IN * IN + tl.arange(0, IN)
-    selector = _of(floats, places, layer, _SELECTOR)
-    U, V = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
-    kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK)
-    new_U, new_V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
-    kernel += _product(new_U, new_V, selector + old, new, outputs, inputs, o, i, OUT, IN, RANK)
+    if HALF is None:
+        selector = _of(floats, places, layer, _SELECTOR)
+        U, V = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
+        kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK)
+        new_U, new_V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
+        kernel += _product(new_U, new_V, selector + old, new, outputs, inputs, o, i, OUT, IN, RANK)
+    else:
+        half_U, half_V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
+        kernel = _half_product(
+            half_U, half_V, old + new, outputs, inputs, o, i, OUT, IN, RANK, HALF
+        )
     tl.store(
         _of(halves, places, layer, _KERNEL) + _place(sizes, layer, o[:, None], i[None, :]),
         kernel.to(tl.bfloat16),
@@ -133,6 +236,7 @@ def in_order(
     OUT: tl.constexpr,
     IN: tl.constexpr,
     RANK: tl.constexpr,
+    HALF: tl.constexpr,
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
@@ -148,34 +252,22 @@ def in_order(
 
 
 @triton.jit
-def to_selector(
-    floats,
-    halves,
-    places,
-    sizes,
-    tiles,
+def _seen(
+    vs,
+    grad,
+    r,
+    has,
+    o,
+    outputs,
+    inputs,
     OUT: tl.constexpr,
     IN: tl.constexpr,
     RANK: tl.constexpr,
-    SUM: tl.constexpr,
-    EVEN: tl.constexpr,
+    NUMBERS: tl.constexpr,
 ):
-    """A share of the selector's gradient, that of some outputs, and new factors' by U."""
-    layer, first, part = _tile(tiles)
-    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
-    old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
-    is_new = first >= old
-    if is_new:
-        us, vs = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
-    else:
-        us, vs = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
-    at = first + tl.arange(0, RANK)  # among all factors
-    r = at - tl.where(is_new, old, 0)  # among old or new ones
-    has = r < tl.where(is_new, new, old)
-    o = part * OUT + tl.arange(0, OUT)
+    """The gradient by a weight, as V sees it: `[RANK, OUT]`."""
+    seen = tl.zeros((RANK, OUT), tl.float32)
     is_out = o < outputs
-    grad = _of(halves, places, layer, _BY_WEIGHT)
-    seen = tl.zeros((RANK, OUT), tl.float32)  # the gradient, as V sees it
     for start in range(0, inputs, IN):
         i = start + tl.arange(0, IN)
         is_in = i < inputs
@@ -187,7 +279,38 @@ def to_selector(
             mask=is_out[None, :] & is_in[:, None],
             other=0,
         )
-        seen += tl.dot(v, g.to(tl.float32), input_precision="tf32")
+        seen = tl.dot(v.to(NUMBERS), g.to(NUMBERS), seen, input_precision="tf32")
+    return seen
+
+
+@triton.jit
+def to_selector(
+    floats,
+    halves,
+    places,
+    sizes,
+    tiles,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    SUM: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """A share of the selector's gradient, that of some outputs, and new factors' by U."""
+    layer, first, part = _tile(tiles)
+    outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
+    old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
+    us, vs, at, r, has = _rows(floats, places, sizes, layer, first, RANK)
+    o = part * OUT + tl.arange(0, OUT)
+    is_out = o < outputs
+    grad = _of(halves, places, layer, _BY_WEIGHT)
+    if HALF is None:
+        seen = _seen(vs, grad, r, has, o, outputs, inputs, OUT, IN, RANK, tl.float32)
+    else:
+        half_V = _of(halves, places, layer, _HALF_V)
+        seen = _seen(half_V, grad, at, has, o, outputs, inputs, OUT, IN, RANK, HALF)
+        seen *= _scale(floats, places, sizes, layer, at)[:, None]
     u = tl.load(
         us + r[:, None] * outputs + o[None, :], mask=has[:, None] & is_out[None, :], other=0
     )
@@ -198,7 +321,7 @@ def to_selector(
     tl.store(
         _of(floats, places, layer, _BY_U) + r[:, None] * outputs + o[None, :],
         seen * s[:, None],
-        mask=is_new & has[:, None] & is_out[None, :],
+        mask=(first >= old) & has[:, None] & is_out[None, :],
     )
 
 
@@ -212,6 +335,7 @@ def to_V(
     OUT: tl.constexpr,
     IN: tl.constexpr,
     RANK: tl.constexpr,
+    HALF: tl.constexpr,
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
@@ -252,6 +376,7 @@ def sum_parts(
     OUT: tl.constexpr,
     IN: tl.constexpr,
     RANK: tl.constexpr,
+    HALF: tl.constexpr,
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):

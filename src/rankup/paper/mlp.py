@@ -112,7 +112,7 @@ def _rivals(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[R
 
 
 def _ours(stream: str, figure: float | None) -> list[Row]:
-    paper = f"rank, paper's recipe, {ours.PAPER_EPOCHS} of its 500 epochs"
+    paper = f"rank, paper's recipe, {ours.PAPER_EPOCHS} epochs"
     cells = {paper: ours.by_the_paper(stream)} | ours.rows(stream)
     return [Row(name, own, (figure, None)) for name, own in cells.items()]
 

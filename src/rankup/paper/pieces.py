@@ -93,8 +93,7 @@ def pieces_in(root: Path) -> list[Piece]:
                 raise TypeError
             if not all(isinstance(name, str) for name in piece.cells):
                 raise TypeError
-            begun = datetime.fromisoformat(piece.begun)
-            found.append((begun if begun.tzinfo else begun.replace(tzinfo=UTC), piece))
+            found.append((_begun(piece), piece))
         except OSError as error:
             raise RankupError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, TypeError):
@@ -106,7 +105,8 @@ def pieces_in(root: Path) -> list[Piece]:
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
     """How long all of these cells took, a line for each machine on which all were run. What a piece
-    lost by being stopped is counted, and so is what it ran beside these cells."""
+    lost by being stopped is counted, and so is what it ran beside these cells; but the time of
+    several that ran beside each other only once."""
     shown = {str(cell.folder()) for cell in cells}
     by_machine: dict[str, list[Piece]] = {}
     for piece in pieces_in(root):
@@ -114,9 +114,29 @@ def waits(root: Path, cells: Collection[Cell]) -> list[str]:
     lines = []
     for machine, pieces in by_machine.items():
         if shown <= {name for piece in pieces for name in piece.cells}:
-            minutes = sum(piece.seconds for piece in pieces) / 60
+            minutes = _waited(pieces) / 60
             which = "one piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
             lines.append(
                 f"All {len(shown)} settings took {minutes:.0f} min on one {machine}, in {which}."
             )
     return lines
+
+
+def _waited(pieces: Collection[Piece]) -> float:
+    """Seconds in which at least one of these pieces, in the order in which they were begun, ran.
+
+    >>> at = [Piece(f"2026-01-01T10:{m:02}:00", "", "", "", 60.0 * n) for m, n in ((0, 9), (5, 2))]
+    >>> _waited(at), _waited(at[:1]), _waited([*at, Piece("2026-01-02", "", "", "", 60.0)])
+    (540.0, 540.0, 600.0)
+    """
+    total, until = 0.0, -math.inf
+    for piece in pieces:
+        begun = _begun(piece).timestamp()
+        total += max(0.0, begun + piece.seconds - max(begun, until))
+        until = max(until, begun + piece.seconds)
+    return total
+
+
+def _begun(piece: Piece) -> datetime:
+    begun = datetime.fromisoformat(piece.begun)
+    return begun if begun.tzinfo else begun.replace(tzinfo=UTC)
