@@ -414,3 +414,19 @@ def test_what_a_terminal_cannot_show_ends_nothing(tmp_path: Path) -> None:
     plain = rankup("run", "-h", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert plain.returncode == 0
     assert "Learn a stream task after task" in plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run --stream p-", ["p-digits", "p-mnist"]),
+        ("run --method pa", ["packnet", "parallel"]),
+        ("compare --methods rank,er", ["rank,er-ring"]),
+        ("paper res", ["resnet18"]),
+    ],
+)
+def test_a_shell_completes_names(typed: str, offered: list[str], tmp_path: Path) -> None:
+    words = f"rankup {typed}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": f"{len(words.split()) - 1}"}
+    done = rankup(cwd=tmp_path, _RANKUP_COMPLETE="complete_bash", **asked)
+    assert done.stdout.split() == offered, done.stderr

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankup.commands.options import (
+    one_of,
     refuse_factors,
     refuse_if_not_begun,
     refuse_softness,
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 ALL = "all"
 Methods = Annotated[
-    str, typer.Option(help="Which, as rank,finetune, or all; see `rankup methods`.")
+    str,
+    typer.Option(
+        help="Which, as rank,finetune, or all; see `rankup methods`.",
+        autocompletion=one_of([*METHODS, ALL]),
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from rankup.data.streams import STREAMS
 from rankup.errors import RankupError
 from rankup.methods import METHODS
 from rankup.recipe import RECIPES, Recipe
@@ -17,9 +18,26 @@ from rankup.runs.request import Request
 _RECIPE = "Recipe: what is left out comes from the method and --recipe"
 _METHODS = "Methods' own options (their defaults, where nothing was tuned)"
 
+
+def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for a name that was begun, or for the last of several with commas.
+
+    >>> one_of(["rank", "replay", "ewc"])("r"), one_of(["rank", "ewc"])("rank,e")
+    (['rank', 'replay'], ['rank,ewc'])
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names if name.startswith(begun)]
+
+    return complete
+
+
 # Of fields of a request; the others come by options of their own.
 _ASKED: dict[str, Any] = {
-    "stream": typer.Option(help="What to learn; see `rankup streams`."),
+    "stream": typer.Option(
+        help="What to learn; see `rankup streams`.", autocompletion=one_of(STREAMS)
+    ),
     "net": typer.Option(help="The network's architecture."),
     "width": typer.Option(help="Hidden units (256), or ResNet18's channels (20).", min=1),
     "rank": typer.Option(
@@ -32,7 +50,8 @@ _ASKED: dict[str, Any] = {
     "tasks": typer.Option(help="How many tasks of the stream."),
     "recipe": typer.Option(
         help=", ".join(f"{name} ({what})" for name, what in RECIPES.items())
-        + ", or a folder that `rankup tune` has written"
+        + ", or a folder that `rankup tune` has written",
+        autocompletion=one_of(RECIPES),
     ),
     "seed": typer.Option(help="Of everything random."),
     "seeds": typer.Option(help="So many seeds from --seed on, trained together.", min=1),

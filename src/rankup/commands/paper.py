@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankup.commands.compare import ALL
-from rankup.commands.options import was_said
+from rankup.commands.options import one_of, was_said
 from rankup.errors import RankupError
 from rankup.paper import PARTS, part
 from rankup.runs.request import Device
@@ -24,7 +24,10 @@ def paper(
     ctx: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(help="A table or figure, or all; without one, what there is and is done."),
+        typer.Argument(
+            help="A table or figure, or all; without one, what there is and is done.",
+            autocompletion=one_of([*PARTS, ALL]),
+        ),
     ] = None,
     results: Annotated[
         Path, typer.Option(help="The folder of results; those of several machines can be merged.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankup.commands.options import (
+    one_of,
     refuse_factors,
     refuse_if_not_begun,
     refuse_softness,
@@ -18,6 +19,7 @@ from rankup.commands.options import (
 )
 from rankup.commands.report import show_runs
 from rankup.errors import RankupError
+from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
 from rankup.runs.request import Request
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 @with_request
 def run(
     ctx: typer.Context,
-    method: Annotated[str, typer.Option(help="How; see `rankup methods`.")] = "rank",
+    method: Annotated[
+        str, typer.Option(help="How; see `rankup methods`.", autocompletion=one_of(METHODS))
+    ] = "rank",
     out: Annotated[
         Path | None,
         typer.Option(

@@ -104,7 +104,7 @@ def pieces_in(root: Path) -> list[Piece]:
 
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
-    """How long all of these cells took, a line for each machine on which all were run. What a piece
+    """How long it took to run these cells, a line for each machine on which some were. What a piece
     lost by being stopped is counted, and so is what it ran beside these cells; but the time of
     several that ran beside each other only once."""
     shown = {str(cell.folder()) for cell in cells}
@@ -113,13 +113,14 @@ def waits(root: Path, cells: Collection[Cell]) -> list[str]:
         by_machine.setdefault(piece.machine, []).append(piece)
     lines = []
     for machine, pieces in by_machine.items():
-        if shown <= {name for piece in pieces for name in piece.cells}:
-            minutes = _waited(pieces) / 60
-            which = "one piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
-            lines.append(
-                f"All {len(shown)} settings took {minutes:.0f} min on one {machine}, in {which}."
-            )
-    return lines
+        ran = shown & {name for piece in pieces for name in piece.cells}
+        if not ran:
+            continue
+        who = f"All {len(ran)}" if ran == shown else f"{len(ran)} of {len(shown)}"
+        which = "one piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
+        took = f"{_waited(pieces) / 60:.0f} min on one {machine}, in {which}"
+        lines.append((-len(ran), f"{who} settings took {took}."))
+    return [line for _, line in sorted(lines)]
 
 
 def _waited(pieces: Collection[Piece]) -> float:
