@@ -79,39 +79,10 @@ def _product(
     OUT: tl.constexpr,
     IN: tl.constexpr,
     RANK: tl.constexpr,
-):
-    """Σ_r selector[r] · us[r, o] · vs[r, i] over so many factors."""
-    total = tl.zeros((OUT, IN), tl.float32)
-    is_out, is_in = o < outputs, i < inputs
-    for start in range(0, count, RANK):
-        r = start + tl.arange(0, RANK)
-        has = r < count
-        u = tl.load(
-            us + r[None, :] * outputs + o[:, None], mask=has[None, :] & is_out[:, None], other=0
-        )
-        s = tl.load(selector + r, mask=has, other=0)
-        v = tl.load(
-            vs + r[:, None] * inputs + i[None, :], mask=has[:, None] & is_in[None, :], other=0
-        )
-        total += tl.dot(u * s[None, :], v, input_precision="tf32")
-    return total
-
-
-@triton.jit
-def _half_product(
-    us,
-    vs,
-    count,
-    outputs,
-    inputs,
-    o,
-    i,
-    OUT: tl.constexpr,
-    IN: tl.constexpr,
-    RANK: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """The same in sixteen bits, where the selector is in us already."""
+    """Σ_r selector[r] · us[r, o] · vs[r, i] over so many factors. In sixteen bits, us are times the
+    selector already."""
     total = tl.zeros((OUT, IN), tl.float32)
     is_out, is_in = o < outputs, i < inputs
     for start in range(0, count, RANK):
@@ -123,7 +94,11 @@ def _half_product(
         v = tl.load(
             vs + r[:, None] * inputs + i[None, :], mask=has[:, None] & is_in[None, :], other=0
         )
-        total = tl.dot(u.to(HALF), v.to(HALF), total)
+        if HALF is None:
+            s = tl.load(selector + r, mask=has, other=0)
+            total = tl.dot(u * s[None, :], v, total, input_precision="tf32")
+        else:
+            total = tl.dot(u.to(HALF), v.to(HALF), total)
     return total
 
 
@@ -208,17 +183,16 @@ def weights(
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     o, i = first_o // OUT * OUT + tl.arange(0, OUT), first_i // IN * IN + tl.arange(0, IN)
+    selector = _of(floats, places, layer, _SELECTOR)
     if HALF is None:
-        selector = _of(floats, places, layer, _SELECTOR)
         U, V = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
-        kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK)
-        new_U, new_V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
-        kernel += _product(new_U, new_V, selector + old, new, outputs, inputs, o, i, OUT, IN, RANK)
+        kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK, HALF)
+        U, V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
+        selector += old
+        kernel += _product(U, V, selector, new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
     else:
-        half_U, half_V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
-        kernel = _half_product(
-            half_U, half_V, old + new, outputs, inputs, o, i, OUT, IN, RANK, HALF
-        )
+        U, V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
+        kernel = _product(U, V, selector, old + new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
     tl.store(
         _of(halves, places, layer, _KERNEL) + _place(sizes, layer, o[:, None], i[None, :]),
         kernel.to(tl.bfloat16),
