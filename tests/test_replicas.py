@@ -1,5 +1,7 @@
 """Several seeds at once end as each of them alone."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ import torch
 import rankup
 from rankup.data.streams import Stream, make_stream
 from rankup.report import read_run
-from rankup.runs import workers
+from rankup.runs import replicas, workers
 from rankup.runs.replicas import Seed, run_seeds
 from rankup.runs.run import Progress, SeedRun, run, run_together
 from test_run import config_for, outcome
@@ -194,3 +196,19 @@ def test_processes_do_not_outlive_one_that_is_killed(tmp_path: Path) -> None:
             return
         time.sleep(0.1)
     pytest.fail("the worker went on")
+
+
+def die(seed: Seed) -> str | None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_it_is_said_how_to_go_on_after_a_process_was_killed(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rankup paper` knows no --resume, and always goes on."""
+    monkeypatch.setattr(replicas, "_run_one", die)
+    seeds = [asked(seed, tmp_path / f"seed-{seed}", resume=resume) for seed in range(2)]
+    again = "the same command goes on" if resume else "the same command with --resume goes on"
+    with pytest.raises(rankup.RankupError, match=f"was killed, .*; {again}$"):
+        run_seeds(seeds, note=pytest.fail)

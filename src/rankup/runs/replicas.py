@@ -113,13 +113,14 @@ def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
 
 
 def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[Path, str]:
+    again = "" if all(seed.resume for seed in seeds) else " with --resume"
     ended = workers.in_processes(
         _run_one,
         seeds,
         _cores(),
         hear=on_progress or (lambda _: None),
-        lost="a process that ran a seed was killed, maybe for want of memory; the same command "
-        "with --resume goes on",
+        lost="a process that ran a seed was killed, maybe for want of memory; the same command"
+        f"{again} goes on",
     )
     with closing(ended):
         return {seed.out: why for seed, why in ended if why is not None}
