@@ -49,12 +49,16 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
     assert not failed, failed
 
 
-def test_networks_answer_while_others_are_grown() -> None:
+def knowing_a_task() -> tuple[rankup.IncrementalNet, Tensor]:
+    """A network, and what it can be asked."""
     net = rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
     net.begin_task("a", 3)
     net.commit_task()
-    net.eval()
-    x = torch.randn(4, 8)
+    return net.eval(), torch.randn(4, 8)
+
+
+def test_networks_answer_while_others_are_grown() -> None:
+    net, x = knowing_a_task()
     answer, answers = net(x, task=0), Counter[bool]()
     with meanwhile(lambda: answers.update([torch.equal(net(x, task=0), answer)])):
         for _ in range(20):
@@ -208,11 +212,7 @@ def test_equal_parts_are_equal(rows: int, most: int) -> None:
 
 
 def test_a_state_in_another_dtype_is_not_assigned() -> None:
-    net = rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
-    net.begin_task("a", 3)
-    net.commit_task()
-    net.eval()
-    x = torch.randn(4, 8)
+    net, x = knowing_a_task()
     answer = net(x, task=0)
     double = {
         name: t.double() if t.is_floating_point() else t for name, t in net.state_dict().items()

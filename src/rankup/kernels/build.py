@@ -150,7 +150,8 @@ class _Room(NamedTuple):
             kernel.new_empty(len(layer.selector) if many else 0, table.shape[1])
             for table in (layer.U, layer.V)
         )
-        half_V[: layer.seeded] = layer.V[: len(half_V[: layer.seeded])].sign()
+        if many:
+            half_V[: layer.seeded] = layer.V[: layer.seeded].sign()
         return cls(
             kernel,
             torch.empty_like(kernel),

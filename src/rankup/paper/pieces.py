@@ -39,6 +39,11 @@ class Piece:
     seconds: float = 0.0
     cells: list[str] = field(default_factory=list)  # the files of those that came to their end
 
+    @property
+    def when(self) -> datetime:
+        begun = datetime.fromisoformat(self.begun)
+        return begun if begun.tzinfo else begun.replace(tzinfo=UTC)
+
 
 class Watch:
     """Writes down how long a piece takes, now and again, so that little of that is lost if its
@@ -93,7 +98,7 @@ def pieces_in(root: Path) -> list[Piece]:
                 raise TypeError
             if not all(isinstance(name, str) for name in piece.cells):
                 raise TypeError
-            found.append((_begun(piece), piece))
+            found.append((piece.when, piece))
         except OSError as error:
             raise RankupError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, TypeError):
@@ -132,12 +137,7 @@ def _waited(pieces: Collection[Piece]) -> float:
     """
     total, until = 0.0, -math.inf
     for piece in pieces:
-        begun = _begun(piece).timestamp()
+        begun = piece.when.timestamp()
         total += max(0.0, begun + piece.seconds - max(begun, until))
         until = max(until, begun + piece.seconds)
     return total
-
-
-def _begun(piece: Piece) -> datetime:
-    begun = datetime.fromisoformat(piece.begun)
-    return begun if begun.tzinfo else begun.replace(tzinfo=UTC)
