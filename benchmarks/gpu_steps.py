@@ -60,7 +60,7 @@ CASES = {
     "seeded, 5 seeds": mlp(5, _CHOOSING),
     "resnet18": resnet(1),
     "resnet18, 5 seeds": resnet(5),
-    "our best, 5 seeds": resnet(5, rankup.Rank(8, 2, seeded="16x"), width=48),
+    "our best, 5 seeds": resnet(5, rankup.Rank(8, 1, seeded="16x"), width=64),
 }
 FACTORS = 21  # per layer: 20 of ten tasks, and the one that is learned
 

@@ -54,7 +54,13 @@ BEST: dict[tuple[str, str], dict[str, Any]] = {
         "weight_decay": 0.1,
         "crop": 12,
     },
-    ("s-cifar100", "resnet18"): {**_SEEDED_RESNET, "width": 48, "epochs": 80},
+    ("s-cifar100", "resnet18"): {
+        **_SEEDED_RESNET,
+        "width": 64,
+        "rank": "8,1",
+        "weight_decay": 0.1,
+        "epochs": 80,
+    },
     ("s-miniimagenet", "resnet18"): {**_SEEDED_RESNET, "epochs": 80},
 }
 # Learned from by others, where that is not our best: so wide and so long is enough.
