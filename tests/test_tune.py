@@ -12,14 +12,18 @@ import torch
 from typer.testing import CliRunner
 
 import rankup
+from calling import Call
 from rankup.cli import app
 from rankup.commands import tune as tune_command
+from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS, method_options
 from rankup.methods.search import SEARCH, TRIALS, trials
 from rankup.recipe import Recipe, recipe_for
 from rankup.runs import launch as launching
 from rankup.runs import tuning
+from rankup.runs.files import read_lines
+from rankup.runs.folder import RunError, check_folder
 from rankup.runs.launch import Launch
 from rankup.runs.replicas import run_all
 from rankup.runs.request import Device, Request
@@ -98,6 +102,37 @@ def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
     assert seed.config.recipe["lr"] == 2e-2
     (other,) = Launch(replace(asked, recipe_options={"lr": 0.5})).of("rank", {}, {0: tmp_path})
     assert other.config.recipe["lr"] == 0.5
+
+
+def test_trials_of_the_first_tasks_learn_those_of_the_whole_stream(
+    request_: Request, tmp_path: Path
+) -> None:
+    asked = replace(request_, stream="s-digits", tasks=None, first=2)
+    found = outcome(asked, tmp_path)
+    assert (found["tasks"], found["tasks_in_stream"]) == (2, 5)
+    (seed,) = Launch(asked).of("rank", {}, {1000: tmp_path / "rank/trial-02/seed-1000"})
+    assert len(read_lines(seed.out)) == 2
+    # Another process, which makes its stream itself, learns the same.
+    whole = hold_out(make_stream("s-digits", seed=1000), 0.2, seed=1000)
+    made = replace(seed, made=None).stream()
+    assert len(made) == 2
+    for task, expected in zip(made, whole, strict=False):
+        assert task.name == expected.name
+        assert torch.equal(task.train_x, expected.train_x)
+        assert torch.equal(task.test_y, expected.test_y)
+    # All of them are other trials, which do not go on in the same folder.
+    others = replace(seed.config, tasks_in_stream=None, tasks=5)
+    with pytest.raises(RunError, match="tasks 2, not 5"):
+        check_folder(others, seed.out, resume=True)
+
+
+def test_more_first_tasks_than_there_are_get_a_sentence(call: Call, tmp_path: Path) -> None:
+    done = call(
+        "tune", "--methods", "rank", "--stream", "s-digits", "--first", 7, "--out", tmp_path
+    )
+    assert done.code == 1
+    assert "the first 7 tasks were asked for, and s-digits has 5" in " ".join(done.err.split())
+    assert not any(tmp_path.iterdir())
 
 
 def test_epochs_of_the_trials_go_with_what_they_chose(request_: Request, tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ def tune(
     held_out: Annotated[
         float, typer.Option(help="Share of the training data to score on.", min=0.01, max=0.9)
     ] = 0.15,
+    first: Annotated[
+        int | None,
+        typer.Option(help="Learn only so many tasks, the stream's first, to save time.", min=1),
+    ] = None,
     tries: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,11 +46,11 @@ def tune(
 ) -> None:
     """Choose each method's settings by trials, as many for every method.
 
-    Trials learn whole streams of seeds from 1000 + --seed on, which no other command uses unless
-    told, and are scored on a part of the training data that was held out; test data is never looked
-    at. Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the other
-    commands takes settings from there, those that all trials were given included. With
-    `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
+    Trials learn whole streams, or their --first tasks, of seeds from 1000 + --seed on, which no
+    other command uses unless told, and are scored on a part of the training data that was held out;
+    test data is never looked at. Writes METHOD.json with what was chosen and all trials.
+    `--recipe FOLDER` of the other commands takes settings from there, those that all trials were
+    given included. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
     """
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
@@ -58,7 +62,8 @@ def tune(
     from rankup.runs.tuning import FIRST_SEED, Tuning
 
     root = out or request.folder("tune")
-    asked = replace(request, seed=FIRST_SEED + request.seed, held_out=held_out)
+    seed = FIRST_SEED + request.seed
+    asked = replace(request, seed=seed, held_out=held_out, first=first)
     at_once = asked.seeds * max(len(tried) for tried in wanted.values())
     tuning, failed = Tuning(Launch(asked, at_once), wanted, root), list[str]()
     console = Console()

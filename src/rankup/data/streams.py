@@ -86,6 +86,18 @@ class Stream:
     def __getitem__(self, index: int | slice) -> "Task | tuple[Task, ...]":
         return self.tasks[index]
 
+    def first(self, count: int) -> "Stream":
+        """Its first tasks alone.
+
+        >>> make_stream("s-digits").first(2)
+        Stream('s-digits', 2 tasks)
+        """
+        if not 1 <= count <= len(self):
+            raise DataError(
+                f"the first {count} tasks were asked for, and {self.name} has {len(self)}"
+            )
+        return Stream(self.name, self.tasks[:count])
+
     def to(self, device: "torch.device | str") -> "Stream":
         """The stream on a device; what its tasks share, they share there."""
         there: dict[torch.Tensor, torch.Tensor] = {}

@@ -42,6 +42,7 @@ class RunConfig:
     versions: dict[str, str]
     held_out: float = 0.0  # share of the training data that stood for the test data
     data: str = ""  # which it was, if one's own
+    tasks_in_stream: int | None = None  # where only the first of them are learned
 
     def but_for_its_seed(self) -> str:
         """What runs have in common that differ in their seeds alone."""

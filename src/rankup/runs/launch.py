@@ -47,16 +47,18 @@ class Launch:
         self._learns_factors = bool(rule.first or rule.step)
         self.device = chosen_device(request.device)
         whole = self._stream(request.seed, request.download)
-        self.tasks, self._shape = len(whole), whole[0].train_x.shape[1:]
+        self._shape = whole[0].train_x.shape[1:]
         self._facts = facts_of(whole.tasks)  # before any are held out: a trial is as a run will be
-        first = self._held_out(whole, request.seed)
-        self._names = {request.seed: [task.name for task in first]}
-        self._data = {request.seed: fingerprint(first)}
+        learned = self._learned(whole, request.seed)
+        self.tasks = len(learned)
+        self._tasks_in_stream = len(whole) if request.first else None
+        self._names = {request.seed: [task.name for task in learned]}
+        self._data = {request.seed: fingerprint(learned)}
         # Processes make their streams themselves: sending one takes longer.
         keeps = self.at_once == 1 or self.device == "cuda"
-        self._made = {request.seed: first} if keeps else {}
+        self._made = {request.seed: learned} if keeps else {}
         for seed in self.seeds[1:]:
-            made = self._held_out(self._stream(seed), seed)
+            made = self._learned(self._stream(seed), seed)
             self._names[seed] = [task.name for task in made]
             self._data[seed] = fingerprint(made)
             if keeps:
@@ -109,6 +111,7 @@ class Launch:
                     versions=versions(),
                     held_out=asked.held_out,
                     data=self._data[seed],
+                    tasks_in_stream=self._tasks_in_stream,
                 ),
                 asked.data,
                 out,
@@ -124,9 +127,11 @@ class Launch:
             asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
         )
 
-    def _held_out(self, stream: Stream, seed: int) -> Stream:
-        share = self.request.held_out
-        return hold_out(stream, share, seed) if share else stream
+    def _learned(self, whole: Stream, seed: int) -> Stream:
+        """What is learned of a stream: its first tasks, without what is held out."""
+        count, share = self.request.first, self.request.held_out
+        part = whole.first(count) if count else whole
+        return hold_out(part, share, seed) if share else part
 
     def _recipe(self, method: str) -> Recipe:
         """What a method's own settings come on top of. That factors are seeded alone says nothing

@@ -35,9 +35,11 @@ class Seed:
         if self.made is not None:
             return self.made
         config = self.config
-        made = make_stream(
-            config.stream, tasks=config.tasks, seed=config.seed, data=self.data, progress=False
+        count = config.tasks_in_stream or config.tasks
+        whole = make_stream(
+            config.stream, tasks=count, seed=config.seed, data=self.data, progress=False
         )
+        made = whole.first(config.tasks)
         return hold_out(made, config.held_out, config.seed) if config.held_out else made
 
 

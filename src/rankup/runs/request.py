@@ -44,6 +44,7 @@ class Request:
     threads: int | None = None
     recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
     held_out: float = 0.0  # share of the training data that stands for the test data
+    first: int | None = None  # how many of the stream's tasks to learn, where not all
     is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
 
     def __post_init__(self) -> None:

@@ -55,6 +55,7 @@ class Outcome:
     rank: str
     seeded: str | None
     tasks: int
+    tasks_in_stream: int | None  # where these are only the first of them
     epochs: int
     batch: int
     given: Values  # of the recipe, the same for all trials
@@ -118,6 +119,7 @@ class Tuning:
             rank=config.rank,
             seeded=config.seeded,
             tasks=config.tasks,
+            tasks_in_stream=config.tasks_in_stream,
             epochs=config.recipe["epochs"],
             batch=config.recipe["batch"],
             given=dict(self.launch.request.recipe_options),
