@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rankup
+from rankup.manifest import MANIFEST, Manifest
 from rankup.packing import Store
 from rankup.rank import Rank
 from test_own_modules import RECIPE, halves
@@ -320,3 +321,43 @@ def test_the_mode_of_the_module_inside_changes_no_average(
     train(net.body)
     net(moved(task).test_x, 0)
     assert torch.equal(net.eval()(task.test_x, 0), answer)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("base", ["new", "keep"])
+def test_answering_in_training_mode_changes_no_later_answer(
+    base: Any, persistent: bool, tmp_path: Path
+) -> None:
+    task = halves()
+    # In evaluation mode while it learned, so that nobody has seen it change anything.
+    net = rankup.grow(Averaging(persistent=persistent).eval(), Rank(4, 1), base=base, head="head")
+    net.begin_task("halves", 2)
+    net.commit_task()
+    rankup.save(net, tmp_path)
+    for each in (net, rankup.load(tmp_path, module=Averaging(persistent=persistent))):
+        answer = each.eval()(task.test_x, 0)
+        for _ in range(2):
+            each.train()(task.test_x, 0)
+        assert torch.equal(each.eval()(task.test_x, 0), answer)
+
+
+def test_a_loop_of_ones_own_goes_on_with_a_loaded_network(tmp_path: Path) -> None:
+    task = halves()
+    net = rankup.fit(grown(Averaging()), task, RECIPE)
+    rankup.save(net, tmp_path)
+    back = rankup.load(tmp_path, module=Averaging())
+    answer = back(task.test_x, 0)
+    back.begin_task("moved", 2)
+    step(back, moved(task))
+    back.commit_task()
+    assert torch.equal(back.eval()(task.test_x, 0), answer)
+    rankup.save(back, tmp_path)
+    assert rankup.verify(tmp_path)
+
+
+def test_a_manifest_names_only_buffers_that_are_there(tmp_path: Path) -> None:
+    rankup.save(rankup.fit(grown(Averaging()), halves(), RECIPE), tmp_path)
+    manifest = Manifest.read(tmp_path)
+    assert manifest.updating == ("mean",)
+    (tmp_path / MANIFEST).write_bytes(replace(manifest, updating=("other",)).to_bytes())
+    assert "no tensor 'other' that its module could change" in str(rankup.verify(tmp_path))

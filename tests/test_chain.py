@@ -161,3 +161,12 @@ def test_replicas_in_one_tensor_are_the_replicas_alone(loss: Any) -> None:
         torch.testing.assert_close(losses[number], loss, rtol=1e-12, atol=0)
         for grad, own in zip(grads, alone, strict=True):
             torch.testing.assert_close(grad[number], own, rtol=1e-9, atol=1e-12)
+
+
+def test_a_body_that_was_compiled_is_no_chain() -> None:
+    net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(3, 1))
+    net.begin_task("0", 3)
+    feed = Feed(task(0), Recipe(batch=8), CPU)
+    assert is_chain(net, feed)
+    net.body = torch.compile(net.body, backend="eager")  # its parameters have other names
+    assert not is_chain(net, feed)

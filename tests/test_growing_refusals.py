@@ -160,6 +160,21 @@ class TwoHeads(nn.Module):
         return (answer, self.aside(features)) if self.training else answer
 
 
+def with_hidden_layers() -> nn.Module:
+    made = Untraceable()
+    made.more = {"layers": [nn.Linear(6, 6)]}
+    return made
+
+
+class WantsX(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, images: Tensor, x: Tensor) -> Tensor:
+        return self.head(self.hidden(images + x).relu())
+
+
 CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "no module": (lambda: 5, {}, "grow takes an nn.Module, got int"),
     "a grown network": (lambda: taught("mlp"), {}, "is a grown network already"),
@@ -211,6 +226,12 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a weak reference": (referred_to_weakly, {}, "'stem.owner' is or holds a func"),
     "a function in an object": (with_a_function_in_an_object, {}, "'held' is or holds a function"),
     "a list of parameters": (with_listed_parameters, {}, "'listed' holds parameters that the mod"),
+    "layers in a dict": (
+        with_hidden_layers,
+        {"head": "head"},
+        "'more' holds layers of which torch",
+    ),
+    "a second argument x": (WantsX, {}, "wants an argument called x that is not its first"),
     "a sparse buffer": (with_a_sparse_buffer, {}, "'near' is a sparse tensor, which cannot be st"),
     "a complex buffer": (
         lambda: with_a_buffer_of(torch.complex128),

@@ -1,6 +1,7 @@
 """Norms in a mixed batch: what they cost does not grow with tasks beyond its samples, and in half
 precision they are no less exact than one task's."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,3 +89,14 @@ def test_half_precision_is_rounded_once(over: NormOver, dtype: torch.dtype, samp
         mixed = norm(x)
     assert mixed.dtype == dtype
     assert relative_error(mixed.double(), exact) < 1.1 * relative_error(torch.cat(one), exact)
+
+
+def test_groups_of_a_single_value_each_are_normalised_as_for_one_task() -> None:
+    norm = norm_of("group", tasks=2)
+    norm.spec = replace(norm.spec, groups=CHANNELS)
+    x, ids = far(4, CHANNELS, 1), torch.tensor([0, 1, 1, 0])
+    with active(ids):
+        mixed = norm(x)
+    for task in (0, 1):
+        with active(task):
+            assert torch.equal(mixed[ids == task], norm(x)[ids == task])

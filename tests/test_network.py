@@ -1,7 +1,7 @@
 """A grown network learns task after task, and no committed task ever changes."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, IterableDataset
 
 import rankup
@@ -377,3 +378,35 @@ def test_a_commit_that_runs_out_of_memory_changes_nothing(monkeypatch: pytest.Mo
     assert torch.equal(net(x, task="open"), learning)
     net.commit_task()
     assert net.tasks[-1] == "open"
+
+
+def exchanged(net: rankup.IncrementalNet) -> None:
+    net.body.hidden[0].new_U = nn.Parameter(torch.randn(3, 16))
+
+
+def pruned(net: rankup.IncrementalNet) -> None:
+    prune.l1_unstructured(net.body.hidden[0], "new_V", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (exchanged, r"hidden\.0\.U is \[3, 16\], not \[1, 16\] as it began"),
+        (pruned, r"hidden\.0\.V is missing, not \[1, 12\] as it began, as after pruning"),
+    ],
+)
+def test_only_what_a_task_began_with_is_committed(
+    change: Callable[[rankup.IncrementalNet], None], message: str
+) -> None:
+    net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
+    net.begin_task("a", 2)
+    net.commit_task()
+    before = logits(net, torch.ones(3, 12))
+    net.begin_task("b", 2)
+    change(net)
+    with pytest.raises(rankup.TaskStateError, match=message):
+        net.commit_task()
+    if change is pruned:
+        prune.remove(net.body.hidden[0], "new_V")
+    net.abandon_task()
+    assert_same_bits(before, logits(net, torch.ones(3, 12)))

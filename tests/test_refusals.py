@@ -212,6 +212,13 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda net: net.load_state_dict(taught("mlp", tasks=[3, 2]).state_dict()),
         "tasks: its tasks have other numbers of classes",
     ),
+    "a state that comes to it through another module": (
+        lambda: taught("mlp", tasks=[2, 3]),
+        lambda net: nn.Sequential(net).load_state_dict(
+            nn.Sequential(taught("mlp", tasks=[2, 4])).state_dict()
+        ),
+        r"state is not of a network with the same .* is of shape .*; .* rankup\.load",
+    ),
     "a state of the module alone": (
         lambda: taught("mlp"),
         lambda net: net.load_state_dict(net.body.state_dict()),

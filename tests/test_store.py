@@ -326,16 +326,18 @@ def test_saving_one_more_task_writes_out_nothing_else(
     rankup.save(taught("mlp", base="keep"), tmp_path)
     net = rankup.load(tmp_path)
     teach(net, "one more", inputs("mlp"))
-    made: list[int | None] = []
+    made: list[str | None] = []
     to_bytes = store._to_bytes
 
-    def counted(net: Net, parts: Sequence[Tensors], task: int | None = None) -> bytes:
-        made.append(task)
-        return to_bytes(net, parts, task)
+    def counted(
+        net: Net, parts: Sequence[Tensors], about: dict[str, object] | None = None
+    ) -> bytes:
+        made.append(about and str(about["name"]))
+        return to_bytes(net, parts, about)
 
     monkeypatch.setattr(store, "_to_bytes", counted)
     rankup.save(net, tmp_path)
-    assert made == [3]
+    assert made == ["one more"]
     assert rankup.verify(tmp_path)
 
 
@@ -359,3 +361,22 @@ def test_saving_refuses_what_would_be_lost(saved: Path, tmp_path: Path) -> None:
         rankup.save(shorter, tmp_path / "mine")
     with pytest.raises(rankup.StoreError, match="cannot save to .*thesis.tex"):
         rankup.save(shorter, tmp_path / "mine" / "thesis.tex")
+
+
+def test_a_task_that_is_committed_meanwhile_is_saved_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = taught("mlp")
+    known = net.tasks
+    write = store._to_bytes
+
+    def committing(*args: object) -> bytes:
+        if net.tasks == known:  # as another thread may
+            teach(net, "meanwhile", inputs("mlp", seed=9))
+        return write(*args)
+
+    monkeypatch.setattr(store, "_to_bytes", committing)
+    rankup.save(net, tmp_path)
+    assert rankup.verify(tmp_path).tasks == tuple(known)
+    rankup.save(net, tmp_path)
+    assert rankup.verify(tmp_path).tasks == (*known, "meanwhile")

@@ -337,3 +337,27 @@ def test_either_may_change_what_it_is_given(who: str) -> None:
     low, high = (-0.5, 1) if who == "pupil" else (-1, 2)
     assert len(Eyes.seen) > 20
     assert all(low <= least and most <= high for least, most in Eyes.seen)
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        (lambda: torch.jit.trace(nn.Linear(64, 10), torch.zeros(2, 64)), "compiled with torch.jit"),
+        (lambda: nn.LazyLinear(10), "the teacher is not initialised yet: run it once on an input"),
+        (TwoInputs, "cannot answer inputs of shape .* missing 1 required positional argument"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_teacher_that_cannot_answer_is_refused(
+    teacher: Callable[[], nn.Module], message: str
+) -> None:
+    net = rankup.grow(flat(), Rank(2, 1))
+    with pytest.raises(RankupError, match=message):
+        rankup.fit(net, make_stream("p-digits", tasks=1)[0], RECIPE, teacher=teacher())
+    assert net.tasks == []
+    assert net.learning is None

@@ -144,6 +144,41 @@ def test_a_batch_norm_is_not_folded_where_more_looks_at_the_convolution(reads: s
         assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
 
 
+class Watched(nn.Module):
+    """Keeps what its convolution computes, and can do without its norm."""
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.keeps, self.norms = keeps, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if self.keeps:
+            self.kept = {"conv": [y]}
+        y = self.norm(y) if self.norms else y
+        return self.head(self.hidden(y.tanh().mean((2, 3))).tanh())
+
+
+def test_a_batch_norm_is_not_folded_into_what_the_module_keeps() -> None:
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    net = rankup.grow(Watched(keeps=True).double(), Rank(2, 1))
+    teach(net, "a", x)
+    plain = net.merged("a")
+    assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
+    assert relative_error(plain.kept["conv"][0], net.body.kept["conv"][0]) < 1e-10
+
+
+def test_a_batch_norm_is_not_folded_once_the_module_goes_another_way() -> None:
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    net = rankup.grow(Watched(keeps=False).double(), Rank(2, 1))
+    teach(net, "a", x)
+    assert isinstance(net.merged("a").norm, nn.Identity)
+    net.body.norms = False
+    assert relative_error(net.merged("a")(x), net.eval()(x, task="a")) < 1e-10
+
+
 class Choosing(nn.Module):
     """Goes another way where it is given an option.
 

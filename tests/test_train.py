@@ -377,3 +377,33 @@ def test_inputs_of_float64_keep_their_digits() -> None:
     net = rankup.grow(nn.Sequential(*layers).double(), rankup.Rank(4, 1))
     rankup.fit(net, task, rankup.Recipe(epochs=10))
     assert rankup.accuracy(net, task) > 0.95
+
+
+class Backbone(nn.Module):
+    """Makes the data, and has parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("module", ["chain", "tanh"])
+@pytest.mark.parametrize("how", ["features", "transform"])
+def test_what_makes_the_data_is_not_learned(how: str, module: str) -> None:
+    backbone = Backbone()
+    hidden = nn.ReLU() if module == "chain" else nn.Tanh()
+    own = nn.Sequential(nn.Linear(12, 16), hidden, nn.Linear(16, 2))
+    network = rankup.grow(own, Rank(2, 1, seeded=8))
+    for name in "ab":
+        task = clusters(name)
+        if how == "features":
+            made = {part: backbone(getattr(task, part)) for part in ("train_x", "test_x")}
+            task = replace(task, **made)
+        else:
+            task = replace(task, transform=backbone)
+        rankup.fit(network, task, Recipe(epochs=8, batch=32, lr=3e-2))
+    assert network.tasks == ["a", "b"]
+    assert backbone.linear.weight.grad is None

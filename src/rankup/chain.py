@@ -190,8 +190,10 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
 def _learns_nothing_else(net: IncrementalNet, layers: Sequence[FactoredLinear]) -> bool:
     """A module may hold parts that it never runs."""
     heads = (part for part in net.parts if isinstance(part, TaskHead))
-    known = {id(p) for part in (*layers, *heads) for p in part.parameters()}
-    return all(id(p) in known for p in net.body.parameters())
+    parts = {part.spec.name: part for part in (*layers, *heads)}
+    # By name: a body that somebody has compiled has them by others.
+    known = {f"{name}.{key}" for name, part in parts.items() for key, _ in part.named_parameters()}
+    return all(name in known for name, _ in net.body.named_parameters())
 
 
 @torch.no_grad()

@@ -45,6 +45,20 @@ def refuse_listed_parameters(module: nn.Module) -> None:
                 )
 
 
+def refuse_hidden_layers(module: nn.Module) -> None:
+    """Refuse a module that has layers in a plain list or dict: torch does not know of them, so that
+    they would neither learn nor be saved."""
+    known = {id(part) for part in module.modules()}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key not in _TORCHS and any(id(own) not in known for own in _layers_in(value)):
+                raise RankupError(
+                    f"{f'{name}.{key}'.lstrip('.')!r} holds layers of which torch does not know, "
+                    "so that they would neither learn nor be saved: make it an nn.ModuleList or "
+                    "nn.ModuleDict"
+                )
+
+
 def copied_or_refused(module: nn.Module) -> nn.Module:
     """A copy that shares all tensors."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
@@ -73,15 +87,30 @@ def copy_of(module: nn.Module, exchanged: Mapping[int, object] | None = None) ->
 _TORCHS = ("_parameters", "_buffers", "_modules")
 
 
-def _tensors_in(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
+def leaves(value: object) -> Iterator[object]:
+    """What plain containers hold, however deep, or the value itself.
+
+    >>> [*leaves([1, {"a": (2, 3)}])], [*leaves("one")]
+    ([1, 2, 3], ['one'])
+    """
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
         for inner in value:
-            yield from _tensors_in(inner)
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _tensors_in(inner)
+            yield from leaves(inner)
+    else:
+        yield value
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+
+
+def _layers_in(value: object) -> Iterator[nn.Module]:
+    """Modules that have tensors."""
+    for leaf in leaves(value):
+        if isinstance(leaf, nn.Module) and [*leaf.parameters(), *leaf.buffers()]:
+            yield leaf
 
 
 def _leads_to(parts: set[int], value: object, seen: set[int]) -> bool:

@@ -16,7 +16,7 @@ from rankup.errors import StoreError
 from rankup.files import json_bytes
 from rankup.growth import Growth
 from rankup.roster import KnownTask
-from rankup.specs import FactoredSpec, Spec
+from rankup.specs import DenseSpec, FactoredSpec, Spec
 
 FORMAT = "rankup network"
 VERSION = 1
@@ -45,6 +45,7 @@ class Manifest:
     specs: tuple[Spec, ...]
     base: File | None
     tasks: tuple[tuple[KnownTask, File], ...]
+    updating: tuple[str, ...] = ()  # dense buffers that their modules would change by themselves
 
     def to_bytes(self) -> bytes:
         growth = {**vars(self.growth), "rank": rank.rule_to_json(self.growth.rank)}
@@ -62,6 +63,7 @@ class Manifest:
             },
             "base": asdict(self.base) if self.base else None,
             "tasks": [{**asdict(task), **asdict(file)} for task, file in self.tasks],
+            **({"updating": list(self.updating)} if self.updating else {}),
         }
         sealed = {**data, "sha256": _seal(data)}
         return json_bytes(sealed)
@@ -126,6 +128,7 @@ class Manifest:
             parts,
             File(**{**data["base"], "file": BASE}) if data["base"] else None,
             tuple(tasks),
+            _known_buffers(data.get("updating", []), parts),
         )
 
 
@@ -151,6 +154,14 @@ def seeded_hash(seed: int, parts: tuple[Spec, ...]) -> str:
                 digest.update(seeds.sign_bits(seed, spec.name, part, count))
                 digest.update(seeds.sign_scale(length).astype("<f4").tobytes())
     return digest.hexdigest()
+
+
+def _known_buffers(names: list[str], parts: tuple[Spec, ...]) -> tuple[str, ...]:
+    known = {name for spec in parts if isinstance(spec, DenseSpec) for name, _ in spec.tensors}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"it has no tensor {name!r} that its module could change")
+    return tuple(names)
 
 
 def _check_seeded(stored: dict[str, Any], seed: int, parts: tuple[Spec, ...]) -> None:

@@ -11,6 +11,7 @@ from rankup.layers import TaskLayer
 from rankup.modes import copy_hooks, has_hooks
 from rankup.plan import Plan
 from rankup.rest import make_trainable
+from rankup.trace import trace
 
 
 def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
@@ -41,7 +42,11 @@ def _nothing_like(norm: Any) -> nn.Module:
 
 
 def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Convolutions and batch norms that become one: not where hooks look at either."""
+    """Convolutions and batch norms that become one: not where hooks look at either, and none where
+    the module goes another way than when it was grown, as by a flag that was set since."""
+    now = trace(body, training=False) if plan.folds else None
+    if now is None or now.way != plan.ways[1]:
+        return
     for pair in plan.folds:
         if not any(has_hooks(body.get_submodule(name)) for name in pair):
             yield pair

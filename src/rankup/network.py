@@ -202,6 +202,7 @@ class IncrementalNet(nn.Module):
                     learned = [part.learned() for part in self.parts]
             finally:
                 self._hold_constant()  # of what was found to change only now, too
+            self._refuse_misshapen(task, learned)
             self._refuse_not_finite(learned)
             form = self.growth.store
             pairs = zip(self.parts, learned, strict=True)
@@ -252,6 +253,14 @@ class IncrementalNet(nn.Module):
         torch first loads what fits of it, and earlier tasks would be lost."""
         checks.state(self, state_dict, strict, assign)
         return super().load_state_dict(state_dict, strict, assign)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        # Before any layer loads, also where the network is a part of another module's.
+        own = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
+        checks.state(self, own, strict, bool(metadata.get("assign_to_params_buffers")))
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *rest)
 
     @outside_inference()
     def __deepcopy__(self, memo: dict[int, Any]) -> "IncrementalNet":
@@ -313,6 +322,18 @@ class IncrementalNet(nn.Module):
         for part in self._held:
             if part.training:  # looked at first: a write would be recorded by torch.compile
                 part.training = False
+
+    def _is_to_be_held(self) -> bool:
+        """Whether nothing is being learned and the module runs as if it were: it may change buffers
+        on which answers depend, and is not known to."""
+        constant = self._roster.tasks or self.growth.base == "keep"
+        return (
+            bool(constant)
+            and self.body.training
+            and self._roster.learning is None
+            and not torch.compiler.is_compiling()
+            and not torch._C._are_functorch_transforms_active()
+        )
 
     def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
         made: TaskLayer
@@ -399,6 +420,21 @@ class IncrementalNet(nn.Module):
         with pooled_statistics(self, norms, () if batches is None else batches, run):
             yield
 
+    def _refuse_misshapen(self, task: KnownTask, learned: Sequence[Tensors]) -> None:
+        """Refuse parameters that somebody has exchanged for others than the task began with."""
+        for part, tensors in zip(self.parts, learned, strict=True):
+            expected = part.spec.shapes(len(self._roster.tasks), task.classes)
+            found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+            for key in {**expected, **found}:
+                if (now := found.get(key)) != (shape := expected.get(key)):
+                    name = tensor_name(part.spec, key)
+                    there, wanted = (list(s) if s else "missing" for s in (now, shape))
+                    raise TaskStateError(
+                        f"task {task.name!r} cannot be committed: {name} is {there}, not {wanted} "
+                        "as it began, as after pruning: have its parameters as they were, or "
+                        "abandon_task"
+                    )
+
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
         for part, tensors in zip(self.parts, learned, strict=False):  # or of layers, the first
             given = part.as_given() if part is self._rest else ()
@@ -413,7 +449,12 @@ class IncrementalNet(nn.Module):
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         self._hold()  # somebody may have set the body's mode, past the network
         try:
-            return self.body(x, **options)
+            if not self._is_to_be_held():
+                return self.body(x, **options)
+            with self._rest.held():
+                answer = self.body(x, **options)
+            self._hold_constant()  # of what was found to change only now, too
+            return answer
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the next of its parameters, and between tasks a grown "

@@ -45,6 +45,12 @@ def refuse_kinds(module: nn.Module) -> None:
             "the module's forward wants an argument of its own called task, which a network takes "
             "for itself: give it another name"
         )
+    after_first = [*forward.values()][1:]
+    if any(argument.name == "x" and argument.default is argument.empty for argument in after_first):
+        raise RankupError(
+            "the module's forward wants an argument called x that is not its first, which is what "
+            "a network calls its inputs: give it another name"
+        )
 
 
 def refuse_what_cannot_be(

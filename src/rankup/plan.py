@@ -12,7 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankup.closures import copied_or_refused, refuse_functions_of, refuse_listed_parameters
+from rankup.closures import (
+    copied_or_refused,
+    refuse_functions_of,
+    refuse_hidden_layers,
+    refuse_listed_parameters,
+)
 from rankup.errors import RankupError
 from rankup.growth import Growth
 from rankup.kinds import NORMS, WEIGHTED, kind_of, own_tensors
@@ -73,6 +78,7 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
     refuse_kinds(module)
     copied = copied_or_refused(module)
     refuse_listed_parameters(module)
+    refuse_hidden_layers(module)
     plan = _Planner(module, growth).plan()
     refuse_functions_of(module, copied)
     return plan

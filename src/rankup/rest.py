@@ -1,7 +1,8 @@
 """What a network neither factors nor keeps per task: trained with the first task or kept from the
 module that was given, then constant."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
@@ -154,6 +155,35 @@ class RestParts:
         constant."""
         return [owner for name in self._updating for owner, _ in self._owners[name]]
 
+    @property
+    def updating_names(self) -> Collection[str]:
+        return self._updating
+
+    def know_updating(self, names: Collection[str]) -> None:
+        """Of a network that was loaded, what was known of it when it was saved."""
+        self._updating.update(names)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the module answers for constant tasks in training mode. Buffers that it changes
+        are then put back, and known to be of that kind."""
+        moving = {
+            name: getattr(*self._owners[name][0]).clone()
+            for name in self._own
+            if any(owner.training for owner, _ in self._owners[name])
+        }
+        passing = [
+            (owner, key, buffer.clone())
+            for owner, key in self._passing
+            if owner.training and (buffer := owner._buffers.get(key)) is not None
+        ]
+        yield
+        values = self._values() if moving else {}
+        changed = {name: t for name, t in moving.items() if not _equal(values[name], t)}
+        self._updating.update(changed)
+        self._constant(changed)
+        _put_back(passing)
+
     def close(self) -> None:
         self._constant(self._before)
         self._undo_passing()
@@ -199,10 +229,8 @@ class RestParts:
     def _undo_passing(self) -> None:
         """A loaded network has these as they were given, so that answers must not rest on others.
         One that has grown is no average but something kept at hand, and stays."""
-        for (owner, key), before in zip(self._passing, self._passing_before, strict=False):
-            now = owner._buffers.get(key)
-            if before is not None and now is not None and now.shape == before.shape:
-                owner._buffers[key] = before.to(now.device, copy=True)
+        pairs = zip(self._passing, self._passing_before, strict=False)
+        _put_back((*place, before) for place, before in pairs if before is not None)
 
     def _values(self) -> Tensors:
         return {name: getattr(*places[0]) for name, places in self._owners.items()}
@@ -224,6 +252,13 @@ def _equal(one: Tensor, other: Tensor) -> bool:
         return True
     nan = one.isnan()
     return torch.equal(nan, other.isnan()) and torch.equal(one[~nan], other[~nan])
+
+
+def _put_back(passing: Iterable[tuple[nn.Module, str, Tensor]]) -> None:
+    for owner, key, before in passing:
+        now = owner._buffers.get(key)
+        if now is not None and now.shape == before.shape:
+            owner._buffers[key] = before.to(now.device, copy=True)
 
 
 def _owner(body: nn.Module, name: str) -> tuple[nn.Module, str]:

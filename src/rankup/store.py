@@ -14,8 +14,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import filelock
@@ -116,6 +118,7 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     for index, (task, _) in enumerate(manifest.tasks):
         read = _read_task(folder, manifest, index)
         net._append_task(task, [{k: t.to(device) for k, t in part.items()} for part in read])
+    net._rest.know_updating(manifest.updating)
     _known_files[net] = net._edition, {file.file: file for file in _files(manifest)}
     return net.eval()
 
@@ -147,7 +150,8 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     if edition != net._edition:
         known = {}
     _known_files[net] = net._edition, known
-    contents = _contents(net)
+    tasks = tuple(net._roster.tasks)  # as they are now: another thread may commit one more
+    contents = _contents(net, tasks)
     there = {file.file for file in _files(old)} if old else set()
     written: dict[str, bytes] = {}
     for name, content in contents.items():
@@ -161,10 +165,8 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         net.growth,
         net.plan.specs,
         known.get(BASE),
-        tuple(
-            (KnownTask(name, classes), known[task_file(index, name)])
-            for index, (name, classes) in enumerate(net.classes.items())
-        ),
+        tuple((task, known[task_file(index, task.name)]) for index, task in enumerate(tasks)),
+        tuple(sorted(net._rest.updating_names)),
     )
     if old is not None:
         _refuse_other_network(folder, old, new)
@@ -176,30 +178,35 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         write_file(folder / MANIFEST, new.to_bytes())
 
 
-def _contents(net: IncrementalNet) -> dict[str, Callable[[], bytes]]:
+def _contents(net: IncrementalNet, tasks: Sequence[KnownTask]) -> dict[str, Callable[[], bytes]]:
     """How to make each file of a network, in the order in which they are written."""
     contents: dict[str, Callable[[], bytes]] = {}
     if net.growth.base == "keep":
         contents[BASE] = lambda: _to_bytes(net, [part.base() for part in net.parts])
-    for index, name in enumerate(net.tasks):
-        contents[task_file(index, name)] = lambda index=index: _to_bytes(  # type: ignore[misc]
-            net, [part.added(index) for part in net.parts], task=index
-        )
+    for index, task in enumerate(tasks):
+        about = {"index": index, **asdict(task)}
+        contents[task_file(index, task.name)] = partial(_task_to_bytes, net, index, about)
     return contents
 
 
-def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], task: int | None = None) -> bytes:
-    form: Store = "full" if task is None else net.growth.store
+def _task_to_bytes(net: IncrementalNet, index: int, about: dict[str, Any]) -> bytes:
+    return _to_bytes(net, [part.added(index) for part in net.parts], about)
+
+
+def _to_bytes(
+    net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None = None
+) -> bytes:
+    """A file of what each part has; of a task, with what it is about, in as many bits as tasks
+    have."""
+    form: Store = "full" if about is None else net.growth.store
     tensors = {
         # Copies, because safetensors refuses views of one table.
         tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
         for part, own in zip(net.parts, parts, strict=True)
         for name, packed in packing.pack(part.spec, own, form).items()
     }
-    if task is None:
+    if about is None:
         return safetensors.torch.save(tensors)
-    name = net.tasks[task]
-    about = {"index": task, "name": name, "classes": net.classes[name]}
     # In one entry: the order of several is not defined, and equal tasks must have equal hashes.
     return safetensors.torch.save(tensors, {"task": json.dumps(about)})
 
@@ -211,7 +218,7 @@ def _files(manifest: Manifest) -> Iterator[File]:
 
 
 def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
-    if replace(old, tasks=()) != replace(new, tasks=()):
+    if replace(old, tasks=(), updating=()) != replace(new, tasks=(), updating=()):
         raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
     if new.tasks[: len(old.tasks)] != old.tasks:
         raise StoreError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from rankup.answers import check_answer, is_guessing, share_right
 from rankup.closures import copy_of
@@ -25,6 +26,7 @@ class Teacher(nn.Module):
 
     def __init__(self, module: nn.Module, feed: Feed) -> None:
         super().__init__()
+        _refuse_if_unusable(module)
         self.module = copy_of(module)
         self.module.eval()
         for parameter in self.module.parameters():  # not all modules do that themselves
@@ -45,7 +47,9 @@ class Teacher(nn.Module):
         x, _ = next(feed.train(2))
         try:
             answer = self(x)
-        except RuntimeError as error:
+        except RankupError:
+            raise
+        except Exception as error:  # of the module's own code
             raise RankupError(
                 f"the teacher cannot answer inputs of shape {list(x.shape)}: {error}"
             ) from error
@@ -57,6 +61,15 @@ class Teacher(nn.Module):
                 f"{right:.1%} of its training data, no better than guessing ({guess:.1%}); it must "
                 "have learned the same tasks, from the same seed"
             )
+
+
+def _refuse_if_unusable(module: nn.Module) -> None:
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise RankupError(
+            "the teacher was compiled with torch.jit: give the module that it was made from"
+        )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
+        raise RankupError("the teacher is not initialised yet: run it once on an input")
 
 
 def distance(logits: Tensor, wanted: Tensor, softness: float) -> Tensor:

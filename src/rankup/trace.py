@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
-from rankup.closures import copy_of
+from rankup.closures import copy_of, leaves
 from rankup.fx_patterns import flattens, only_reader, recorded_lengths
 from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS, TaskLayer
@@ -52,11 +52,15 @@ class Trace:
 
     Args:
         constant: whether it runs so every time; else nothing is known but that order.
+        kept: names of nodes whose outputs the module keeps, as `self.features`.
     """
 
-    def __init__(self, module: nn.Module, graph: fx.Graph, constant: bool) -> None:
+    def __init__(
+        self, module: nn.Module, graph: fx.Graph, constant: bool, kept: Collection[str]
+    ) -> None:
         self._modules = dict(module.named_modules())
         self._constant = constant
+        self._kept = kept
         self._graph = graph
         self._calls = [node for node in graph.nodes if node.op == "call_module"]
         self.order = [str(node.target) for node in self._calls]
@@ -88,13 +92,13 @@ class Trace:
 
     def folds(self) -> list[tuple[str, str]]:
         """Convolutions and the batch norms that can become one with them: each runs once, nothing
-        else reads the convolution or its weights, and no hook sees what it computes. After a Linear
+        else reads the convolution or its weights, and nobody keeps what it computes. After a Linear
         the norm's channels may be another dimension than the layer's outputs, so those stay two."""
         folds = []
         for node, name in zip(self._calls, self.order, strict=True):
             readers = list(node.users)
             norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
-            if norm and self._folds_into(name, norm):
+            if norm and node.name not in self._kept and self._folds_into(name, norm):
                 folds.append((name, norm))
         return folds
 
@@ -210,7 +214,9 @@ def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = 
             graph, again = (Tracer().trace(own, defaults) for _ in range(2))
             # What draws may go another way the next time, whatever it did twice.
             constant = str(graph) == str(again) and seeds.drawn_from() == before
-        return Trace(module, graph, constant)
+        held = (leaf for part in own.modules() for leaf in leaves(vars(part)))
+        kept = {leaf.node.name for leaf in held if isinstance(leaf, fx.Proxy)}
+        return Trace(module, graph, constant, kept)
     except Exception:  # Tracing runs the module's own code: anything may be raised.
         return None
 

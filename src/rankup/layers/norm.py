@@ -190,7 +190,9 @@ class TaskNorm(TaskLayer):
         if self.spec.is_batch:
             return self._normalise(merged, **rows).view(x.shape)
         groups = self.spec.groups * len(x)
-        return F.group_norm(merged, groups, **rows, eps=self.spec.eps).view(x.shape)
+        # Not torch.nn's function, which takes many groups of one value each for a mistake.
+        affine = rows.get("weight"), rows.get("bias")
+        return torch.group_norm(merged, groups, *affine, self.spec.eps).view(x.shape)
 
     def _mixed_over_last(self, x: Tensor, tasks: Tensor) -> Tensor:
         gathered = self._widened(_rows_of(self._rows(), tasks))
