@@ -114,7 +114,7 @@ def _layers_in(value: object) -> Iterator[nn.Module]:
 
 
 def _leads_to(parts: set[int], value: object, seen: set[int]) -> bool:
-    """Whether some part can be come to from a value."""
+    """Whether any of the parts can be reached from a value."""
     left = [value]
     while left:
         found = left.pop()

@@ -30,7 +30,7 @@ class Graph(Steps):
 
     def __init__(self, form: Form, learners: Sequence[Learner], signature: Hashable) -> None:
         self.form, self.signature = form, signature
-        # The learners at the capture: they are what a replay computes, whoever's values it is for.
+        # The learners that were captured: a replay runs their steps, whichever values it is given.
         self.captured = self.learners = learners
         self.device = learners[0].feed.device
         try:

@@ -31,10 +31,9 @@ class Growth:
             for pattern in patterns:
                 if not isinstance(pattern, str):
                     raise RankupError(f"{option} takes names or patterns of them, got {pattern!r}")
-        for option in ("last", "seed"):
-            value = getattr(self, option)
-            if value is not None:
-                object.__setattr__(self, option, as_whole(option, value))
+        object.__setattr__(self, "seed", as_whole("seed", self.seed))
+        if self.last is not None:
+            object.__setattr__(self, "last", as_whole("last", self.last))
 
     def includes(self, name: str) -> bool:
         """Whether the layer of that name is to be factored, unless it is excluded."""

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class HostCopy:
-    """Indices copied to the host: who looks at them waits until the device has come to where the
-    copy was asked for, not for what it was given to do after that."""
+    """Indices copied to the host. Reading them waits for the copy and what was queued before it,
+    not for what was queued after."""
 
     # By device and number of indices. Getting pinned memory and an event would take longer than
     # the copy; one that is in use is not among them, so threads and nested calls share none.

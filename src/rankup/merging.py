@@ -34,7 +34,7 @@ def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -
 
 
 def _nothing_like(norm: Any) -> nn.Module:
-    """What does nothing in a norm's place, and says of itself what that said."""
+    """An identity in a norm's place, with the norm's attributes."""
     nothing = nn.Identity()
     for key in norm.__constants__:
         setattr(nothing, key, getattr(norm, key))

@@ -18,9 +18,8 @@ def outside_inference() -> Iterator[None]:
 
 @contextmanager
 def learning_on(device: torch.device) -> Iterator[None]:
-    """Inside, torch takes gradients, the same ones every time, and computes in no precision but
-    that it is told there. Copies of weights that somebody's autocast keeps until its end would be
-    those before the first step."""
+    """Inside, gradients are enabled and deterministic, and the caller's autocast is off: it would
+    go on using the copies of weights that it cached before the first step."""
     enabled, cached = torch.is_autocast_enabled(device.type), torch.is_autocast_cache_enabled()
     deterministic = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True

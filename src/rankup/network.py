@@ -106,7 +106,7 @@ class IncrementalNet(nn.Module):
         self.plan = make_plan(module, growth)
         originals = dict(module.named_modules())
         layers = [self._make_layer(spec, originals[spec.name]) for spec in self.plan.layers]
-        # Layers are exchanged in the copying: whatever refers to one refers to its new form.
+        # Layers are replaced during the copy, so every reference to one leads to its new form.
         exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
         self.body = copy_of(module, exchanged)
         self._refuse_left_out(layers)
@@ -292,8 +292,7 @@ class IncrementalNet(nn.Module):
             self._hold_constant()
 
     def _undo_trial(self) -> None:
-        """After the module was run just to see what happens: have it as it was. What must not
-        change is held from now on."""
+        """Restore the module after a trial run, and from now on hold what must not change."""
         self._rest.refuse_made(self.body)
         self._rest.refuse_reshaped()
         self._rest.undo_trial()
@@ -304,7 +303,7 @@ class IncrementalNet(nn.Module):
 
     @property
     def _only_brought(self) -> list[str]:
-        """What came with the module, is in no file yet, and which no seed gives back."""
+        """The module's own tensors that no file holds yet and that no seed can draw again."""
         return [] if self._roster.tasks or self.growth.base == "keep" else self._rest.brought
 
     def _hold_constant(self) -> None:
@@ -318,7 +317,7 @@ class IncrementalNet(nn.Module):
         self._hold()
 
     def _hold(self) -> None:
-        """By the flag that modules look at; those inside of them go on as they are."""
+        """Put the held parts into evaluation mode, but not the modules inside them."""
         for part in self._held:
             if part.training:  # looked at first: a write would be recorded by torch.compile
                 part.training = False

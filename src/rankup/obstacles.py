@@ -89,7 +89,7 @@ def refuse_what_cannot_be(
 def _problems(
     modules: Modules, replaced: set[str], growth: Growth, trace: Trace | None
 ) -> dict[str, str]:
-    """Why parts, or parameters of them, cannot be; of what contains others it alone."""
+    """By name, why parts or their parameters are refused; of nested ones only the outermost."""
     found: dict[str, str] = {}
     for name, part in modules.items():
         if _is_inside(name, found) or growth.excludes(name):

@@ -91,7 +91,16 @@ def layouts(
 
 
 def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
-    return sum(tensor.nbytes for tensor in pack(spec, values, store).values())
+    """How many bytes `pack` would make of them. What takes a byte each is counted, not packed."""
+    as_bytes = {
+        key: value
+        for key, value in values.items()
+        if _form(spec, key, tuple(value.shape), store) == "int8"
+    }
+    others = {key: value for key, value in values.items() if key not in as_bytes}
+    scales = sum(len(value) if value.dim() > 1 else 1 for value in as_bytes.values())
+    counted = sum(value.numel() for value in as_bytes.values()) + 4 * scales
+    return counted + sum(tensor.nbytes for tensor in pack(spec, others, store).values())
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:

@@ -48,8 +48,8 @@ class Plan:
     first: str | None
     # The layers of a module that is nothing but factored Linears, a ReLU after each, and a head.
     chain: tuple[str, ...] | None
-    # How the module runs as it trains and as it answers, in words of torch.fx's where that can
-    # tell, and always so.
+    # The torch.fx graph in training and in evaluation mode, as text; None where the module cannot
+    # be traced or does not run the same way every time.
     ways: tuple[str | None, str | None]
     dtype: torch.dtype
     device: torch.device

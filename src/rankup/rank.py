@@ -98,7 +98,7 @@ class Shape:
 
 
 def as_python(value: Any) -> Any:
-    """Numbers of others, as NumPy's, as Python's own, which a folder's JSON can hold."""
+    """A number of any library, such as NumPy's, as Python's own, which JSON can hold."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)

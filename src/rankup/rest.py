@@ -41,7 +41,7 @@ class RestParts:
             )
             for name, _ in spec.tensors
         }
-        # What is in no file is no part of what a task learns.
+        # Non-persistent buffers are not saved, so they are no part of what a task learns.
         self._passing = [
             (module, key)
             for module in body.modules()
@@ -227,8 +227,8 @@ class RestParts:
         return f"{'buffer' if name in self._own else 'parameter'} {name!r}"
 
     def _undo_passing(self) -> None:
-        """A loaded network has these as they were given, so that answers must not rest on others.
-        One that has grown is no average but something kept at hand, and stays."""
+        """Restore non-persistent buffers: a loaded network has them as given, so that no answer
+        may depend on other values. One that has grown is a cache, not an average, and stays."""
         pairs = zip(self._passing, self._passing_before, strict=False)
         _put_back((*place, before) for place, before in pairs if before is not None)
 

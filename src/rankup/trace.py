@@ -51,7 +51,7 @@ class Trace:
     """The calls of a module's layers in the order in which they run.
 
     Args:
-        constant: whether it runs so every time; else nothing is known but that order.
+        constant: whether every run takes the same path; if not, only the order is known.
         kept: names of nodes whose outputs the module keeps, as `self.features`.
     """
 
@@ -71,8 +71,8 @@ class Trace:
         return self.order.index(name) if name in self.order else len(self.order)
 
     def reads_weights_of(self, name: str) -> bool:
-        """Whether the forward uses a layer's weights by itself, beside calling the layer. Looking
-        whether there are any, and of what kind, is no use."""
+        """Whether the forward uses a layer's weights directly, besides calling the layer. Checking
+        whether they exist, or what dtype they have, does not count."""
         return any(
             node.op == "get_attr"
             and str(node.target).startswith(f"{name}.")

@@ -163,6 +163,11 @@ def _check_complete(files: Sequence[Path]) -> None:
     """An interrupted copy must not pass for a smaller data set."""
     shards = [match for f in files if (match := re.search(r"-(\d+)-of-(\d+)", f.name))]
     there = {int(shard[1]) for shard in shards}
+    if len({shard[2] for shard in shards}) > 1:
+        raise DataError(
+            f"{files[0].parent} holds one split in two divisions, {files[0].name} and "
+            f"{files[-1].name}: its images would count twice, leave one of them"
+        )
     for number, total in (shard.groups() for shard in shards):
         missing = sorted(set(range(int(total))) - there)
         if missing:

@@ -37,8 +37,8 @@ def set_to(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 
 
 def active(task: int | Tensor | None) -> AbstractContextManager[None]:
-    """Run what is inside for one task, or for a task per sample, given by index; or, where what
-    `active_task` gave is handed on, for none."""
+    """Run the body of the `with` for one task, or for a task per sample, given by index. None is
+    accepted too, so that what `active_task()` returned can be passed on."""
     if isinstance(task, Tensor) and not task.dim():
         task = int(task)
     if not isinstance(task, int | Tensor | None):
@@ -86,7 +86,7 @@ class TaskLayer(nn.Module, ABC):
         self.dtype = dtype
         self.count = 0  # committed tasks
         self.edition = 0  # grows whenever other tensors are loaded into the layer
-        self.attributes: list[str] = []  # that the layer has which it took the place of
+        self.attributes: list[str] = []  # names of those copied from the layer it replaces
         self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
 
     @abstractmethod
@@ -124,8 +124,8 @@ class TaskLayer(nn.Module, ABC):
         self.count += 1
 
     def take_attributes(self, original: nn.Module) -> None:
-        """Have what the layer that this one takes the place of has beside its tensors: a module's
-        forward may look at it."""
+        """Copy the attributes, other than tensors, of the layer that it replaces: the module's
+        forward may read them."""
         own = {*vars(self), *dir(type(self)), *self._buffers}
         torchs = {*type(original).__constants__, "training", "transposed"}  # type: ignore[attr-defined]
         for key, value in vars(original).items():
@@ -139,7 +139,7 @@ class TaskLayer(nn.Module, ABC):
                 )
 
     def hand_attributes(self, plain: nn.Module) -> None:
-        """The way back, to a layer that takes this one's place."""
+        """Copy those attributes to the plain layer that replaces this one."""
         for key in self.attributes:
             setattr(plain, key, getattr(self, key))
 
@@ -160,7 +160,7 @@ class TaskLayer(nn.Module, ABC):
         return self
 
     def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
-        """Why tensors of the right shapes, of names that begin so, cannot be the layer's."""
+        """Why a state dict cannot be loaded into this layer although its shapes fit; else None."""
         return None
 
     def _load_from_state_dict(
@@ -182,8 +182,8 @@ class TaskLayer(nn.Module, ABC):
     def _read_of_task(
         self, what: str, shape: Sequence[int], read: Callable[[int], Tensor]
     ) -> Tensor:
-        """What a module's forward reads by itself, of the task that is run. Of a mixed batch, for
-        which there is none, it sees of what kind it would be."""
+        """What the module's forward reads directly, for the active task. A mixed batch has no one
+        task, so it gets a stand-in with a shape, a dtype and a device but no values."""
         if isinstance(active_task(), Tensor):
             factory = self._factory["dtype"], self._factory["device"]
             return Unread.of(shape, *factory, self._unreadable(what))
@@ -238,8 +238,8 @@ class TaskLayer(nn.Module, ABC):
 
 
 def row_by_row(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A copy as a file would give it back: of numbers that lie otherwise in memory, as those of a
-    transposed tensor do, torch may compute other bits."""
+    """A contiguous copy, as loading from a file gives it: torch may compute different bits from a
+    tensor with other strides, such as a transposed one."""
     return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
 
 

@@ -19,7 +19,7 @@ from rankup.specs import FactoredSpec
 
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
-# One by one, a module's attributes take longer to look up than what is done with them.
+# All in one lookup: reading a module's attributes one by one takes longer than using them.
 read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
     "U", "V", "S", "B", "base_weight"
 )

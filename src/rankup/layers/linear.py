@@ -12,7 +12,7 @@ from rankup.layers.factored import FactoredLayer, read_tables
 from rankup.layers.given import PROJECTED
 from rankup.layers.node import FactoredMap
 
-_MANY = 32  # samples, of which a CPU multiplies columns faster than rows with few factors
+_MANY = 32  # samples from which on a CPU is faster with samples as columns, if factors are few
 
 
 class FactoredLinear(FactoredLayer):
@@ -55,7 +55,7 @@ class FactoredLinear(FactoredLayer):
         learning, sequences = task >= self.count, x.dim() != 2
         if not x.is_cpu or learning or sequences or self._takes_dense(x, used) or _transformed(x):
             return super()._of_one_task(x, task)
-        # The same in fewer operations, of which each takes a CPU longer than its numbers.
+        # The same in fewer operations: on a CPU, starting one takes longer than its arithmetic.
         U, V, S, B, base = read_tables(self._buffers)
         U, V, selector = U[:used], V[:used], S[task, :used]
         if len(x) >= _MANY:
@@ -66,8 +66,8 @@ class FactoredLinear(FactoredLayer):
         return y if base is None else y + F.linear(x, base)
 
     def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
-        """Whether the fast form of learning fits: not for a kept weight or a rank so high that W
-        is cheaper, and not where torch does not know it."""
+        """Whether the hand-written autograd node can be used: not with a kept weight, not where
+        building W is cheaper, and not under a transform that does not support such nodes."""
         if _transformed(x):
             return False
         return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))

@@ -23,8 +23,8 @@ Run = Callable[[Tensor], object]
 def pooled_statistics(
     body: nn.Module, norms: Sequence[TaskNorm], batches: Iterable[Tensor], run: Run
 ) -> Iterator[None]:
-    """Inside, batch norms hold the statistics of the task being learned, pooled over batches that
-    are run through the body; where there are no norms, none is."""
+    """Inside, batch norms hold the statistics of the task being learned, pooled over the batches,
+    each of which is run through the body. Without norms no batch is run."""
     if not norms:
         yield
         return

@@ -10,15 +10,15 @@ from rankup.errors import TaskStateError
 
 _PROPERTIES = ("dtype", "device", "shape", "ndim", "is_cuda")
 _METHODS = ("size", "dim", "numel", "is_floating_point")
-_SAME_KIND = (Tensor.to, Tensor.type_as)  # of another tensor, that is made of the kind of this
+_SAME_KIND = (Tensor.to, Tensor.type_as)  # allowed where another tensor is converted to its kind
 _LOOKS = {getattr(Tensor, name).__get__ for name in _PROPERTIES} | {
     getattr(Tensor, name) for name in _METHODS
 }
 
 
 class Unread(Tensor):
-    """A module's forward may look at a weight's dtype, as in `x.to(self.conv.weight.dtype)`, for
-    which it needs no numbers; who asks for these is refused."""
+    """A stand-in for a weight of which a module's forward only looks at the kind, as in
+    `x.to(self.conv.weight.dtype)`. Anything that needs its values is refused."""
 
     refusal: str
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.feed import Draws, Feed
-from rankup.layers import Start, Tensors
+from rankup.layers import Start, Tensors, dense_is_cheaper
 from rankup.layers.base import set_to
 from rankup.methods.bits import pack, unpack
 from rankup.methods.options import IbpWfOptions
@@ -130,10 +130,8 @@ class DictionaryWeight(TaskWeight):
     def _learn(self, x: Tensor, selection: Tensor) -> Tensor:
         """The layer's outputs, by way of the factors where there are so few samples that a weight
         would cost more."""
-        outputs, inputs, rows = self.spec.outputs, self.spec.inputs, math.prod(x.shape[:-1])
-        by_factors = rows * self.factors * (inputs + outputs)
-        by_weight = (self.factors + rows) * inputs * outputs
-        if self.spec.conv or by_factors > by_weight:
+        rows, shape = math.prod(x.shape[:-1]), (self.spec.inputs, self.spec.outputs)
+        if self.spec.conv or dense_is_cheaper(rows, self.factors, *shape):
             return self._map(x, self.selecting(selection), self.bias(self.count))
         U, V = self._factors()
         coefficients = F.linear(x, V) * (self.new_scales * selection)

@@ -15,7 +15,7 @@ from rankup.errors import RankupError
 from rankup.feed import as_floats, as_inputs
 from rankup.layout import for_answers
 from rankup.manifest import Manifest
-from rankup.runs.files import CONFIG, NET, read_config, read_lines, recipe_of
+from rankup.runs.files import CONFIG, NET, read_config, read_lines, recipe_of, setting
 from rankup.store import load
 
 _TOGETHER = 256  # images
@@ -45,8 +45,9 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
         run: the folder of a run that has learned its stream's classes in parts.
         task: the name of a task, or its number from 1 on; None where there is but one.
     """
-    config = read_config(run / CONFIG)
-    info = stream_info(config["stream"])
+    path = run / CONFIG
+    config = read_config(path)
+    info = stream_info(setting(path, config, "stream", str))
     if info.kind != "split":
         raise RankupError(
             f"{run} has learned {config['stream']}, in which each task changes the images in its "
@@ -54,7 +55,8 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
         )
     manifest = Manifest.read(run / NET)
     asked = _asked_for(_known_tasks(run, manifest), task, run)
-    recipe, inputs = recipe_of(config["recipe"]), _read(files, info.side, manifest)
+    recipe = recipe_of(setting(path, config, "recipe", dict))
+    inputs = _read(files, info.side, manifest)
     net = load(run / NET)
     seen = []
     for part in torch.split(inputs, _TOGETHER):
@@ -111,4 +113,5 @@ def _fits(shape: tuple[int, ...], manifest: Manifest) -> bool:
     options = manifest.model["options"]
     if manifest.model["model"] == "mlp":
         return bool(np.prod(shape) == options["inputs"])
-    return shape == (options["channels"], options["image_size"], options["image_size"])
+    # As `make_module` tells the network: of an image's sides, its width alone.
+    return (shape[0], shape[-1]) == (options["channels"], options["image_size"])

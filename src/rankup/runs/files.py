@@ -63,7 +63,10 @@ def no_setting(path: Path, name: str, value: Any, expected: str) -> RankupError:
 
 def recipe_of(settings: Mapping[str, Any]) -> Recipe:
     """The recipe among a run's settings, where it stands with its name."""
-    return Recipe(**{key: value for key, value in settings.items() if key != "name"})
+    try:
+        return Recipe(**{key: value for key, value in settings.items() if key != "name"})
+    except TypeError as error:
+        raise RankupError(f"the settings of a run hold no recipe: {error}") from None
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
