@@ -206,7 +206,7 @@ class IncrementalNet(nn.Module):
             self._refuse_not_finite(learned)
             form = self.growth.store
             pairs = zip(self.parts, learned, strict=True)
-            self._append_task(task, [packing.rounded(part.spec, own, form) for part, own in pairs])
+            self._append([task], [[packing.rounded(part.spec, own, form)] for part, own in pairs])
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
@@ -280,15 +280,17 @@ class IncrementalNet(nn.Module):
         """Grows whenever other tensors are loaded into the network, its body or one layer."""
         return sum(layer.edition for layer in self._layers())
 
-    def _append_task(self, task: KnownTask, added: Sequence[Tensors]) -> None:
-        """Commit a task that is known already, as when loading: a dict of tensors per part."""
+    def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
+        """Make tasks constant, the one just learned or those of a file: for each part, a dict of
+        tensors for each of them."""
         # First everything that needs memory and may fail, then everything that cannot.
-        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
+        extended = [part.extended(*new) for part, new in zip(self.parts, added, strict=True)]
         with undisturbed():
             for part, tables in zip(self.parts, extended, strict=True):
                 part.close()
-                part.install(tables)
-            self._roster.append(task)
+                part.install(tables, len(tasks))
+            for task in tasks:
+                self._roster.append(task)
             self._hold_constant()
 
     def _undo_trial(self) -> None:

@@ -189,12 +189,12 @@ class RestParts:
         self._undo_passing()
         self._before, self._passing_before = {}, []
 
-    def extended(self, added: Tensors) -> Tensors:
-        return added
+    def extended(self, *added: Tensors) -> Tensors:
+        return {name: tensor for own in added for name, tensor in own.items()}
 
-    def install(self, tables: Tensors) -> None:
+    def install(self, tables: Tensors, tasks: int = 1) -> None:
         self._constant(tables)
-        self.count += 1
+        self.count += tasks
 
     def added(self, task: int) -> Tensors:
         return {} if task or self.spec.kept else self._values()

@@ -114,13 +114,18 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     net = _network_without_tasks(folder, manifest, module)
     for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
         part.load_base(tensors)
-    device = net.device
-    for index, (task, _) in enumerate(manifest.tasks):
-        read = _read_task(folder, manifest, index)
-        net._append_task(task, [{k: t.to(device) for k, t in part.items()} for part in read])
+    if manifest.tasks:
+        # All of them at once: tables that grew by a task at a time would be copied as often.
+        read = [_read_task(folder, manifest, index) for index in range(len(manifest.tasks))]
+        by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
+        net._append([task for task, _ in manifest.tasks], by_part)
     net._rest.know_updating(manifest.updating)
     _known_files[net] = net._edition, {file.file: file for file in _files(manifest)}
     return net.eval()
+
+
+def _moved(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def verify(path: StrPath) -> Verification:

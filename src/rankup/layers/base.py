@@ -94,8 +94,8 @@ class TaskLayer(nn.Module, ABC):
         """The values that the next task starts with."""
 
     @abstractmethod
-    def extended(self, added: Tensors) -> Tensors:
-        """The tables with one more task in them; nothing is changed yet."""
+    def extended(self, *added: Tensors) -> Tensors:
+        """The tables with one more task in them, or with several; nothing is changed yet."""
 
     @abstractmethod
     def added(self, task: int) -> Tensors:
@@ -116,12 +116,12 @@ class TaskLayer(nn.Module, ABC):
     def close(self) -> None:
         self._parameters.clear()
 
-    def install(self, tables: Tensors) -> None:
+    def install(self, tables: Tensors, tasks: int = 1) -> None:
         # All tables at once: a thread that reads `_buffers` once has those from before or those
         # from after, never some of each.
         self._buffers = {**self._buffers, **tables}
         # Last, so that a thread which runs one task finds it in the tables.
-        self.count += 1
+        self.count += tasks
 
     def take_attributes(self, original: nn.Module) -> None:
         """Copy the attributes, other than tensors, of the layer that it replaces: the module's

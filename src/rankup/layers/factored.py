@@ -194,15 +194,16 @@ class FactoredLayer(TaskLayer):
             values["bias"] = zero if self.base_bias is None else self.base_bias.clone()
         return values
 
-    def extended(self, added: Tensors) -> Tensors:
-        tables = {}
-        if "U" in added:
-            tables = {part: torch.cat([getattr(self, part), added[part]]) for part in ("U", "V")}
-        selector = added["selector"]
-        padded = F.pad(self.S, (0, len(selector) - self.S.shape[1]))
-        tables["S"] = torch.cat([padded, selector[None]])
+    def extended(self, *added: Tensors) -> Tensors:
+        tables, rank = {}, len(added[-1]["selector"])  # a task's is never shorter than those before
+        if new := [own for own in added if "U" in own]:
+            for part in ("U", "V"):
+                tables[part] = torch.cat([getattr(self, part), *(own[part] for own in new)])
+        selectors = [F.pad(own["selector"], (0, rank - len(own["selector"]))) for own in added]
+        padded = F.pad(self.S, (0, rank - self.S.shape[1]))
+        tables["S"] = torch.cat([padded, torch.stack(selectors)])
         if self.spec.bias:
-            tables["B"] = torch.cat([self.B, added["bias"][None]])
+            tables["B"] = torch.cat([self.B, torch.stack([own["bias"] for own in added])])
         return tables
 
     def added(self, task: int) -> Tensors:

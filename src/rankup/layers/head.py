@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -82,20 +83,21 @@ class TaskHead(TaskLayer):
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec)
 
-    def extended(self, added: Tensors) -> Tensors:
-        classes, end = len(added["weight"]), self.ends[self.count]
-        tables = {"weights": torch.cat([self.weights, added["weight"]])}
+    def extended(self, *added: Tensors) -> Tensors:
+        tables = {"weights": torch.cat([self.weights, *(own["weight"] for own in added)])}
         if self.biases is not None:
-            tables["biases"] = torch.cat([self.biases, added["bias"]])
-        widest = max(classes, self.rows.shape[1])
-        own = torch.arange(end, end + classes, device=self.rows.device)
-        old = F.pad(self.rows, (0, widest - self.rows.shape[1]), value=-1)
-        new = F.pad(own, (0, widest - classes), value=-1)
-        return tables | {"rows": torch.cat([old, new[None]])}
+            tables["biases"] = torch.cat([self.biases, *(own["bias"] for own in added)])
+        ends = [*accumulate((len(own["weight"]) for own in added), initial=self.ends[self.count])]
+        widest = max(self.rows.shape[1], *(end - start for start, end in pairwise(ends)))
+        rows = [self.rows]
+        for start, end in pairwise(ends):
+            rows.append(torch.arange(start, end, device=self.rows.device)[None])
+        padded = [F.pad(row, (0, widest - row.shape[1]), value=-1) for row in rows]
+        return tables | {"rows": torch.cat(padded)}
 
-    def install(self, tables: Tensors) -> None:
-        self.ends.append(len(tables["weights"]))
-        super().install(tables)
+    def install(self, tables: Tensors, tasks: int = 1) -> None:
+        self.ends = _ends(tables["rows"])
+        super().install(tables, tasks)
 
     def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
         given = _ends(state.get(f"{prefix}rows", self.rows))

@@ -114,11 +114,12 @@ class TaskNorm(TaskLayer):
         super().close()
         self.pool = None
 
-    def extended(self, added: Tensors) -> Tensors:
-        return {
-            self._TABLES[key]: torch.cat([getattr(self, self._TABLES[key]), row[None]])
-            for key, row in added.items()
-        }
+    def extended(self, *added: Tensors) -> Tensors:
+        tables = {}
+        for key in added[0]:  # of a shared norm, the first task's alone
+            rows = torch.stack([own[key] for own in added if key in own])
+            tables[self._TABLES[key]] = torch.cat([getattr(self, self._TABLES[key]), rows])
+        return tables
 
     def added(self, task: int) -> Tensors:
         if self.spec.shared and task > 0:

@@ -87,12 +87,13 @@ class LearningHeads(TaskLayer):
     def close(self) -> None:
         """All stay open."""
 
-    def extended(self, added: Tensors) -> Tensors:
-        return added
+    def extended(self, *added: Tensors) -> Tensors:
+        (own,) = added  # methods commit their tasks one at a time
+        return own
 
-    def install(self, tables: Tensors) -> None:
+    def install(self, tables: Tensors, tasks: int = 1) -> None:
         self._put(tables)
-        self.count += 1
+        self.count += tasks
 
     def added(self, task: int) -> Tensors:
         return {key: p.detach()[self.slices[task]] for key, p in self.named_parameters()}

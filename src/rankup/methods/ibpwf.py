@@ -183,19 +183,20 @@ class DictionaryWeight(TaskWeight):
         }
         return learned | {"bias": parts["bias"]} if self.spec.bias else learned
 
-    def extended(self, added: Tensors) -> Tensors:
-        chosen = unpack(added["selection"], 1, self.factors).bool()
+    def extended(self, *added: Tensors) -> Tensors:
+        (new,) = added  # methods commit their tasks one at a time
+        chosen = unpack(new["selection"], 1, self.factors).bool()
         own = chosen & ~self.taken
         tables = {"U": self.U.clone(), "V": self.V.clone(), "taken": self.taken | chosen}
-        tables["U"][own], tables["V"][own] = added["U"], added["V"]
+        tables["U"][own], tables["V"][own] = new["U"], new["V"]
         scales = torch.zeros(self.factors, **self._factory)
-        scales[chosen] = added["scales"]
+        scales[chosen] = new["scales"]
         tables["selections"] = torch.cat([self.selections, chosen[None]])
         tables["scales"] = torch.cat([self.scales, scales[None]])
         if self.spec.bias:
-            tables["biases"] = torch.cat([self.biases, added["bias"][None]])
-        if "sticks" in added:
-            tables |= {"sticks": added["sticks"], "expected": expected_odds(added["sticks"])}
+            tables["biases"] = torch.cat([self.biases, new["bias"][None]])
+        if "sticks" in new:
+            tables |= {"sticks": new["sticks"], "expected": expected_odds(new["sticks"])}
         return tables
 
     def added(self, task: int) -> Tensors:

@@ -73,8 +73,8 @@ class MaskedWeight(TaskWeight):
     def learned(self) -> Tensors:
         return {"mask": pack(largest(self.new_scores.detach(), self.kept).byte(), 1)}
 
-    def extended(self, added: Tensors) -> Tensors:
-        return {"masks": torch.cat([self.masks, added["mask"][None]])}
+    def extended(self, *added: Tensors) -> Tensors:
+        return {"masks": torch.cat([self.masks, torch.stack([own["mask"] for own in added])])}
 
     def added(self, task: int) -> Tensors:
         return {"mask": self.masks[task]}
