@@ -229,6 +229,8 @@ def break_(what: str, root: Path) -> None:
         case "label without an image":  # 9 images: of the classes 0 to 9 one must be empty
             for file in data.iterdir():
                 write_parquet(file, good, [0, 9 if file == first else 1, 2])
+        case "two divisions":
+            write_parquet(data / "train-00000-of-00001.parquet", good, [0, 1, 2], names=names)
         case "no label":
             write_parquet(first, good, [0, None, 2], names=names)
         case "image column":
@@ -309,6 +311,11 @@ def break_(what: str, root: Path) -> None:
         ("no test split", "", "no test or validation split: expected files named test-00000"),
         ("no train split", "", "no train split: expected files named train-00000"),
         ("missing file", "", "is not complete: of the files train-…-of-00002.parquet number 00000"),
+        (
+            "two divisions",
+            "",
+            "holds one split in two divisions, train-00000-of-00001.* and t",
+        ),
         ("several data sets", "", "holds several data sets, one, two: give the path of one"),
         ("broken file", "images", r"images/test/bee/02.png: the image is broken"),
         ("empty class", "images", "images/train/cow holds no images, expected files of the kinds"),

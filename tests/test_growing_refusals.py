@@ -212,6 +212,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "half a last layer": (mlp, {"last": 1.5}, "last must be a whole number, got 1.5"),
     "a base that is none": (mlp, {"base": "old"}, "base must be 'new' or 'keep', got 'old'"),
     "a seed that is none": (mlp, {"seed": "one"}, "seed must be a whole number, got 'one'"),
+    "no seed": (mlp, {"seed": None}, "seed must be a whole number, got None"),
     "a rank that is none": (mlp, {"rank": 11}, "rank must be a Rank .* got 11"),
     "hooks": (hooked, {}, "'hidden.0' .it has hooks."),
     "hooks of backward passes": (hooked_back, {}, "'hidden.0' .it has hooks."),

@@ -47,6 +47,13 @@ def imports() -> Iterator[tuple[str, str]]:
                 yield from ((own, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+def test_layers_know_nothing_of_data_files_or_the_command_line() -> None:
+    own = {
+        name_of(full.split(".")[1:]) for by, full in imports() if by == "layers" and _is_ours(full)
+    }
+    assert own <= {"errors", "layers", "modes", "seeds", "specs"}
+
+
 def test_nothing_lower_imports_something_higher() -> None:
     places = [ROOT.joinpath(*name.split(".")) for name in LEVEL]
     assert all(place.with_suffix(".py").exists() or place.is_dir() for place in places)

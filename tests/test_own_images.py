@@ -3,9 +3,11 @@
 import html
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from calling import Call
 from pictures import assert_same, encoded, image_folder, pictures
@@ -161,3 +163,26 @@ def test_images_inside_of_a_class_are_not_left_out(tmp_path: Path) -> None:
     (images / "b" / "more" / "1.png").write_bytes((images / "b" / "1.png").read_bytes())
     with pytest.raises(DataError, match=r"more holds images inside of a class: put them beside"):
         load_source(str(images))
+
+
+def test_what_is_wrong_with_a_folder_of_images_is_named(call: Call, tmp_path: Path) -> None:
+    images = own_images(tmp_path / "images")
+    (images / "a" / "broken.png").symlink_to(tmp_path / "nowhere")
+    done = call("run", *asked(images), "--out", tmp_path / "run")
+    assert done.code == 1
+    assert "broken.png cannot be read" in " ".join(done.err.split())
+    for name in "bcd":
+        shutil.rmtree(images / name)
+    (images / "a" / "broken.png").unlink()
+    done = call("run", *asked(images), "--out", tmp_path / "run")
+    assert done.code == 1
+    assert "images has 1 class, expected at least 2" in " ".join(done.err.split())
+
+
+def test_an_image_too_large_to_be_read_is_not_called_broken(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    done = call("run", *asked(own_images(tmp_path / "images")), "--out", tmp_path / "run")
+    assert done.code == 1
+    assert "the image is too large to be read safely" in " ".join(done.err.split())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from calling import Call, Done
 from pictures import encoded, pictures
@@ -105,3 +106,70 @@ def test_runs_of_other_streams_and_methods_are_refused(call: Call, tmp_path: Pat
     refused(call("predict", tmp_path / "finetune", file), "is a run of finetune, only a run of")
     shutil.rmtree(tmp_path / "rank" / "net")
     refused(call("predict", tmp_path / "rank", file), "changes the images")
+
+
+def coloured(folder: Path, height: int, width: int) -> Path:
+    """Four classes of RGB images."""
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for index, image in enumerate(pictures(12, height, width, 3, seed=number)):
+            (folder / name / f"{index}.png").write_bytes(encoded(image // 4 + 48 * number))
+    return folder
+
+
+def test_images_of_a_run_without_a_size_have_its_shape_or_are_brought_to_it(
+    call: Call, tmp_path: Path
+) -> None:
+    square, wide = coloured(tmp_path / "square", 6, 6), coloured(tmp_path / "wide", 4, 9)
+    for images in (square, wide):
+        words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 40)
+        assert call("run", *words, "--out", tmp_path / f"run-{images.name}").code == 0
+    own = tmp_path / "run-square"
+    name = lines(own)[0]["classes"][0]
+    as_it_is = Image.open(square / name / "1.png")
+    others = {
+        "large.png": as_it_is.resize((12, 12), Image.Resampling.NEAREST),
+        "clear.png": as_it_is.convert("RGBA"),
+    }
+    files = [square / name / "1.png"]
+    for file, image in others.items():
+        image.save(tmp_path / file)
+        files.append(tmp_path / file)
+    done = call("predict", own, *files, "--task", "1", "--plain")
+    assert done.code == 0, done.err
+    assert [row.split("\t")[1] for row in done.out.splitlines()] == [name] * 3
+    # As many numbers in another shape are another image.
+    turned = tmp_path / "turned.png"
+    Image.open(wide / name / "1.png").transpose(Image.Transpose.ROTATE_90).save(turned)
+    refused(
+        call("predict", tmp_path / "run-wide", turned, "--task", "1"),
+        "turned.png: the image is 4×9 RGB, the run's were 9×4 RGB",
+    )
+
+
+def test_a_resnet_takes_the_images_it_was_taught_with_though_not_square(
+    call: Call, tmp_path: Path
+) -> None:
+    images = coloured(tmp_path / "images", 6, 9)
+    words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 20, "--net", "resnet18")
+    run = tmp_path / "run"
+    assert call("run", *words, "--width", 4, "--rank", "2,1", "--out", run).code == 0
+    done = call("predict", run, images / lines(run)[0]["classes"][0] / "1.png", "--task", "1")
+    assert done.code == 0, done.err
+
+
+def test_a_damaged_run_is_told_in_a_sentence(call: Call, run: Path) -> None:
+    file = run.parent / "images" / lines(run)[0]["classes"][0] / "1.png"
+    config, metrics = (run / "config.json").read_text(), (run / "metrics.jsonl").read_text()
+    for name, value in (("recipe", None), ("stream", 5), ("inputs", [6, 6]), ("recipe", {"a": 1})):
+        (run / "config.json").write_text(json.dumps(json.loads(config) | {name: value}))
+        refused(call("predict", run, file, "--task", "1"), "recipe" if name == "recipe" else name)
+    (run / "config.json").write_text(config)
+    first, *others = metrics.splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([json.dumps(json.loads(first) | {"classes": 3})]))
+    for command in (("predict", run, file, "--task", "1"), ("report", run)):
+        refused(call(*command), "'classes' is 3, not a list of names")
+    (run / "metrics.jsonl").write_text("\n".join(others))
+    refused(call("predict", run, file, "--task", "1"), "metrics.jsonl")
+    (run / "metrics.jsonl").write_text(first)
+    refused(call("predict", run, file, "--task", "1"), "lacks task 'split 02', which net/ has")

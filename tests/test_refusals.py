@@ -157,6 +157,11 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda net: net.begin_task("b", 2, selectors="last"),
         "selectors must start at a number or 'previous', got 'last'",
     ),
+    "a truth for selectors": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 2, selectors=True),
+        "selectors must start at a number or 'previous', got True",
+    ),
     "a start for norms that is none": (
         lambda: taught("mlp"),
         lambda net: net.begin_task("b", 2, norms="last"),

@@ -11,7 +11,7 @@ import torch
 import rankup
 from rankup import IncrementalNet as Net
 from rankup import store
-from rankup.layers import Tensors
+from rankup.layers import FactoredLayer, Tensors
 from rankup.manifest import _seal
 from rankup.rank import Rank
 from zoo import KINDS, assert_same_bits, hashes, inputs, logits, module, taught, teach
@@ -380,3 +380,34 @@ def test_a_task_that_is_committed_meanwhile_is_saved_the_next_time(
     assert rankup.verify(tmp_path).tasks == tuple(known)
     rankup.save(net, tmp_path)
     assert rankup.verify(tmp_path).tasks == (*known, "meanwhile")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model": {"model": "vit", "options": {}}},
+            "of a model 'vit', which this rankup does",
+        ),
+        ({"dtype": "nn"}, "'nn' is no dtype of torch's"),
+    ],
+)
+def test_a_manifest_of_what_is_not_known_is_refused(
+    change: dict[str, object], message: str, saved: Path
+) -> None:
+    edit_manifest(saved, lambda data: data.update(change))
+    with pytest.raises(rankup.StoreError, match=message):
+        rankup.load(saved)
+
+
+def test_loading_makes_each_table_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extended: list[int] = []
+    extend = FactoredLayer.extended
+
+    def counted(layer: FactoredLayer, *added: Tensors) -> Tensors:
+        extended.append(len(added))
+        return extend(layer, *added)
+
+    monkeypatch.setattr(FactoredLayer, "extended", counted)
+    net = rankup.load(saved)
+    assert extended == [len(net.tasks)] * len(net.plan.layers[:-1])

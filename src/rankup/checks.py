@@ -54,7 +54,7 @@ def start(selectors: Any, norms: Any, factors: Any) -> Start:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
 def state(net: nn.Module, given: Mapping[str, Any], strict: bool, assign: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rankup import rank, seeds, specs
+from rankup import models, rank, seeds, specs
 from rankup.errors import StoreError
 from rankup.files import json_bytes
 from rankup.growth import Growth
@@ -111,6 +111,10 @@ class Manifest:
             store=given.get("store", "full"),
         )
         parts = tuple(specs.from_json(part) for part in data["parts"])
+        dtype = getattr(torch, data["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{data['dtype']!r} is no dtype of torch's")
+        models.check(data["model"])
         _check_seeded(data["seeded"], growth.seed, parts)
         tasks = []
         for index, entry in enumerate(data["tasks"]):
@@ -123,7 +127,7 @@ class Manifest:
             tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
         return cls(
             data["model"],
-            getattr(torch, data["dtype"]),
+            dtype,
             growth,
             parts,
             File(**{**data["base"], "file": BASE}) if data["base"] else None,

@@ -101,7 +101,7 @@ class Recipe:
         if self.selectors == "previous":
             return "previous"
         try:
-            start = float(self.selectors)
+            start = math.nan if isinstance(self.selectors, bool) else float(self.selectors)
         except (TypeError, ValueError):
             start = math.nan
         if not abs(start) < _LARGEST:

@@ -123,6 +123,8 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
     try:
         opened: Image.Image = Image.open(io.BytesIO(image))
         opened.load()
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{where}: the image is too large to be read safely: {error}") from error
     # Broken bytes make decoders raise errors of many kinds, from SyntaxError to struct.error.
     except Exception as error:
         raise DataError(f"{where}: the image is broken or of an unknown kind") from error

@@ -79,7 +79,8 @@ def load_source(
             )
         arrays = cache.load_decoded(layout, side=named.side if named else side, progress=progress)
     except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror or error}") from error
+        which = error.filename or folder
+        raise DataError(f"{which} cannot be read: {error.strerror or error}") from error
     return Source(
         name if named else folder.resolve().name,
         Split(arrays.train_x, arrays.train_y),

@@ -216,6 +216,8 @@ def _split(source: "Source", stream: str, count: int, seed: int) -> "list[Task]"
     from rankup.seeds import generator
 
     total = len(source.class_names)
+    if total < 2:
+        raise DataError(f"{source.name} has {total} class, expected at least 2 to tell apart")
     possible = [number for number in range(1, total // 2 + 1) if total % number == 0]
     if count not in possible:
         raise DataError(

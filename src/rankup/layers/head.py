@@ -75,6 +75,7 @@ class TaskHead(TaskLayer):
     def forward(self, input: Tensor) -> Tensor:
         if input.shape[-1] != self.in_features:
             self._refuse_shape(input, f"{self.in_features} features in the last dimension")
+        self._check_dtype(input)
         task = self._task(input)
         if isinstance(task, Tensor):
             return self._mixed(input, task)

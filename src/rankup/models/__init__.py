@@ -25,6 +25,12 @@ def describe(module: nn.Module) -> dict[str, Any]:
     return {"model": None, "class": type(module).__qualname__}
 
 
+def check(description: dict[str, Any]) -> None:
+    """Refuse what `describe` has not written, as that of a model which a newer release has."""
+    if (name := description["model"]) not in (None, *_BUILT_IN):
+        raise ValueError(f"it is of a model {name!r}, which this rankup does not have")
+
+
 def build(description: dict[str, Any]) -> nn.Module:
     """The inverse of `describe` for our own models."""
     _, make = _BUILT_IN[description["model"]]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankup.paper import PARTS, part
 from rankup.paper.cells import TASKS, Cell
-from rankup.paper.results import Results
+from rankup.paper.results import Result, Results
 from rankup.report.text import duration
 
 if TYPE_CHECKING:
@@ -25,6 +26,18 @@ class Share(NamedTuple):
     of: int
     spent: float  # seconds
     left: float | None  # seconds, about; None where nothing like it has been run
+
+
+@dataclass(frozen=True)
+class _ReadOnce(Results):
+    """Results of which every file is read once, however many tables show it."""
+
+    _read: dict[Cell, dict[int, Result]] = field(default_factory=dict)
+
+    def _found(self, cell: Cell) -> dict[int, Result]:
+        if cell not in self._read:
+            self._read[cell] = super()._found(cell)
+        return self._read[cell]
 
 
 def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
@@ -58,6 +71,7 @@ def overview(results: Results, device: str) -> Table:
     from rich import box
     from rich.table import Table
 
+    results = _ReadOnce(results.root)
     parts = {name: part(name).cells() for name in PARTS}
     each_once = list(dict.fromkeys(cell for cells in parts.values() for cell in cells))
     pace = pace_of(each_once, results, device)

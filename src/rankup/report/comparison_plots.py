@@ -161,23 +161,28 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
                 (box.bottom + air - extent.y0) / figure.bbox.height,
             )
         )
-        _leader(figure, colour(theme, entry.number - 1), point, box, least=0.2 * inch)
+        away = math.dist(point, _nearest(box, point))
+        # Also where somebody would take the label for another point's.
+        nearer = any(math.dist(other, _nearest(box, other)) < away for other in points)
+        if away > 0.2 * inch or nearer:
+            _leader(figure, colour(theme, entry.number - 1), point, _nearest(box, point))
     return figure
 
 
-def _leader(figure: Figure, own: str, point: tuple[float, float], box: Box, least: float) -> None:
-    """A line from a label to its point, where they are apart."""
+def _nearest(box: Box, point: tuple[float, float]) -> tuple[float, float]:
+    """Where in a box one is nearest to a point."""
+    x, y = point
+    return min(max(x, box.left), box.right), min(max(y, box.bottom), box.top)
+
+
+def _leader(figure: Figure, own: str, point: tuple[float, float], end: tuple[float, float]) -> None:
+    """A line from a point to its label."""
     from matplotlib.lines import Line2D
 
-    x, y = point
-    end = min(max(x, box.left), box.right), min(max(y, box.bottom), box.top)
-    if math.dist(end, point) > least:
-        width, height = figure.bbox.width, figure.bbox.height
-        figure.add_artist(
-            Line2D(
-                [x / width, end[0] / width], [y / height, end[1] / height], color=own, linewidth=0.8
-            )
-        )
+    width, height = figure.bbox.width, figure.bbox.height
+    xs, ys = zip(point, end, strict=True)
+    line = Line2D([x / width for x in xs], [y / height for y in ys], color=own, linewidth=0.8)
+    figure.add_artist(line)
 
 
 def matrices_plot(entries: Sequence[Entry]) -> Figure:

@@ -2,23 +2,35 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rankup.data.decode import pixels_of, progress_bar, words_for
+from rankup.data.encoded import Pixels
 from rankup.data.errors import DataError
 from rankup.data.streams import stream_info
 from rankup.errors import RankupError
 from rankup.feed import as_floats, as_inputs
 from rankup.layout import for_answers
 from rankup.manifest import Manifest
-from rankup.runs.files import CONFIG, NET, read_config, read_lines, recipe_of, setting
+from rankup.runs.files import (
+    CONFIG,
+    METRICS,
+    NET,
+    no_setting,
+    read_config,
+    read_lines,
+    recipe_of,
+    setting,
+)
 from rankup.store import load
 
 _TOGETHER = 256  # images
+
+Shape = tuple[int, int, int]  # of an image: channels, height and width
 
 
 class Seen(NamedTuple):
@@ -56,7 +68,7 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
     manifest = Manifest.read(run / NET)
     asked = _asked_for(_known_tasks(run, manifest), task, run)
     recipe = recipe_of(setting(path, config, "recipe", dict))
-    inputs = _read(files, info.side, manifest)
+    inputs = _read(files, info.side, _image_shape(path, config))
     net = load(run / NET)
     seen = []
     for part in torch.split(inputs, _TOGETHER):
@@ -71,10 +83,17 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
 
 def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
     lines = {line["task"]: line.get("classes") for line in read_lines(run)}
-    return [
-        TaughtTask(task.name, tuple(lines.get(task.name) or map(str, range(task.classes))))
-        for task, _ in manifest.tasks
-    ]
+    known = []
+    for task, _ in manifest.tasks:
+        if task.name not in lines:
+            raise RankupError(
+                f"{run / METRICS} lacks task {task.name!r}, which {NET}/ has, and with it the "
+                "names of its classes: put the file back"
+            )
+        known.append(
+            TaughtTask(task.name, tuple(lines[task.name] or map(str, range(task.classes))))
+        )
+    return known
 
 
 def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> TaughtTask:
@@ -90,7 +109,15 @@ def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> Taug
     raise RankupError(f"{run} knows no task {task!r}, only {listed}")
 
 
-def _read(files: Sequence[Path], side: int | None, manifest: Manifest) -> Tensor:
+def _image_shape(path: Path, config: dict[str, Any]) -> Shape:
+    match config.get("inputs"):
+        case [int(channels), int(height), int(width)]:
+            return channels, height, width
+        case other:
+            raise no_setting(path, "inputs", other, "an image's channels, height and width")
+
+
+def _read(files: Sequence[Path], side: int | None, shape: Shape) -> Tensor:
     """The images as bytes, `[N, C, H, W]`."""
     arrays = []
     with progress_bar("images", len(files), show=True) as advance:
@@ -99,19 +126,26 @@ def _read(files: Sequence[Path], side: int | None, manifest: Manifest) -> Tensor
                 content = file.read_bytes()
             except OSError as error:
                 raise DataError(f"{file} cannot be read: {error.strerror}") from error
-            array = pixels_of(content, str(file), side)
-            if not _fits(array.shape, manifest):
+            array = _pixels_like(shape, content, str(file), side)
+            if array.shape != shape:
                 raise DataError(
-                    f"{file}: the image is {words_for(array.shape)}, which the run's were not"
+                    f"{file}: the image is {words_for(array.shape)}, the run's were "
+                    f"{words_for(shape)}"
                 )
             arrays.append(array)
             advance(1)
     return torch.from_numpy(np.stack(arrays))
 
 
-def _fits(shape: tuple[int, ...], manifest: Manifest) -> bool:
-    options = manifest.model["options"]
-    if manifest.model["model"] == "mlp":
-        return bool(np.prod(shape) == options["inputs"])
-    # As `make_module` tells the network: of an image's sides, its width alone.
-    return (shape[0], shape[-1]) == (options["channels"], options["image_size"])
+def _pixels_like(shape: Shape, content: bytes, file: str, side: int | None) -> Pixels:
+    """An image as those of the run were read, or where it is another and they were square and RGB,
+    brought to their size as `split:PATH@SIZE` would."""
+    channels, height, width = shape
+    scalable = side is None and channels == 3 and height == width
+    try:
+        array = pixels_of(content, file, side)
+    except DataError:  # as of an image with an alpha channel
+        if not scalable:
+            raise
+        return pixels_of(content, file, height)
+    return pixels_of(content, file, height) if scalable and array.shape != shape else array

@@ -114,4 +114,7 @@ def _checked(line: Any) -> dict[str, Any]:
         value = line[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
             raise RankupError(f"{key!r} is {value!r}, not a number")
+    names = line.get("classes") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RankupError(f"'classes' is {names!r}, not a list of names")
     return line

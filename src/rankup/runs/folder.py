@@ -43,6 +43,7 @@ class RunConfig:
     held_out: float = 0.0  # share of the training data that stood for the test data
     data: str = ""  # which it was, if one's own
     tasks_in_stream: int | None = None  # where only the first of them are learned
+    inputs: list[int] | None = None  # the shape of a sample
 
     def but_for_its_seed(self) -> str:
         """What runs have in common that differ in their seeds alone."""
@@ -226,9 +227,9 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
             before = before | {"teacher": now.get("teacher") or before["teacher"]}
         if name in may_differ or before == now:
             continue
+        if name in ("data", "inputs") and before is None:  # not told when it was begun
+            continue
         if name == "data":
-            if before is None:  # it was begun when nobody looked
-                continue
             raise RunError(
                 f"the images of {wanted['stream']} are others than when {out} was begun: put them "
                 "back, or begin a new run with --out"

@@ -112,6 +112,7 @@ class Launch:
                     held_out=asked.held_out,
                     data=self._data[seed],
                     tasks_in_stream=self._tasks_in_stream,
+                    inputs=list(self._shape),
                 ),
                 asked.data,
                 out,

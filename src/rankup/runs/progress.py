@@ -45,6 +45,9 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
     ]
     # Methods and tasks differ in how long they take: what is left is told from a long past.
     console = Console(stderr=True)
+    if console.is_terminal:
+        # Not the whole line: a terminal writes ^C there, and a bar that then wraps is not erased.
+        console.width = max(1, console.width - len("^C"))
     shown = Aloud(
         *columns,
         console=console,
@@ -73,8 +76,10 @@ def tell(console: "Console", text: str) -> None:
 class SeedBars:
     """A bar for each seed that is being learned."""
 
-    def __init__(self, bars: "Bars", tasks: int, seeds: int) -> None:
+    def __init__(self, bars: "Bars", tasks: int, seeds: int, method: str = "") -> None:
         self.bars, self.tasks, self.seeds = bars, tasks, seeds
+        # In a terminal the method is told by the bar above these.
+        self._method = f"{method}, " if method and bars.disable else ""
         self._lines: dict[int, TaskID] = {}
         if seeds == 1:
             self._lines[0] = bars.add_task("learning", total=tasks, state="")
@@ -84,7 +89,7 @@ class SeedBars:
         if seed not in self._lines:
             self._lines[seed] = self.bars.add_task("", total=self.tasks, state="")
         which = f"{now.seeds} seeds, " if now.seeds > 1 else f"seed {seed}, "
-        which = which if self.seeds > 1 else ""
+        which = self._method + (which if self.seeds > 1 else "")
         self.bars.update(
             self._lines[seed],
             description=f"{which}task {now.task + 1}/{self.tasks}, epoch {now.epoch}/{now.epochs}",
@@ -139,7 +144,7 @@ class MethodBars:
     def begin(self, method: str, learned: Mapping[int, int]) -> None:
         """A method begins, with seeds that have learned so many tasks already."""
         self._start, self._at = learned, {seed: float(tasks) for seed, tasks in learned.items()}
-        self._seeds = SeedBars(self.bars, self.tasks, len(learned))
+        self._seeds = SeedBars(self.bars, self.tasks, len(learned), method)
         which = f"method {self._done + 1}/{self.methods}: {method}"
         self.bars.update(self._line, description=which, completed=self._done)
 
