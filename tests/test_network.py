@@ -410,3 +410,16 @@ def test_only_what_a_task_began_with_is_committed(
         prune.remove(net.body.hidden[0], "new_V")
     net.abandon_task()
     assert_same_bits(before, logits(net, torch.ones(3, 12)))
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential], ids=["itself", "inside another"])
+def test_a_part_of_a_state_is_loaded_where_that_is_asked_for(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    net, other = taught("mlp"), taught("mlp", seed=1)
+    state = wrap(other).state_dict()
+    missing = next(iter(state))
+    del state[missing]
+    assert wrap(net).load_state_dict(state, strict=False).missing_keys == [missing]
+    own, given = wrap(net).state_dict(), wrap(other).state_dict()
+    assert [name for name in own if not torch.equal(own[name], given[name])] == [missing]

@@ -255,12 +255,14 @@ class IncrementalNet(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *rest: Any
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, *rest: Any
     ) -> None:
-        # Before any layer loads, also where the network is a part of another module's.
+        # Before any layer loads, also where the network is a part of another module. Whether names
+        # may be missing, torch does not tell here.
         own = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
-        checks.state(self, own, strict, bool(metadata.get("assign_to_params_buffers")))
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *rest)
+        assign = bool(metadata.get("assign_to_params_buffers"))
+        checks.state(self, own, strict=False, assign=assign)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     @outside_inference()
     def __deepcopy__(self, memo: dict[int, Any]) -> "IncrementalNet":
