@@ -38,9 +38,9 @@ def interrupt_install(kind: type[TaskLayer], monkeypatch: pytest.MonkeyPatch) ->
     """Have Ctrl-C come where layers of a kind take over what a task has learned."""
     install = kind.install
 
-    def interrupted(layer: TaskLayer, tables: Tensors) -> None:
+    def interrupted(layer: TaskLayer, tables: Tensors, tasks: int = 1) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        install(layer, tables)
+        install(layer, tables, tasks)
 
     monkeypatch.setattr(kind, "install", interrupted)
 
@@ -88,9 +88,9 @@ def test_a_commit_is_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> Non
     net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
     install = TaskLayer.install
 
-    def interrupted(layer: TaskLayer, tables: Tensors) -> None:
+    def interrupted(layer: TaskLayer, tables: Tensors, tasks: int = 1) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        install(layer, tables)
+        install(layer, tables, tasks)
 
     net.begin_task("a", 2)
     monkeypatch.setattr(TaskLayer, "install", interrupted)

@@ -27,7 +27,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
 
 def check(description: dict[str, Any]) -> None:
     """Refuse what `describe` has not written, as that of a model which a newer release has."""
-    if (name := description["model"]) not in (None, *_BUILT_IN):
+    if (name := description.get("model")) not in (None, *_BUILT_IN):
         raise ValueError(f"it is of a model {name!r}, which this rankup does not have")
 
 
