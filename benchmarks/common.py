@@ -1,4 +1,4 @@
-"""What the benchmarks share: how a result is written down."""
+"""Shared by the benchmarks: how a result is written."""
 
 import datetime
 import json
@@ -24,7 +24,7 @@ def write_result(
 ) -> Path:
     """Write `NAME-DATE.json`: when, where, with what and how it was measured, then the numbers.
 
-    With `merge`, what was measured earlier the same day stays, but for what is measured anew.
+    With `merge`, earlier measurements of the same day are kept, unless measured again.
     """
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
@@ -51,13 +51,13 @@ def device_name(device: str) -> str:
 
 
 def wait(device: str) -> None:
-    """For all that the device was given to do."""
+    """Wait until the device has finished all its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def _without_out(words: list[str]) -> list[str]:
-    """A command line but for where it writes to, which is a path of the machine.
+    """A command line without its output folder, which is specific to the machine.
 
     >>> _without_out(["gpu.py", "--only", "steps", "--out", "there"])
     ['gpu.py', '--only', 'steps']

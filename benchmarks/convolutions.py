@@ -1,7 +1,7 @@
-"""ResNet18 on the CPU, an epoch and answers for all its images: ours, ours without each of what
-makes it fast, and a dense network of the same width in a plain loop. Every measurement is a process
-of its own, because how memory is handed back is set for a whole process; they take turns. Medians
-over repeats.
+"""ResNet18 on the CPU, an epoch and answers for all its images: ours, ours without each of its
+optimisations, and a dense network of the same width in a plain loop. Every measurement is a process
+of its own, because how memory is returned is set for a whole process; they take turns. Medians over
+repeats.
 
     python benchmarks/convolutions.py   # a table, and a dated JSON in benchmarks/results
 """
@@ -40,7 +40,7 @@ WAYS = {
 
 
 def ours(rows: Tensor) -> Callable[[], None]:
-    """As `rankup run` does it when the network knows some tasks."""
+    """As in `rankup run` when the network knows some tasks."""
     task = random_task(SHAPE, CLASSES, rows.numel())
     rank = rankup.Rank.proportional(0.1, 0.02)
     net = knowing(rankup.models.resnet18(width=WIDTH), rank, KNOWN, task, 0, "cpu")
@@ -57,7 +57,7 @@ def ours(rows: Tensor) -> Callable[[], None]:
 
 
 def dense(rows: Tensor) -> Callable[[], None]:
-    """With images that are ready: no crops and no flips."""
+    """With preprocessed images: no crops and no flips."""
     task = random_task(SHAPE, CLASSES, rows.numel())
     net = rankup.models.resnet18(width=WIDTH, classes=CLASSES)
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -78,7 +78,7 @@ def dense(rows: Tensor) -> Callable[[], None]:
 
 
 def measured(way: str, steps: int) -> float:
-    """Milliseconds for a batch, which is learned and answered once."""
+    """Milliseconds per batch, each learned and answered once."""
     rows = torch.arange(steps * BATCH).view(-1, BATCH)
     if way not in ("memory", "dense"):
         keep_freed_memory()

@@ -26,7 +26,7 @@ Run = Callable[[Tensor], None]  # of several batches' rows
 
 
 def ours(rank: int, task: Task) -> Run:
-    """The steps that `fit` takes when a layer's rank has grown to `rank`."""
+    """The steps of `fit` when a layer's rank has grown to `rank`."""
     rule = rankup.Rank(first=11, step=1)
     net = knowing(rankup.models.mlp(PIXELS), rule, rank - 11, task, 0, "cpu")
     steps = begin([net], task, rankup.Recipe(batch=BATCH), "cpu").steps
@@ -46,7 +46,7 @@ def one_by_one(step: Step) -> Run:
 
 
 def dense(x: Tensor, y: Tensor) -> Step:
-    """A dense network of the same widths, its data in one tensor, torch's Adam."""
+    """A dense network of the same widths, with its data in one tensor and torch's Adam."""
     net = rankup.models.mlp(PIXELS)
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
     pixels = x.flatten(1).float() / 255

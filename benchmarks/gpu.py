@@ -5,19 +5,19 @@ the command line beside their bars, and how far steps are from what the machine 
     python benchmarks/gpu.py --only steps               # or some of it: steps, p-mnist, seeded,
     python benchmarks/gpu.py --only resnet1,resnet5     # resnet1, resnet5; a day's are merged
 
-Steps: medians over epochs, the candidates taking turns; an epoch is as `fit` takes it, its random
-draws and the look at its losses included. The notebook's MLP has as many factors per layer as ours.
+Steps: medians over epochs, the candidates taking turns; an epoch is as in `fit`, including its
+random draws and reading its losses. The notebook's MLP has as many factors per layer as ours.
 
-Runs: `rankup run` in a process of its own, from start-up to report page. A first tiny run outside
-the time decodes the data into the cache and compiles Python's modules to bytecode, as an
-installation does; what a run captures or compiles is inside the time. MNIST and CIFAR-100 must be
-there already: RANKUP_DATA or --data names the folder that holds them.
+Runs: `rankup run` in a process of its own, from start-up to report page. A first tiny, untimed run
+decodes the data into the cache and compiles Python's modules to bytecode, as an installation does;
+what a run itself captures or compiles is timed. MNIST and CIFAR-100 must be there already:
+RANKUP_DATA or --data names the folder that holds them.
 
 Floors: copies and multiplications of large matrices are timed in the same process; a step's floor
 is what it needs by formula at those rates. Kernels are counted in replays of the step's graph, and
 compared with as many that do nothing.
 
-`--device cpu --small` goes through all of it with tiny numbers, to see that it works.
+`--device cpu --small` goes through all of it with tiny sizes, to see that it works.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def all_steps(options: argparse.Namespace, write: Write) -> None:
     for name, case in CASES.items():
         try:
             learning[name] = started(case, options)
-        except Exception as error:  # one that cannot begin must not take the others with it
+        except Exception as error:  # one that cannot begin must not stop the others
             print(f"{name} could not be started: {error}", flush=True)
     steps = step_times(learning, options)
     show_steps(steps, options.device)
     write({"steps": steps})
-    # Last: a profiler that was there once may slow down what comes after it.
+    # Last, because a profiler may slow down whatever runs after it.
     found = floors(learning, rates, empty)
     show_floors(found, steps, rates, empty)
     write({"floors": found})
@@ -77,7 +77,7 @@ def main() -> None:
             name, measured, threads=f"{options.threads}", folder=options.out, merge=True
         )
 
-    # Runs come first, while this process holds nothing of the GPU.
+    # Runs come first, while this process holds no GPU memory.
     runs = [name for name in RUNS if name in names]
     whole = whole_runs(runs, options, write) if runs else True
     if "steps" in names:

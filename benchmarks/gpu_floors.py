@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from rankup.chain import ChainLearner
 from rankup.graph import Graph
 
-REPLAYS = 10  # of a graph while its kernels are counted
+REPLAYS = 10  # of a graph to count its kernels
 EMPTY = 100  # kernels that do nothing, in one graph
 
 
@@ -44,7 +44,7 @@ def copy_seconds(size: int, device: str) -> float:
 
 
 def ceilings(options: argparse.Namespace) -> dict[str, float]:
-    """Bytes per second of a large copy, read and written, and FLOP/s of large matrices."""
+    """Bytes per second read and written by a large copy, and FLOP/s of large matrix products."""
     device = options.device
     size, side = (2**20, 128) if options.small else (2**31, 8192)
     rates = {"copy": 2 * size / copy_seconds(size, device)}
@@ -64,7 +64,7 @@ def ceilings(options: argparse.Namespace) -> dict[str, float]:
 
 
 def empty_kernel(options: argparse.Namespace) -> float:
-    """Seconds that a kernel takes in a graph when it does next to nothing."""
+    """Seconds for a kernel in a graph that does next to nothing."""
     number = torch.zeros(1, device=options.device)
 
     def adds() -> None:
@@ -83,8 +83,8 @@ def empty_kernel(options: argparse.Namespace) -> float:
 
 
 def kernels_of(steps: Graph) -> dict[str, float]:
-    """How many kernels a replay starts, copies counted, and the seconds for which each is busy,
-    summed: more than pass where they run side by side."""
+    """How many kernels a replay starts, including copies, and the sum of their times, which is more
+    than the elapsed time where they run side by side."""
     replays = min(REPLAYS, len(steps.rates))
     steps.now.zero_()
     torch.cuda.synchronize()
@@ -127,7 +127,7 @@ def floors(
             continue
         try:
             results[name] |= kernels_of(each.steps)
-        except Exception as error:  # a profiler that fails must not take the times with it
+        except Exception as error:  # a failing profiler must not cost the times
             print(f"kernels of {name} could not be counted: {error}", flush=True)
             continue
         results[name]["starts_microseconds"] = 1e6 * empty * results[name]["kernels"]

@@ -1,4 +1,4 @@
-"""Whole runs from the command line: their time and accuracy beside their bars."""
+"""Whole runs from the command line: their time and accuracy against their bars."""
 
 import argparse
 import json
@@ -53,7 +53,7 @@ class RunFailed(Exception):
 
 
 def rankup_run(command: list[str], out: Path) -> tuple[float, list[str]]:
-    """Seconds that the command line takes, and what it had to say."""
+    """Seconds that the command takes, and what it prints."""
     source = str(Path(rankup.__file__).parents[1])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
@@ -72,7 +72,7 @@ def rankup_run(command: list[str], out: Path) -> tuple[float, list[str]]:
 
 
 def accuracies(out: Path) -> list[float]:
-    """Of every seed after its last task, in per cent."""
+    """Each seed's accuracy after its last task, in per cent."""
     files = sorted(out.glob("seed-*/metrics.jsonl")) or [out / "metrics.jsonl"]
     lines = [json.loads(path.read_text().splitlines()[-1]) for path in files]
     return [100 * line["average_accuracy"] for line in lines]
@@ -104,7 +104,7 @@ def data_option(options: argparse.Namespace) -> list[str]:
 
 
 def fill_cache(names: list[str], options: argparse.Namespace, folder: Path) -> None:
-    """A tiny run for every stream that will be used."""
+    """Do a tiny run for every stream that will be used."""
     for stream in dict.fromkeys(RUNS[name].stream for name in names):
         run = next(RUNS[name] for name in names if RUNS[name].stream == stream)
         words = replace(run, seeds=1).command(options.device, options.small)
@@ -135,7 +135,7 @@ def run_line(name: str, result: dict[str, Any]) -> str:
 
 
 def whole_runs(names: list[str], options: argparse.Namespace, write: Write) -> bool:
-    """Whether all of them came to their end."""
+    """Run them; return whether all of them finished."""
     whole = True
     with tempfile.TemporaryDirectory() as folder:
         fill_cache(names, options, Path(folder))

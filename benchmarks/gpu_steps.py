@@ -1,4 +1,4 @@
-"""Steps of networks that know tasks already, and their time beside the paper notebook's."""
+"""Steps of networks that already know tasks, and their time compared with the paper notebook's."""
 
 import argparse
 import statistics
@@ -20,7 +20,7 @@ class Case:
     net: str
     rank: rankup.Rank
     seeds: int
-    tasks: int  # committed before the one that is learned
+    tasks: int  # committed before the one being learned
     classes: int
     shape: tuple[int, ...]
     samples: int
@@ -62,7 +62,7 @@ CASES = {
     "resnet18, 5 seeds": resnet(5),
     "our best, 5 seeds": resnet(5, rankup.Rank(8, 1, seeded="16x"), width=64),
 }
-FACTORS = 21  # per layer: 20 of ten tasks, and the one that is learned
+FACTORS = 21  # per layer: 20 of ten tasks, and the one being learned
 
 
 def task_of(case: Case, options: argparse.Namespace) -> Task:

@@ -1,11 +1,11 @@
-"""What a growing number of tasks costs: the time of a training step, the memory a network works in
-and its folder on disk, from the second task to the two-hundredth, beside what theory says.
+"""What a growing number of tasks costs: the time of a training step, a network's working memory and
+its folder on disk, from the second task to the two-hundredth, compared with theory.
 
     python benchmarks/growth.py         # a table, and a dated JSON in benchmarks/results
 
-The network is the paper's MLP, of which every task adds a factor per layer. Tasks are committed
-without training: no step depends on values. A step is that of the task being learned, in a CUDA
-graph on a GPU and one by one on the CPU; medians over epochs, all sizes taking turns.
+The network is the paper's MLP, in which every task adds a factor per layer. Tasks are committed
+without training: the time of a step does not depend on values. Steps of the task being learned run
+in a CUDA graph on a GPU and one by one on the CPU; medians over epochs, all sizes taking turns.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rankup.recipe import recipe_for
 
 FIRST, STEP = 11, 1
 PIXELS, HIDDEN, CLASSES, BATCH = 784, 256, 10, 128
-BAR, MOONSHOT = 2.0, 1.2  # the last step over the first
+BAR, MOONSHOT = 2.0, 1.2  # the last step's time over the first's
 MB = 1e6
 
 
@@ -39,7 +39,7 @@ def stored_by_theory(tasks: int) -> int:
 
 
 def multiplications(net: rankup.IncrementalNet, task: Task) -> int:
-    """Of a step of the task that is being learned."""
+    """The multiplications in a step of the task being learned."""
     module = rankup.models.mlp(PIXELS, hidden=[HIDDEN, HIDDEN])
     needs = step_needs(net, module, task.train_x[0], BATCH, projected=True, width=4)
     return needs.multiplications
@@ -51,7 +51,7 @@ def allocated(device: str) -> int:
 
 
 def started(tasks: int, task: Task, device: str) -> tuple[Learning, dict[str, Any]]:
-    """A network in the midst of its last task, and what is known of it already."""
+    """A network in the middle of its last task, and what was measured so far."""
     before = allocated(device)
     module = rankup.models.mlp(PIXELS, hidden=[HIDDEN, HIDDEN])
     net = knowing(module, rankup.Rank(FIRST, STEP), tasks - 1, task, 0, device)
@@ -68,7 +68,7 @@ def started(tasks: int, task: Task, device: str) -> tuple[Learning, dict[str, An
 
 
 def footprint(net: rankup.IncrementalNet) -> dict[str, int]:
-    """Of a network whose last task is committed."""
+    """The sizes of a network whose last task is committed."""
     tensors = [*net.parameters(), *net.buffers()]
     with tempfile.TemporaryDirectory() as folder:
         rankup.save(net, Path(folder) / "net")
@@ -99,7 +99,7 @@ def grown(sizes: list[int], samples: int, repeats: int, device: str) -> dict[str
 
 
 def show(device: str, facts: dict[str, Any]) -> float:
-    """Print a device's table; give back the last step's time over the first's."""
+    """Print a device's table; return the last step's time over the first's."""
     sizes = list(facts)
     first, last = facts[sizes[0]], facts[sizes[-1]]
     form = "CUDA graph" if last["form"] != "eager" else "eager"

@@ -3,8 +3,8 @@ one task, ours task after task, and PEFT's LoRA adapters. Medians over repeats, 
 
     python benchmarks/mixed.py            # a table, and a dated JSON in benchmarks/results
 
-Eager is the network called as anyone would, its indices checked; a graph is a CUDA graph of the
-same call. PEFT is measured where it is installed.
+"Eager" is the network called as usual, with its indices checked; "graph" is a CUDA graph of the
+same call. PEFT is measured if it is installed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch import Tensor
 import rankup
 
 CLASSES, LORA_RANK = 10, 11
-PATIENCE = 60.0  # seconds for PEFT to be given its adapters
+PATIENCE = 60.0  # seconds for adding PEFT's adapters
 Call = Callable[[], object]
 Rates = dict[str, list[float]]
 
@@ -60,7 +60,7 @@ CASES = [
 
 
 def learned(case: Case, device: torch.device) -> rankup.IncrementalNet:
-    """A network that knows its tasks. They start at random, and that is as fast as any other."""
+    """A network that knows its tasks. They are random, which makes no difference in speed."""
     net = rankup.grow(case.module().to(device), case.rank)
     few = [case.inputs(4).to(device)] if case.model == "resnet18" else None
     for task in range(case.tasks):
@@ -101,7 +101,7 @@ def captured(call: Call) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         answer = call()
-    return lambda: (graph.replay(), answer)  # what is written to must live as long as the graph
+    return lambda: (graph.replay(), answer)  # the output must live as long as the graph
 
 
 def peft_lora(case: Case, x: Tensor, batches: list[Tensor]) -> dict[str, Call] | str:

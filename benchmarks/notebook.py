@@ -1,4 +1,4 @@
-"""A training step as the authors' notebook takes it, written out plainly."""
+"""A training step as in the authors' notebook, written out plainly."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class NotebookLayer(nn.Module):
-    """A factored layer as the notebook has it: W is built from all factors at every step."""
+    """A factored layer as in the notebook: W is built from all factors at every step."""
 
     old_U: Tensor
     old_V: Tensor

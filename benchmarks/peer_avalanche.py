@@ -1,7 +1,7 @@
 """One measurement for peers.py: Avalanche learns permuted MNIST. Prints seconds and versions.
 
 Runs in Avalanche's own environment, without rankup. No evaluation, metrics or loggers; making the
-data sets is outside the time.
+data sets is not timed.
 """
 
 import json
@@ -22,7 +22,7 @@ for unused in ("wandb", "GPUtil", "gdown", "qpsolvers"):
 
 
 def import_torchvision() -> str:
-    """Its version, and whether its own operators are there."""
+    """Its version, and whether its own operators are available."""
     try:
         import torchvision
     except RuntimeError:
@@ -63,7 +63,7 @@ def tensor_benchmark(folder: Path, tasks: int) -> Any:
 
 
 def train(benchmark: Any, name: str, epochs: int, batch: int) -> float:
-    """Seconds to learn all tasks; for EWC with the importances it computes after each."""
+    """Seconds to learn all tasks; for EWC including the importances it computes after each."""
     from avalanche.models import SimpleMLP
     from avalanche.training import EWC, Naive
     from avalanche.training.plugins import EvaluationPlugin

@@ -1,6 +1,6 @@
 """One measurement for peers.py: rankup learns permuted MNIST. Prints seconds and versions.
 
-The short check and the calibration with which `fit` ends are inside the time.
+The short check and the calibration at the end of `fit` are timed, too.
 """
 
 import json

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
 ENVIRONMENT = HERE / ".venv-avalanche"
 AVALANCHE = "avalanche-lib==0.6.0"
-# What Avalanche needs for what is measured: less than it asks for, which includes loggers,
+# What Avalanche needs for these measurements: less than it declares, which includes loggers,
 # solvers and a torch of any build.
 NEEDED = (
     "torch",
@@ -43,10 +43,10 @@ NEEDED = (
     "tqdm",
 )
 BATCH = 128
-# Threads that wait for a core make others wait: on a busy machine figures fall up to fiftyfold.
+# Threads waiting for a core make others wait: on a busy machine rates drop up to fiftyfold.
 STEADY = 1.5
 
-# A name, the script that measures it, and what that script is told.
+# A name, the script that measures it, and that script's arguments.
 Peer = tuple[str, str, dict[str, str]]
 PEERS: list[Peer] = [("rankup", "peer_rankup.py", {})] + [
     (
@@ -68,7 +68,7 @@ def say(message: str) -> None:
 
 
 def avalanche_python() -> Path:
-    """The interpreter of Avalanche's environment, which is made where it is missing or old."""
+    """The interpreter of Avalanche's environment, which is made if it is missing or outdated."""
     python = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = ENVIRONMENT / "installed"
     wanted = "\n".join([AVALANCHE, *NEEDED, CONSTRAINTS.read_text()])
@@ -93,7 +93,7 @@ def last_line(text: str | None) -> str:
 
 
 def write_idx(folder: Path, source: Source, samples: int) -> None:
-    """MNIST as torchvision looks for it, with the first `samples` training images."""
+    """MNIST as torchvision expects it, with the first `samples` training images."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for prefix, split, most in (("train", source.train, samples), ("t10k", source.test, None)):

@@ -1,6 +1,6 @@
-"""Five seeds on the CPU: together, a process with one thread for each core, against one after
-another with all cores' threads. Whole runs of Permuted MNIST with all that belongs to them but the
-report page; what processes take to start is counted.
+"""Five seeds on the CPU: together, with a one-thread process per core, against one after another,
+each with as many threads as cores. Whole runs of Permuted MNIST except for the report page; the
+start-up of processes is included.
 
     RANKUP_DATA=… python benchmarks/seeds.py
 """
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    make_stream("p-mnist", tasks=1)  # decodes the data into the cache, outside the time
+    make_stream("p-mnist", tasks=1)  # decodes the data into the cache, untimed
     seconds: dict[str, list[float]] = {"together": [], "one after another": []}
     for repeat in range(options.repeats):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What the benchmarks of steps share: networks that know tasks, and epochs as `fit` takes them."""
+"""Shared by the benchmarks of steps: networks that know tasks, and epochs as in `fit`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from rankup.graph import Graph
 from rankup.recipe import Recipe
 from rankup.steps import Steps
 
-_EAGER = 100  # steps in an epoch that is taken step by step
+_EAGER = 100  # steps in an epoch that is run step by step
 
-Epoch = Callable[[], int]  # gives back how many steps it took
+Epoch = Callable[[], int]  # returns how many steps it took
 
 
 def random_task(shape: Sequence[int], classes: int, samples: int) -> Task:
-    """What the images show is nothing to the time that a step takes."""
+    """A task of random images: their content does not affect the time of a step."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (samples, *shape), generator=draw, dtype=torch.uint8)
     y = torch.arange(samples) % classes
@@ -31,7 +31,7 @@ def random_task(shape: Sequence[int], classes: int, samples: int) -> Task:
 def knowing(
     module: torch.nn.Module, rank: rankup.Rank, tasks: int, task: Task, seed: int, device: str
 ) -> rankup.IncrementalNet:
-    """A network that knows so many tasks. They are as they began: no step depends on values."""
+    """A network that knows `tasks` tasks, left as initialised: no step's time depends on values."""
     net = rankup.grow(module.to(device), rank, seed=seed)
     few = [rankup.data.to_float(task.train_x[:8]).to(device)]
     for index in range(tasks):
@@ -42,7 +42,7 @@ def knowing(
 
 @dataclass
 class Learning:
-    """Networks in the midst of a task."""
+    """Networks in the middle of a task."""
 
     pupils: list[NetPupil]
     steps: Steps
@@ -54,8 +54,8 @@ class Learning:
         return self.steps.form if isinstance(self.steps, Graph) else "eager"
 
     def epoch(self) -> int:
-        """As `fit` takes one: everything random is drawn, and the losses are looked at. Where
-        steps are slow, an epoch is short."""
+        """An epoch as in `fit`: everything random is drawn, and the losses are read. Where steps
+        are slow, it is short."""
         steps = self.steps.learners[0].feed.steps_per_epoch
         draws = [
             learner.draws(torch.Generator(learner.feed.device).manual_seed(pupil.seed))

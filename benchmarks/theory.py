@@ -1,4 +1,4 @@
-"""What a step of a grown network needs by formula, whatever computes it."""
+"""What a step of a grown network needs by formula, however it is computed."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ def step_needs(
     projected: bool,
     width: int,
 ) -> Need:
-    """A training step of the task that the network has begun.
+    """A training step of the network's open task.
 
     Bytes are those of the batch; of all factors, read once; of every learned number with its two
     moments, read and written; and of each layer's outputs and their gradients, each written and
@@ -37,8 +37,8 @@ def step_needs(
     Args:
         module: what the network was grown from.
         sample: one training sample.
-        projected: what the first layer's old factors see of the data is computed once and is a
-            part of the batch.
+        projected: whether the projections of the data on the first layer's old factors are
+            computed once and part of the batch.
     """
     task, places = len(net.tasks), _places(module, sample)
     factored = [part.spec for part in net.parts if isinstance(part, FactoredLayer)]
@@ -91,7 +91,7 @@ def _places(module: nn.Module, sample: Tensor) -> dict[str, int]:
 def _multiplications(
     spec: FactoredSpec, places: int, task: int, *, first: bool, projected: bool
 ) -> int:
-    """Forwards and backwards, in whichever form takes fewer: factors, or the matrix they make."""
+    """Forward and backward, in whichever form takes fewer: factors, or the matrix they form."""
     inputs, outputs = spec.inputs, spec.outputs
     rank, added = spec.rank.used(task), spec.rank.added(task)
     seen = added if first and projected else rank

@@ -1,4 +1,4 @@
-"""The command line, called in a test's own process: others take seconds to start."""
+"""The command line, called in the test's own process: a new one takes seconds to start."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Cells of the paper's tables that are run in a moment, and results of which all is known."""
+"""Cells of the paper's tables that run quickly, and fully known results."""
 
 from collections.abc import Sequence
 

@@ -14,7 +14,7 @@ from rankup.cli import main
 from rankup.data import decode
 from rankup.paper.results import Results
 
-# What a test draws is the same in every run: one that fails fails again.
+# Tests draw the same values in every run: one that fails fails again.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 
@@ -32,7 +32,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Where each image came from that was decoded."""
+    """Where each decoded image came from."""
     seen: list[str] = []
     pixels = decode.pixels_of
 
@@ -46,8 +46,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
-    """`rankup` in this process, in a terminal of 80 columns; it leaves as many threads as there
-    were."""
+    """`rankup` in this process, in a terminal of 80 columns; restores the number of threads."""
 
     def call(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["rankup", *map(str, arguments)])
@@ -63,5 +62,5 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """Of cells of the paper: none yet."""
+    """Results of the paper's cells: none yet."""
     return Results(tmp_path / "results")

@@ -1,4 +1,4 @@
-"""Runs of which all results are known, to be compared."""
+"""Runs with known results, for comparisons."""
 
 from pathlib import Path
 

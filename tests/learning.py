@@ -1,4 +1,4 @@
-"""Little networks about to learn a task, and what they are after some steps."""
+"""Small networks about to learn a task, and their state after some steps."""
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def learners(
 
 
 def after_steps(steps: Eager | Graph, count: int = 12) -> tuple[Tensor, list[Tensor]]:
-    """Losses, and every learner's parameters after an epoch of so many steps."""
+    """Losses, and every learner's parameters after an epoch of `count` steps."""
     device = steps.learners[0].feed.device
     draws = [
         learner.draws(torch.Generator(device).manual_seed(seed))

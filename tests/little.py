@@ -18,7 +18,7 @@ CLASSES = (3, 2, 4)
 
 
 def tasks(*classes: int, dtype: torch.dtype = torch.uint8) -> list[rankup.Task]:
-    """Tasks of little images, in bytes or as floats, 24 each."""
+    """Tasks of 24 small images each, as bytes or floats."""
     made = []
     for index, number in enumerate(classes or CLASSES):
         draw = torch.Generator().manual_seed(index)
@@ -42,7 +42,7 @@ def make(
     seed: int = 0,
     **recipe: Any,
 ) -> Any:
-    """A method about to learn a stream, with its own recipe but for what is given."""
+    """A method about to learn a stream, with its own recipe except for what is given."""
     shape = stream[0].train_x.shape[1:]
     module = (
         rankup.models.mlp(shape.numel(), hidden=[16, 12])
@@ -57,7 +57,7 @@ def make(
 
 
 def after(method: Method, stream: Stream, learned: int) -> Any:
-    """The learner of the next task, after some whose steps were not worth taking."""
+    """The learner of the next task, after some whose steps were skipped."""
     for task in stream.tasks[:learned]:
         method.begin(task)
         method.end()
@@ -79,7 +79,7 @@ def gradient(learner: ReplayLearner, draw: dict[str, Tensor]) -> tuple[Tensor, l
 
 
 def answer(of: Any, x: Tensor, task: int) -> Tensor:
-    """A plain MLP's answers by one head."""
+    """A plain MLP's answers from one head."""
     body = of.body
     x = x.flatten(1)
     for layer in body.hidden:
@@ -89,7 +89,7 @@ def answer(of: Any, x: Tensor, task: int) -> Tensor:
 
 
 def cross_entropies(learner: ReplayLearner, x: Tensor, y: Tensor, tasks: Tensor) -> Tensor:
-    """Of each sample by itself, by its own head."""
+    """Each sample's own loss, under its own head."""
     return torch.stack(
         [
             -answer(learner, x[i : i + 1], int(tasks[i])).log_softmax(1)[0, int(y[i])]

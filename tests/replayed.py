@@ -10,8 +10,8 @@ from rankup.steps import Eager
 
 
 class Replayed(Eager):
-    """Steps of the first learner it was given, on tensors of its own, into which those of any later
-    learner are copied and out of which what was learned is."""
+    """Steps of the first learner it was given, on tensors of its own: those of any later learner
+    are copied in, and what was learned is copied out."""
 
     def __init__(self, learner: ModuleLearner) -> None:
         super().__init__([learner])
@@ -25,7 +25,7 @@ class Replayed(Eager):
         for name, tensor in (learner.read() | learner.learned()).items():
             self.tensors[0][name].copy_(tensor.detach())
         self.optimisers[0].restart()
-        self.captured.index = learner.index  # that of an open task, as it was
+        self.captured.index = learner.index  # the open task's
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
         learners, self.learners = self.learners, [self.captured]

@@ -1,5 +1,5 @@
-"""What tests of single methods share: small tasks, and what a step must keep to so that it can be
-captured, tried out without a GPU and with one."""
+"""Shared by tests of single methods: small tasks, and checks that a step can be captured, without a
+GPU and with one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def net(kind: str) -> nn.Module:
 
 
 def toys(*shape: int, count: int = 3, classes: int = 3, samples: int = 96) -> list[Task]:
-    """Tasks that are soon learned: each class is noise around a picture of its own."""
+    """Tasks that are quickly learned: each class is noise around a picture of its own."""
     tasks = []
     for seed in range(count):
         draw = torch.Generator().manual_seed(seed)
@@ -56,7 +56,7 @@ def answer(method: Method, task: Task, index: int) -> Tensor:
 
 
 def answers(method: DenseMethod, stream: Stream) -> list[Tensor]:
-    """Of all tasks that were learned."""
+    """Answers for all learned tasks."""
     feeds = [Feed(task, method.recipe, method.device) for task in stream.tasks[: method.learned]]
     with torch.no_grad():
         return [method.predict(next(feed.test())[0], task) for task, feed in enumerate(feeds)]
@@ -84,7 +84,7 @@ def inputs(learner: Learner, seed: int = 0) -> Inputs:
 
 
 class Unwaiting(TorchDispatchMode):
-    """Refuses whatever would wait for a GPU, or whose shape depends on values."""
+    """Refuses operations that would wait for a GPU or whose shapes depend on values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.name().split("::")[1] not in (
@@ -99,8 +99,8 @@ class Unwaiting(TorchDispatchMode):
 
 
 def assert_a_step_serves_later_tasks(method: Method, tasks: Sequence[Task]) -> None:
-    """A step that was recorded in the second task and is run on the third one's tensors is the
-    third one's own: nothing of the second is left in it, and nothing waited for a value."""
+    """A step recorded in the second task and run on the third one's tensors equals the third one's
+    own: nothing of the second is left in it, and nothing waited for a value."""
     method.learn(tasks[0], None, None)
     learner = method.begin(tasks[1])
     recorded = make_fx(lambda *tensors: step(learner, *tensors))(*inputs(learner))

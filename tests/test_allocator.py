@@ -1,4 +1,4 @@
-"""Memory that tensors no longer need is kept for the next ones."""
+"""Freed tensor memory is kept for the next tensors."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ STEPS = """
 
 
 def faults(way: str) -> int:
-    """Pages that the system had to give, in ten steps of 40,960 pages each."""
+    """Page faults in ten steps of 40,960 pages each."""
     command = [sys.executable, "-c", textwrap.dedent(STEPS), way]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What a network answers with is what its files hold, norms' statistics included."""
+"""A network answers with exactly what its files hold, including norms' statistics."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from rankup.packing import Store, pack
 
 
 def far_from_zero(samples: int, mean: float = 30.0) -> rankup.Task:
-    """Inputs whose mean is many deviations from zero, as of tables that nobody has scaled."""
+    """Inputs whose mean is many deviations from zero, as in unscaled tables."""
 
     def drawn() -> tuple[Tensor, Tensor]:
         z = torch.randn(samples, 8)
@@ -39,7 +39,7 @@ def test_statistics_are_those_of_rounded_weights() -> None:
     hook.remove()
     (x,) = seen
     off = (norm.means[0] - x.mean(0)).abs() / x.std(0)  # type: ignore[index]
-    assert float(off.max()) < 0.011  # of which the norm's own rounding takes 0.01 at most
+    assert float(off.max()) < 0.011  # the norm's own rounding takes at most 0.01 of this
     full = rankup.fit(rankup.grow(with_norms(), rankup.Rank(8, 1)), task, recipe)
     assert rankup.accuracy(net, task) > rankup.accuracy(full, task) - 0.02
 

@@ -1,5 +1,5 @@
-"""What modules ask of their layers: where a network's take their place, a forward finds what it
-found, or the module is refused."""
+"""What modules ask of their layers: with a network's layers in their place, a forward finds the
+same as before, or the module is refused."""
 
 import copy
 import random
@@ -32,7 +32,7 @@ def task_of(x: Tensor) -> Task:
 
 
 class Asking(nn.Module):
-    """Runs a ReLU after what it finds to be of some class."""
+    """Runs a ReLU after layers of a certain class."""
 
     def __init__(self, of: type[nn.Module], norm: type[nn.Module] = nn.LayerNorm) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_a_class_that_has_more_than_torchs_is_not_plain() -> None:
 
 
 class Sized(nn.Module):
-    """Looks at all that a norm says of itself, and calls layers by the name of their argument."""
+    """Looks at all attributes of a norm, and calls layers with a keyword argument."""
 
     def __init__(self) -> None:
         super().__init__()

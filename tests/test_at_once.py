@@ -1,4 +1,4 @@
-"""What several threads do at once, and what draws and keeps beside what is learned."""
+"""Several threads at once, and modules that draw or keep things besides what is learned."""
 
 import gc
 import random
@@ -29,7 +29,7 @@ FEW = rankup.Recipe(epochs=8)
 
 @contextmanager
 def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Work that another thread goes on with while what is inside runs."""
+    """Work that another thread repeats while the body runs."""
     over, failed = threading.Event(), list[BaseException]()
 
     def go_on() -> None:
@@ -75,7 +75,7 @@ def test_networks_are_grown_in_several_threads() -> None:
 
 
 class Waiting(nn.Module):
-    """Lets the thread called B wait in its first forward."""
+    """Makes the thread called B wait in its first forward."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_a_thread_that_answers_ends_nobodys_training_mode() -> None:
 
 
 class Drawing(nn.Module):
-    """Leaves a layer out by chance, as Python and NumPy draw it."""
+    """Skips a layer at random, as drawn by Python and NumPy."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ class Squeezes(Watched):
 
 
 class InGroups(Watched):
-    """Of four samples, which must be at least as many."""
+    """Mixes samples in groups of four: there must be at least four."""
 
     def answer(self, x: Any) -> Tensor:
         return super().answer((x.view(4, -1, 4) - x.view(4, -1, 4).mean(0)).view(-1, 4))

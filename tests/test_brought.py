@@ -1,4 +1,4 @@
-"""What else a module brings along: tied weights, functions of its own, a forward that looks at its
+"""What else a module may have: tied weights, functions of its own, a forward that looks at its
 layers."""
 
 import threading
@@ -18,7 +18,7 @@ from zoo import GPU
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is a decoder's, too, and a buffer that both halves look at."""
+    """An embedding that shares its weight with a decoder, and a buffer that both halves read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_a_network_is_committed_on_another_device_than_it_began_on() -> None:
 
 
 class Calling(nn.Module):
-    """Runs its first layer through whatever it is given for that."""
+    """Runs its first layer through a given function."""
 
     def __init__(self, make: Callable[["Calling"], object]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Calling(nn.Module):
 
 
 class Renewing(Calling):
-    """Makes its function anew wherever it is copied to."""
+    """Makes its function anew whenever it is copied."""
 
     def __init__(self) -> None:
         super().__init__(lambda self: lambda x: self.hidden(x))

@@ -18,11 +18,11 @@ from test_own_modules import RECIPE, halves
 
 
 class Averaging(nn.Module):
-    """Centres its inputs by a running mean, as many write it.
+    """Centres its inputs by a running mean, as commonly written.
 
     Args:
-        always: in evaluation, too.
-        assigned: a new tensor each time, not the old one changed.
+        always: update in evaluation, too.
+        assigned: assign a new tensor each time instead of changing the old one.
     """
 
     mean: Tensor
@@ -110,7 +110,7 @@ def test_what_changes_all_the_same_is_refused_and_put_back() -> None:
 
 
 def step(net: rankup.IncrementalNet, task: rankup.Task) -> None:
-    """By hand, with no look at the module before."""
+    """Take a step by hand, without inspecting the module first."""
     net.train()
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
     for _ in range(3):
@@ -252,7 +252,7 @@ def learn_by_hand(net: rankup.IncrementalNet, task: rankup.Task) -> None:
 
 
 class Making(nn.Module):
-    """Makes a layer when it first runs, or has a buffer where there was none."""
+    """Makes a layer when it first runs, or adds a buffer."""
 
     mean: Tensor | None
 
@@ -329,7 +329,7 @@ def test_answering_in_training_mode_changes_no_later_answer(
     base: Any, persistent: bool, tmp_path: Path
 ) -> None:
     task = halves()
-    # In evaluation mode while it learned, so that nobody has seen it change anything.
+    # In evaluation mode while it learned, so that it has not been seen to change anything.
     net = rankup.grow(Averaging(persistent=persistent).eval(), Rank(4, 1), base=base, head="head")
     net.begin_task("halves", 2)
     net.commit_task()

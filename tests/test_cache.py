@@ -38,7 +38,7 @@ def test_a_copy_elsewhere_is_the_same_data(tmp_path: Path, decodes: list[str]) -
 
 
 def settle(folder: Path) -> None:
-    """Give files the age at which their times can be trusted."""
+    """Make files old enough for their timestamps to be trusted."""
     for file in folder.rglob("*.*"):
         os.utime(file, ns=(10**18, 10**18))
 
@@ -63,7 +63,7 @@ def test_a_changed_source_is_noticed_even_with_its_old_size_and_time(
     tmp_path: Path, kind: str
 ) -> None:
     folder = tmp_path / "bugs"
-    # PPM holds the pixels as they are: others make a file of the same size.
+    # PPM holds raw pixels: other pixels make a file of the same size.
     if kind == "parquet":
         hub_folder(folder)
         file = folder / "data" / "test-00000-of-00001.parquet"
@@ -218,7 +218,7 @@ LOAD = """
 
 
 def begin(process: subprocess.Popen[str]) -> None:
-    """Let a process go on that is ready."""
+    """Let a waiting process go on."""
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
@@ -236,7 +236,7 @@ def test_processes_that_start_at_once_decode_once_and_all_get_it_right(tmp_path:
     assert [process.returncode for process in running] == [0, 0, 0], ended
     results = [output.split() for output, _ in ended]
     assert len({digest for _, digest in results}) == 1
-    # One decodes all 18 images; everyone may look at the first, to see its size.
+    # One decodes all 18 images; each may decode the first, to see its size.
     counts = sorted(int(count) for count, _ in results)
     assert counts[2] == 19
     assert counts[1] <= 1
@@ -302,7 +302,7 @@ def test_the_cache_is_where_the_platform_keeps_caches(
 
 
 class FakeBar:
-    """Stands in for rich's bar and notes what it is told."""
+    """Stands in for rich's bar and records its calls."""
 
     made: list["FakeBar"] = []  # noqa: RUF012
     task_ids = (0,)

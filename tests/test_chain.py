@@ -1,4 +1,4 @@
-"""The step that is written by hand is the one that autograd would take."""
+"""The handwritten step equals the one that autograd would take."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def test_the_step_written_by_hand_takes_bytes(tasks: int, pixels: str, bias: boo
         assert is_chain(net, feed)
         found.append(after_steps(Eager([kind(net.train(), feed)]), count=6))
     (losses, (one,)), (others, (other,)) = found
-    # Bytes are scaled in float32 where they are scaled before anything else.
+    # Bytes are scaled in float32 if that happens before anything else.
     torch.testing.assert_close(losses, others, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 

@@ -1,5 +1,4 @@
-"""A checkpoint is what it was when it was made, and what cannot be gone on from is as good as
-none."""
+"""A checkpoint stays as it was when made, and one that cannot be resumed from counts as none."""
 
 import pickle
 import time
@@ -95,7 +94,7 @@ def test_it_can_be_pickled(stream: Stream) -> None:
 def test_one_of_another_network_or_recipe_is_refused(stream: Stream) -> None:
     kept: list[Checkpoint] = []
     rankup.fit(net(), stream[0], RECIPE, on_epoch=lambda _, point: kept.append(point))
-    point = Checkpoint(kept[-1].epoch, kept[-1].state)  # as one from a folder, which says no more
+    point = Checkpoint(kept[-1].epoch, kept[-1].state)  # as from a folder, which holds no more
     for network, recipe, message in (
         (
             net(16, 8),
@@ -164,7 +163,7 @@ def test_one_that_is_broken_or_does_not_fit_is_as_good_as_none(
 def test_runs_that_learn_together_keep_the_same_epochs(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though one of them takes longer to write."""
+    """Even if one of them takes longer to write."""
     written: dict[str, list[tuple[int, int]]] = {"0": [], "1": []}
 
     def noted(out: Path, task: int, checkpoint: Checkpoint) -> None:
@@ -205,7 +204,7 @@ def test_checkpoints_take_little_of_the_time(
 def test_seeds_that_were_stopped_in_different_epochs_begin_their_task_again(
     found: tuple[int | None, int], stream: Stream, tmp_path: Path
 ) -> None:
-    """As where a process was killed between writing two checkpoints."""
+    """As if a process was killed between writing two checkpoints."""
     configs = [replace(config_for(stream, epochs=4), seed=seed) for seed in range(2)]
 
     def seed_runs(folder: str) -> list[SeedRun]:

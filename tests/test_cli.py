@@ -94,7 +94,7 @@ def test_help_is_instant_and_teaches(tmp_path: Path) -> None:
     before = os.times()
     helped = rankup("--help", cwd=tmp_path)
     after = os.times()
-    # Time of the processor, which other processes hardly change: 0.2 s; torch alone takes over 1 s.
+    # CPU time, which other processes hardly affect: 0.2 s; torch alone takes over 1 s.
     assert after.children_user - before.children_user < 0.8
     for command in ("run", "compare", "report", "info", "verify", "streams", "methods"):
         assert command in helped.stdout
@@ -162,7 +162,7 @@ def test_bad_input_gets_one_sentence_and_a_non_zero_exit(case: str, tmp_path: Pa
     assert re.search(message, last), last
     assert "Traceback" not in done.stderr
     assert case != "diverging" or "what was learned before" not in last  # there is nothing
-    if case in ("optimiser", "cropped"):  # nothing stands in the way of another try
+    if case in ("optimiser", "cropped"):  # nothing is in the way of another try
         assert not (tmp_path / "x").exists()
 
 

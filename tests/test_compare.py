@@ -1,4 +1,4 @@
-"""Several methods side by side: what is run, what becomes of one that fails, what is refused."""
+"""Several methods side by side: what is run, what happens if one fails, what is refused."""
 
 import io
 import json
@@ -62,7 +62,7 @@ class Hungry(FineTune):
 
 @pytest.fixture(autouse=True)
 def methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """More methods than there are, and a folder to be in."""
+    """Additional fake methods, and a working folder."""
     home = ModuleType("rankup.methods.fakes")
     kinds = (Diverging, Buggy, Picky, Hungry)
     home.__dict__.update({kind.__name__: kind for kind in kinds})
@@ -78,7 +78,7 @@ def methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The method and the seed of every run, as they are run, all of them in this process."""
+    """The method and the seed of every run, in order, all of them in this process."""
     ran: list[tuple[str, int]] = []
 
     def counted(seeds: list[Seed], **others: Any) -> dict[int, str]:
@@ -93,7 +93,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all else."""
+    """Skip plots, which take longer than everything else."""
     monkeypatch.setattr("rankup.report.comparison_page.write_comparison_plots", lambda *_: [])
 
 
@@ -386,7 +386,7 @@ def test_no_two_processes_compare_in_one_folder(
         done = call("compare", "--methods", "finetune", *QUICK)
     assert (done.code, learned) == (1, [])
     assert "another process is at work in c: wait for it" in done.err
-    # What the other left behind is in nobody's way.
+    # What the other process left behind does not get in the way.
     assert call("compare", "--methods", "finetune", *QUICK).code == 0
 
 

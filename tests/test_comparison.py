@@ -36,7 +36,7 @@ FAILED = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A comparison of which all results are known."""
+    """A comparison with known results."""
     root = tmp_path / "known"
     for method, seeds in ROWS.items():
         for seed, rows in enumerate(seeds):
@@ -61,8 +61,8 @@ def comparison(folder: Path) -> Comparison:
     return read_comparison(folder)
 
 
-# Of rank the averages are 85 and 80 and nothing is forgotten; of fine_tune 75 and 80, and 20 and 10
-# points are. The deviation of two numbers is their distance over √2.
+# For rank the averages are 85 and 80 and nothing is forgotten; for fine_tune they are 75 and 80,
+# and 20 and 10 points are forgotten. The deviation of two numbers is their distance over √2.
 CELLS = [
     ["joint|all*", "95.00 ± 0.00", "0.00 ± 0.00", "15,000", "0", "5.0 s"],
     ["rank", "82.50 ± 3.54", "0.00 ± 0.00", "15,000", "0", "5.0 s"],

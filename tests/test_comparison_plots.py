@@ -117,7 +117,7 @@ def test_lines_bands_and_maps_are_the_means_of_all_seeds() -> None:
 
 
 def colours(figure: Figure) -> Iterator[str]:
-    """Of all that is drawn."""
+    """The colours of all that is drawn."""
     for artist in figure.findobj():
         for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
             if hasattr(artist, f"get_{part}") and artist.get_visible():

@@ -1,4 +1,4 @@
-"""Whatever happens while a network is saved, what was there before stays whole."""
+"""Whatever happens while a network is saved, what was there before stays intact."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ from zoo import assert_same_bits, hashes, inputs, logits, taught, teach
 
 
 def run(code: str, *args: object) -> subprocess.Popen[str]:
-    """Python code in a process of its own, with the tests' modules at hand."""
+    """Python code in a process of its own, with access to the tests' modules."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
@@ -229,7 +229,7 @@ def test_two_processes_saving_to_one_folder(seeds: tuple[int, int], tmp_path: Pa
     assert rankup.verify(tmp_path / "net")
     assert len(rankup.load(tmp_path / "net").tasks) == 16
     for error in losers:
-        # Another network, or the same one further on: either way one sentence.
+        # Another network, or the same one with more tasks: either way one sentence.
         assert "StoreError: " in error
         assert "holds another network" in error or "holds tasks that this network" in error
     if seeds[0] != seeds[1]:

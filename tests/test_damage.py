@@ -1,5 +1,5 @@
-"""Folders that somebody has closed, edited or taught more since: told in a sentence that names the
-file, and never counted in silence."""
+"""Folders that have since been locked, edited or taught more: reported in a sentence that names the
+file, and never counted silently."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_a_seed_counts_once_and_with_all_its_tasks(tmp_path: Path, other: dict[s
 
 def test_results_that_cannot_be_read_are_not_to_be_removed(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    results.path(CELL).mkdir(parents=True)  # as a disk that fails would
+    results.path(CELL).mkdir(parents=True)  # fails like a broken disk
     with pytest.raises(RankupError, match=r"rank-.*\.json cannot be read"):
         results.missing(CELL)
 
@@ -95,7 +95,7 @@ def test_damaged_pieces_are_named(tmp_path: Path, damage: dict[str, Any]) -> Non
     piece = {"begun": "2026-01-01", "machine": "one", "torch": "2", "command": "rankup paper"}
     (tmp_path / "pieces").mkdir()
     (tmp_path / "pieces" / "a.json").write_text(json.dumps(piece))
-    assert len(pieces_in(tmp_path)) == 1  # a day without a zone is one of UTC
+    assert len(pieces_in(tmp_path)) == 1  # a date without a zone is in UTC
     (tmp_path / "pieces" / "b.json").write_text(json.dumps(piece | damage))
     with pytest.raises(RankupError, match=r"b\.json does not say how long a piece took"):
         pieces_in(tmp_path)

@@ -136,7 +136,7 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path: P
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> list[str]:
-    """Stands in for the Hub's client; says what was asked for."""
+    """Stands in for the Hub's client; returns what was asked for."""
     asked = []
 
     def snapshot_download(repository: str, **options: object) -> None:
@@ -226,7 +226,7 @@ def break_(what: str, root: Path) -> None:
         case "labels are ids":
             for file in data.iterdir():
                 write_parquet(file, good, [0, 1, 10**12 if file == test else 2])
-        case "label without an image":  # 9 images: of the classes 0 to 9 one must be empty
+        case "label without an image":  # 9 images: one of the classes 0 to 9 must be empty
             for file in data.iterdir():
                 write_parquet(file, good, [0, 9 if file == first else 1, 2])
         case "two divisions":

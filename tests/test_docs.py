@@ -1,4 +1,4 @@
-"""What the documents show runs."""
+"""The examples in the documents run."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def examples(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", [*filter(examples, DOCUMENTS)], ids=lambda path: path.name)
 def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after another: later ones may go on with what earlier ones made."""
+    """In order: later examples may use what earlier ones made."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""However steps are taken, they are the same steps: as Python runs."""
+"""However steps are run, they are the same steps: eagerly."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,7 +65,7 @@ class Drawing(nn.Identity):
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():  # in a step
             self.seeds.add(torch.initial_seed())
-        return x * 1  # not nothing, or the step written by hand would do
+        return x * 1  # an operation, or the handwritten step would be used
 
 
 def test_what_modules_draw_differs_by_seed_task_and_epoch() -> None:
@@ -123,7 +123,7 @@ def test_what_is_done_before_an_epoch_is_done_to_what_learns() -> None:
 
 
 def form_of(learners: Sequence[Learner]) -> str | None:
-    """The form in which a GPU would take their steps."""
+    """The form in which a GPU would run their steps."""
     for learner in learners:
         learner.feed.device = torch.device("cuda")
     return Engine(pytest.fail)._form(learners)

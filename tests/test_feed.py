@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def numbered(samples: int, classes: int) -> rankup.Task:
-    """Classes that take turns, and inputs that say which sample it is."""
+    """Alternating classes, and inputs that identify the sample."""
     x, y = torch.arange(samples)[:, None].float(), torch.arange(samples) % classes
     return rankup.Task("turns", classes, x, y, x[:9], y[:9])
 

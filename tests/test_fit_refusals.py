@@ -1,4 +1,4 @@
-"""What `fit` refuses before anything is learned, and what it looks at for that."""
+"""What `fit` refuses before anything is learned, and what it checks to decide."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a run folder may hold for a run to begin or to go on, and what is said where it may not."""
+"""What a run folder may hold for a run to begin or resume, and the message if it may not."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:
 
 
 def replaced(path: Path, name: str, tensor: object) -> None:
-    """Exchange a tensor of a file, or leave it out."""
+    """Replace a tensor in a file, or remove it."""
     import safetensors.torch
 
     tensors = safetensors.torch.load(path.read_bytes())

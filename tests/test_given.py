@@ -1,4 +1,4 @@
-"""What a module brings along beside its layers: modes, buffers, frozen parameters."""
+"""What a module has besides its layers: modes, buffers, frozen parameters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_the_next_task_is_where_the_others_are() -> None:
 
 
 class Looking(nn.Module):
-    """Reads of its layers what torch's own have, as a forward may."""
+    """Reads attributes of its layers that torch's own have, as a forward may."""
 
     def __init__(self) -> None:
         super().__init__()

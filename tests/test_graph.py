@@ -1,4 +1,4 @@
-"""However steps are taken, they are the same steps: captured and replayed."""
+"""However steps are run, they are the same steps: captured and replayed."""
 
 from dataclasses import replace
 
@@ -127,7 +127,7 @@ def test_one_graph_serves_tasks_of_different_rank_and_what_it_learns_is_kept() -
         graphs.add(engine._graph)
         own = task(seed, samples=192).to(device)
         assert float((net(own.train_x, seed).argmax(1) == own.train_y).float().mean()) > 0.9
-    assert len(graphs) == 2  # the first task is of another rank, all later ones share a graph
+    assert len(graphs) == 2  # the first task has another rank, all later ones share a graph
 
 
 @GPU
@@ -150,7 +150,7 @@ def test_a_module_that_cannot_be_captured_runs_step_by_step_and_it_is_said() -> 
     assert isinstance(steps, Eager)
     assert "cannot be captured" in said[0]
     after_steps(steps, 3)
-    torch.manual_seed(1)  # what was given up leaves nothing behind: anyone can draw as before
+    torch.manual_seed(1)  # a failed capture leaves nothing behind: drawing works as before
     drawn = torch.rand(3, device=device)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3, device=device), drawn)

@@ -1,4 +1,4 @@
-"""Any module can be grown: all of it, its last layers, or what of it can be factored."""
+"""Any module can be grown: all of it, its last layers, or the parts that can be factored."""
 
 import copy
 from pathlib import Path
@@ -174,7 +174,7 @@ def test_what_cannot_be_factored_is_named_with_the_way_out() -> None:
         "'running' (InstanceNorm3d); pass exclude=['position', 'rnn', 'attention', 'grouped', "
         "'running'] to train them with the first task and leave them constant after it"
     )
-    # What was excluded already stays so.
+    # What was already excluded stays excluded.
     for given in (["grouped", "rnn"], LEFT_DENSE[1:]):
         others = sorted({*LEFT_DENSE} - {*given}, key=LEFT_DENSE.index)
         with pytest.raises(rankup.RankupError) as caught:

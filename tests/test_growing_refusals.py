@@ -117,7 +117,7 @@ def with_a_sparse_buffer() -> nn.Module:
 
 
 def quietly(make: Callable[..., nn.Module], *given: object) -> nn.Module:
-    """What torch warns of, whatever becomes of it here."""
+    """Make a module, ignoring torch's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make(*given)
@@ -147,7 +147,7 @@ class WantsATask(Untraceable):
 
 
 class TwoHeads(nn.Module):
-    """With one that helps in training alone."""
+    """With an auxiliary one that is used only in training."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,15 +19,15 @@ def turned(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_hooks_run_in_every_step(given: bool) -> None:
-    """One on the module that is given, or on the network's own. What was learned without it would
-    be wrong with it."""
+    """Whether on the given module or on the network's own. What was learned without it would be
+    wrong with it."""
     module = mlp()
     if given:
         module.register_forward_pre_hook(turned)
     net = rankup.grow(module, Rank(2, 1))
     if not given:
         net.body.register_forward_pre_hook(turned)
-    for _ in range(2):  # the second has frozen factors, whose part can be computed once
+    for _ in range(2):  # the second has frozen factors, whose outputs can be computed once
         task = halves()
         rankup.fit(net, replace(task, name=f"{len(net.tasks)}"), RECIPE)
         assert right(net, task, len(net.tasks) - 1) > 0.9

@@ -1,4 +1,4 @@
-"""Photos of all sizes and kinds become images of one size, where that is asked for."""
+"""Photos of all sizes and kinds become images of one size, if asked for."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ CLASSES = ("ant", "bee", "cow", "dog")
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four classes of six, each photo of another shape; of one class they are grey, of another
-    they can be seen through a little."""
+    """Four classes of six photos, each of another shape; those of one class are grey, those of
+    another slightly transparent."""
     monkeypatch.setenv("RANKUP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     shapes = {"ant": (3,), "bee": (), "cow": (4,), "dog": (3,)}

@@ -1,4 +1,4 @@
-"""What an interrupt or too little memory cuts short is as if it had not begun."""
+"""What an interrupt or lack of memory cuts short is as if it had not begun."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ QUICK = Recipe(epochs=5, batch=32)
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """As the command line has them; a process in the background may have others."""
+    """Signal handlers as the command line has them; a background process may have others."""
     before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
     for which in before:
         signal.signal(which, signal.default_int_handler)
@@ -35,7 +35,7 @@ def handlers() -> Iterator[None]:
 
 
 def interrupt_install(kind: type[TaskLayer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have Ctrl-C come where layers of a kind take over what a task has learned."""
+    """Send Ctrl-C where layers of a kind install what a task has learned."""
     install = kind.install
 
     def interrupted(layer: TaskLayer, tables: Tensors, tasks: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Kernels compute what the operations they stand for do."""
+"""Kernels compute the same as the operations they replace."""
 
 import copy
 import os
@@ -17,7 +17,7 @@ from rankup.feed import scaled
 from rankup.recipe import Recipe
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":  # Triton then runs kernels in Python, far from fast but the same.
+if DEVICE.type == "cpu":  # Triton then runs kernels in Python: slow, but the same.
     os.environ["TRITON_INTERPRET"] = "1"
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton in Python needs an older NumPy", allow_module_level=True)
@@ -43,7 +43,7 @@ def test_kernels_and_their_gradients_are_those_of_the_sums(
     from rankup.kernels import build as building
     from rankup.kernels.build import Builder, Factors
 
-    if DEVICE.type == "cpu":  # in Python, Triton cannot multiply numbers of sixteen bits
+    if DEVICE.type == "cpu":  # in Python, Triton cannot multiply 16-bit numbers
         monkeypatch.setattr(building, "_HALF", building.tl.float32)
     draw = torch.Generator().manual_seed(0)
 
@@ -80,7 +80,7 @@ def check(layer: Any, found: Tensor, towards: Tensor, grads: tuple[Tensor, ...])
     expected = weight.view(-1, *layer.shape)
     assert found.dtype == torch.bfloat16
     assert found.is_contiguous(memory_format=torch.channels_last)
-    # Off by one in the last of bfloat16's eight bits: Triton in Python does not round but cut.
+    # Off by one in the last of bfloat16's eight bits: Triton in Python truncates, not rounds.
     about = float(expected.detach().std())
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=0.04 * about)
     off, near = (found.float() - expected).detach(), 4e-3 if DEVICE.type == "cuda" else 1e-2
@@ -107,7 +107,7 @@ def test_batch_norms_are_torchs_own(
     from rankup.kernels import norm
 
     draw = torch.Generator().manual_seed(0)
-    # Far from zero: sums of squares would lose what deviates from the mean.
+    # Far from zero, where sums of squares would lose the deviations from the mean.
     x = (torch.randn(shape, generator=draw) + 30).to(DEVICE, dtype)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     towards = torch.randn(shape, generator=draw).to(DEVICE, dtype)
@@ -156,12 +156,12 @@ def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
     count, inputs, outputs, height, width, tall, wide, stride = sizes
     draw = torch.Generator().manual_seed(0)
 
-    def random(*shape: int) -> Tensor:  # numbers that bfloat16 has
+    def random(*shape: int) -> Tensor:  # numbers that are exact in bfloat16
         return torch.randint(-8, 9, shape, generator=draw).div(8).to(DEVICE)
 
     x = random(count, inputs, height, width).contiguous(memory_format=torch.channels_last)
     kernel, about = random(outputs, inputs, tall, wide), (stride, (tall // 2, wide // 2))
-    # In Python, Triton cannot multiply numbers of sixteen bits.
+    # In Python, Triton cannot multiply 16-bit numbers.
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     own = [t.to(dtype).requires_grad_() for t in (x, kernel)]
     assert conv.fits(own[0].bfloat16(), kernel.bfloat16(), None, *about)
@@ -202,7 +202,7 @@ def test_convolutions_that_cudnn_does_well_or_that_leave_out_borders_are_left_to
     assert not fits(x, kernel.float(), padding=1)
     assert not fits(x.float(), kernel.float(), padding=1)
     assert not fits(x[:, :12], kernel, padding=1)
-    # More than 32 bits count.
+    # More elements than 32 bits can index.
     large = torch.empty(800, 3, 224, 224, dtype=x.dtype, device=DEVICE)
     large = torch.empty_like(large, memory_format=torch.channels_last)
     assert conv.fits(large, kernel[:, :3], padding=1)
@@ -293,7 +293,7 @@ def images() -> Tensor:
 
 
 def exchanged(kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """What a kernel gives, also where numbers of sixteen bits cannot be multiplied."""
+    """A kernel's result, even where 16-bit numbers cannot be multiplied."""
     from rankup.kernels import conv, exchange
 
     if DEVICE.type == "cpu":

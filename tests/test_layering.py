@@ -1,4 +1,4 @@
-"""Nothing lower imports something higher."""
+"""No lower layer imports a higher one."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ import rankup
 
 ROOT = Path(rankup.__file__).parent
 
-# From below, and beside each other those that do not know each other. What is not named is below
-# all of them.
+# From the bottom up; those in one row do not import each other. What is not named is below all of
+# them.
 ORDER = (
     ("runs.request",),
     ("runs.folder",),
@@ -31,13 +31,13 @@ LEVEL = {name: number for number, names in enumerate(ORDER) for name in names}
 
 
 def name_of(parts: Sequence[str]) -> str:
-    """What a module is called in the order: in some folders each of them has its own place."""
+    """A module's name in `ORDER`: in some folders each module has its own place."""
     return ".".join(parts[: 2 if parts[0] in ("runs", "commands") else 1])
 
 
 def imports() -> Iterator[tuple[str, str]]:
-    """All imports, also those inside functions: a module of ours or a folder of them, and what it
-    imports, by its full name."""
+    """All imports, including those inside functions: a module of ours or a folder of them, and the
+    full name of what it imports."""
     for path in ROOT.rglob("*.py"):
         own = name_of(path.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_bytes())):

@@ -30,7 +30,7 @@ F64 = torch.float64
 
 def layer_of(module: nn.Module, rank: Rank, **grow: object) -> FactoredLayer:
     """The first factored layer of a network with that module in front."""
-    # What follows is there for the network to be one: a head, and something to make it fit.
+    # What follows only completes the network: a head, and something to make it fit.
     body = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(2)).to(F64)
     body(input_for(module, 1))
     net = rankup.grow(body, rank, **grow)
@@ -264,7 +264,7 @@ NORMS = {
 def norm_network(kind: str) -> tuple[rankup.IncrementalNet, TaskNorm, Tensor]:
     make, shape = NORMS[kind]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=F64)
-    # A 1×1 layer in front of nothing: the norm is what is looked at.
+    # A minimal network around the norm, which is what is tested.
     module = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 2))
     module.to(F64)(x)
     net = rankup.grow(module, Rank(2, 1))
@@ -301,7 +301,7 @@ def test_a_norm_per_task_computes_what_torchs_does(kind: str) -> None:
 def test_calibration_pools_over_all_samples_of_unequal_batches() -> None:
     net, norm, x = norm_network("batch2d")
     net.begin_task("a", 2)
-    far = 1e4 + torch.cat([x, 3 * x[:5] - 2])  # a far mean shows what cancels
+    far = 1e4 + torch.cat([x, 3 * x[:5] - 2])  # a large mean exposes cancellation
     net.commit_task([far[:1], far[1:6], far[6:]])
     torch.testing.assert_close(norm.means[0], far.mean((0, 2, 3)))
     torch.testing.assert_close(norm.vars[0], far.var((0, 2, 3), correction=0), rtol=1e-9, atol=0)
@@ -355,7 +355,7 @@ def test_the_fast_form_of_learning_equals_the_plain_one(
 def test_a_commit_exchanges_all_tables_of_a_layer_at_once(kind: str) -> None:
     net = taught(kind)
     layers = [part for part in net.parts if isinstance(part, TaskLayer)]
-    # Another thread that has begun to read goes on with what it has.
+    # Another thread that has begun to read continues with what it has.
     begun = [layer._buffers for layer in layers]
     before = [dict(buffers) for buffers in begun]
     teach(net, "next", inputs(kind))

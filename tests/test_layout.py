@@ -1,4 +1,4 @@
-"""Images whose channels lie last in memory: faster, and only for modules that can take them."""
+"""Images in channels-last memory format: faster, and only for modules that support it."""
 
 from dataclasses import replace
 
@@ -65,11 +65,11 @@ class ViewingInTraining(Net):
 
 
 def seen_by(body: nn.Module) -> dict[bool, set[bool]]:
-    """Whether channels lie last in what its norm is given, in answers (False) and in training."""
+    """Whether its norm's inputs are channels-last, in answers (False) and in training."""
     seen: dict[bool, set[bool]] = {False: set(), True: set()}
 
     def look(part: nn.Module, inputs: tuple[Tensor]) -> None:
-        if len(inputs[0]) > 2:  # of a trial there are two
+        if len(inputs[0]) > 2:  # a trial has two samples
             last = inputs[0].is_contiguous(memory_format=torch.channels_last)
             seen[body.training].add(last)
 
@@ -98,7 +98,7 @@ def test_a_network_learns_however_it_flattens(
         x, y = coloured(number).test_x.to(device), coloured(number).test_y.to(device)
         assert float((net.eval()(x, number).argmax(1) == y).float().mean()) > 0.8
     assert seen[True] == {in_training}
-    if device == "cpu":  # the other is our own question of the network
+    if device == "cpu":  # the other is from our own call of the network
         assert seen[False] == {in_answers, False}
 
 
@@ -190,7 +190,7 @@ def test_what_has_no_images_is_left_as_it_is() -> None:
 
 
 class Positions(nn.Module):
-    """Whose view is possible with channels last where there is one position alone."""
+    """A module whose view works with channels last only if there is a single position."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks of modules of one's own, saved and loaded into another of them."""
+"""Networks of custom modules, saved and loaded into another instance."""
 
 import warnings
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_tensors_from_elsewhere_are_saved_as_what_they_are(tmp_path: Path) -> No
 
 
 def test_seeded_factors_of_another_seed_are_not_taken() -> None:
-    """No file would hold them: saved and loaded, the network would answer otherwise."""
+    """No file would hold them: after saving and loading, the network would answer differently."""
 
     def taught(seed: int) -> rankup.IncrementalNet:
         net = rankup.grow(mlp(), Rank(2, 1, seeded=8), seed=seed)
@@ -85,7 +85,7 @@ def test_seeded_factors_of_another_seed_are_not_taken() -> None:
 
 
 def transposed() -> nn.Module:
-    """Whose weights lie in memory column by column, as those of other libraries do."""
+    """A module whose weights are stored column by column, as in other libraries."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
     module[0].weight = nn.Parameter(torch.randn(16, 5).t())

@@ -1,4 +1,4 @@
-"""Whoever is told of each epoch may ask the network, and changes nothing by it."""
+"""An `on_epoch` callback may query the network without changing anything."""
 
 import threading
 
@@ -57,7 +57,7 @@ def test_an_epoch_tells_nothing_once_its_task_is_over() -> None:
 
 
 def test_a_checkpoint_of_a_network_that_knew_fewer_tasks_is_refused() -> None:
-    """Where no task adds factors, its tensors would fit."""
+    """If no task adds factors, its tensors would fit."""
     kept: list[Checkpoint] = []
     first, second = clusters("first"), clusters("second", seed=1)
     rank = Rank(0, 0, seeded=32)

@@ -1,4 +1,4 @@
-"""A-GEM: no step against the gradient of a batch of the memory."""
+"""A-GEM: no step goes against the gradient of a memory batch."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_an_empty_reference_changes_nothing() -> None:
 
 
 def test_a_step_projects_by_a_second_batch_from_the_memory() -> None:
-    """Against plain code: two gradients by all weights and heads, each sample by its own head."""
+    """Against plain code: two gradients over all weights and heads, each sample by its own head."""
     stream = little_stream()
     learner = after(make("agem", stream, options={"replay": 8}), stream, 2)
     harmful = []

@@ -15,7 +15,7 @@ from rankup.train import Epoch
 
 
 def watched(method: Method) -> list[Tensor]:
-    """The rows that training draws from here on, in their order."""
+    """The rows that training draws from here on, in order."""
     drawn: list[Tensor] = []
     begin = method.learner
 

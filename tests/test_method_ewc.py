@@ -1,4 +1,4 @@
-"""Elastic weight consolidation is what its papers say."""
+"""Elastic weight consolidation does what its papers say."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def make(
 
 
 def shared(method: DenseMethod) -> Tensor:
-    """All shared parameters, one after another."""
+    """All shared parameters in one vector."""
     parts = {id(p) for part in method.parts for p in part.parameters()}
     own = [p for p in method.body.parameters() if id(p) not in parts]
     return torch.cat([p.detach().flatten() for p in own])
@@ -84,7 +84,7 @@ class Tiny(nn.Module):
 
 
 class Twice(nn.Module):
-    """Runs one layer twice, another on each half of a sample, and a third in vain."""
+    """Runs one layer twice, another on each half of a sample, and a third without using it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,8 +166,8 @@ def test_the_importance_of_a_module_that_cannot_be_mapped_over_samples(
 
 
 def test_labels_are_drawn_from_the_network() -> None:
-    """Many draws come close to the expectation over the network's answers, and not to what the
-    data's labels give."""
+    """Many draws come close to the expectation over the network's answers, not to what the data's
+    labels give."""
     ewc, feed = opened(samples=2000)
     importance = ewc.importance(feed)
     x, y = next(feed.train(2000))
@@ -229,7 +229,7 @@ def test_the_penalty_is_a_spring_on_every_shared_weight_and_on_no_head(anchors: 
     assert not any(added.pop(f"body.head.new_{key}").any() for key in ("weight", "bias"))
     all_added = torch.cat([own.flatten() for own in added.values()])
     torch.testing.assert_close(all_added, force, rtol=1e-3, atol=1e-6)
-    if anchors == "latest":  # where there are several, their loss has a constant that is left out
+    if anchors == "latest":  # with several anchors, the loss omits a constant
         energy = 30.0 / 2 * (springs[0][0] * (now - weights[1]).square()).sum()
         torch.testing.assert_close(loss - plain_loss, energy, rtol=1e-4, atol=1e-6)
 
@@ -254,7 +254,7 @@ def test_important_weights_hardly_move() -> None:
     first = make(recipe=recipe, samples=200)
     first.learn(STREAM[0], None, None)
     importance = first.kept["importance"]
-    stable = 1 / (recipe.lr * float(importance.max()))  # from 2 / … on a spring swings ever wider
+    stable = 1 / (recipe.lr * float(importance.max()))  # from 2 / … on a spring is unstable
     most = importance.topk(len(importance) // 100).indices
     moved = []
     for method in (

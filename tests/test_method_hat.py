@@ -1,4 +1,4 @@
-"""HAT: gates on units that become bits, and weights that stay where learned tasks need them."""
+"""HAT: gates on units that become bits, and weights that stay fixed if learned tasks need them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +31,7 @@ from zoo import GPU, Transformer
 
 
 class Between(nn.Module):
-    """What is between its layers makes something of zeros, and cancels or hides what is none."""
+    """Between its layers, zeros become nonzero, and nonzero values are cancelled or hidden."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Between(nn.Module):
 
 
 class NormFirst(nn.Module):
-    """Norms that are not alone to read a convolution, and stand before the next one."""
+    """Norms that are not the only readers of a convolution, and come before the next one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def begin(method: HardAttention, task: Task) -> HatLearner:
 
 
 def know(method: HardAttention, *tasks: Task) -> None:
-    """Tasks that end almost as they begin: with about half of the units each, at random."""
+    """Tasks that end almost as they begin: each with about half of the units, at random."""
     for task in tasks:
         method.begin(task)
         for part in method.parts:
@@ -140,7 +140,7 @@ def shared(method: HardAttention) -> dict[str, nn.Parameter]:
 
 
 class Comparing(nn.Module):
-    """Of two that come together, one tells only whether it is above zero."""
+    """Adds two layers' outputs, one only as whether it is above zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ def test_a_step_is_the_papers(slope: float, learned: int, stream: Stream) -> Non
         loss, found = learner.gradient(draw)
     grads = dict(zip(learner.learned(), found, strict=True))
 
-    # The same in plain words and in float64.
+    # The same in plain code and in float64.
     e = learner.embedding.detach().double().requires_grad_()
     weights = {
         name: p.detach().double().requires_grad_() for name, p in learner.body.named_parameters()
@@ -351,7 +351,7 @@ def test_a_step_is_the_papers(slope: float, learned: int, stream: Stream) -> Non
     torch.testing.assert_close(grads["embedding"].double(), compensated, rtol=1e-3, atol=1e-4)
     assert compensated.abs().max() > 0.1
     for name, expected in zip(weights, by_weights, strict=True):
-        # Of frozen weights, too: whatever a step makes of them, they are put back after it.
+        # Including frozen weights: whatever a step does to them, they are restored after it.
         torch.testing.assert_close(grads[f"body.{name}"].double(), expected, rtol=1e-3, atol=1e-6)
 
 
@@ -380,7 +380,7 @@ def test_a_task_without_a_unit_left_still_learns_its_head_and_its_gates(stream: 
     method.end()
     assert method.claimed().all()
     weights = {name: p.clone() for name, p in shared(method).items()}
-    method.learn(stream[1], None, None)  # or it would say that the task was not learned
+    method.learn(stream[1], None, None)  # it would raise if the task was not learned
     assert method.learned == 2
     assert not method.mask(1).all()
     for name, parameter in shared(method).items():

@@ -1,5 +1,5 @@
-"""IBP-WF: a dictionary of factors, selections under the prior of an Indian buffet process, and
-nothing changed that a learned task selects."""
+"""IBP-WF: a dictionary of factors, selections under the prior of an Indian buffet process, and no
+change to what a learned task selects."""
 
 import math
 from pathlib import Path
@@ -64,7 +64,7 @@ def layers(method: WeightFactors) -> list[DictionaryWeight]:
 
 
 def middles(count: int) -> Tensor:
-    """Numbers that stand for a uniform variable, each for as much of it."""
+    """Midpoints of equal intervals, to represent a uniform variable."""
     return (torch.arange(count, dtype=F64) + 0.5) / count
 
 
@@ -98,8 +98,8 @@ def test_selections_have_a_gradient_however_far_apart_they_are() -> None:
 
 @pytest.mark.parametrize("parameters", [(3.0, 1.0, 5.0, 1.0), (2.0, 1.5, 4.0, 0.7)])
 def test_sticks_diverge_as_kumaraswamys_do(parameters: tuple[float, ...]) -> None:
-    """On average over the sample that is taken, and together with what a selection departs from
-    what its stick says of it."""
+    """On average over the sample, and together with the divergence of a selection from its
+    stick."""
     a, b, c, d = (torch.tensor(value, dtype=F64) for value in parameters)
     u, odds = middles(200_000), 0.4
     v = (1 - (1 - u) ** (1 / b)) ** (1 / a)
@@ -152,7 +152,7 @@ def test_a_new_task_expects_what_the_sticks_mean() -> None:
 
 
 class PriorAlone(BuffetLearner):
-    """Data say nothing."""
+    """Learns without data."""
 
     def surprise(self, draw: Draws) -> Tensor:
         return 0 * super().surprise(draw)
@@ -198,7 +198,7 @@ def test_factors_and_the_weight_of_a_selection_map_alike(rows: tuple[int, ...]) 
 
 @pytest.mark.parametrize("start", [-3.0, 2.0])
 def test_without_data_as_many_factors_are_selected_as_the_prior_asks(start: float) -> None:
-    """Within a tenth: the posterior takes selections for independent of the sticks."""
+    """Within a tenth: the posterior treats selections as independent of the sticks."""
     alpha, count, steps = 10.0, 40, 300
     x, y = torch.rand(steps, 4), torch.arange(steps) % 2
     data, recipe = Task("nothing to learn", 2, x, y, x, y), Recipe(epochs=1, batch=1)
@@ -343,7 +343,7 @@ def test_a_task_without_a_free_factor_is_told_of_and_learns_with_the_old_ones() 
 
 
 def test_the_papers_network_is_counted_by_hand(tmp_path: Path) -> None:
-    """Tasks of no epoch select what the prior expects: (20/21)^k is a half or more 14 times."""
+    """Tasks of zero epochs select what the prior expects: (20/21)^k is at least 1/2 14 times."""
     x, y = torch.rand(10, 784), torch.arange(10)
     tasks = [Task(f"{index}", 10, x, y, x, y) for index in range(20)]
     options = method_options("ibpwf", {})

@@ -92,7 +92,7 @@ def test_a_budget_is_shared_by_the_classes_seen_and_lists_lose_their_ends() -> N
         for name, images in before.items():
             assert torch.equal(method.buffer[name], images[: 30 // seen])
         before = dict(method.buffer)
-    assert lengths == [{8}, {6}, {3}]  # of the first task's classes there are only 8 samples each
+    assert lengths == [{8}, {6}, {3}]  # the first task's classes have only 8 samples each
 
 
 def test_what_does_not_fit_into_the_budget_is_refused() -> None:
@@ -125,7 +125,7 @@ def test_tasks_that_replay_other_numbers_of_exemplars_share_no_graph() -> None:
 
 
 def moved(learner) -> None:
-    """Make the learning network another than the one it began as."""
+    """Change the learning network from what it was at the start."""
     draw = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in learner.body.parameters():

@@ -198,7 +198,7 @@ def test_a_single_head_is_right_only_where_the_class_is_the_largest_of_all() -> 
         torch.testing.assert_close(answers[:, :-1], logits[:, ends[index] : ends[index + 1]])
         inside = logits[:, ends[index] : ends[index + 1]].argmax(1) == task.test_y
         wrong += int((inside & ~right).sum())
-    assert wrong > 0  # some that the task's own head would have got right
+    assert wrong > 0  # some of which the task's own head would have got right
 
 
 def test_a_single_head_of_one_task_has_no_others() -> None:
@@ -225,7 +225,7 @@ def test_the_verdict_is_on_all_tasks(single_head: bool) -> None:
 
 
 def test_a_single_head_far_above_its_own_guessing_is_learned() -> None:
-    """Even where it is below what guessing within a task would get."""
+    """Even if it is below what guessing within a task would get."""
     stream = make_stream("s-digits")
     method = make(stream, single_head=True)
     feed = method.begin(stream[0]).feed

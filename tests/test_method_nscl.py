@@ -1,4 +1,4 @@
-"""Adam-NSCL is what its paper says."""
+"""Adam-NSCL does what its paper says."""
 
 import copy
 from dataclasses import replace
@@ -59,7 +59,7 @@ def matrices(method: DenseMethod) -> list[Tensor]:
 
 
 def layer_inputs(method: DenseMethod, task: rankup.Task) -> dict[str, Tensor]:
-    """What each hidden layer of an MLP reads of a task's training data, with the 1 of its bias."""
+    """Each hidden layer's inputs for a task's training data in an MLP, with the 1 of its bias."""
     ((x, _),) = Feed(task, RECIPE, torch.device("cpu")).train(2048)
     rows = x.flatten(1)
     found = {}
@@ -88,7 +88,7 @@ def test_it_projects_onto_the_directions_of_least_energy(energy: float) -> None:
     assert projection.dtype == F64
     torch.testing.assert_close(projection, projection.t(), rtol=0, atol=1e-12)
     torch.testing.assert_close(projection @ projection, projection, rtol=0, atol=1e-12)
-    # Five directions hold nothing, but for rounding.
+    # Five directions hold nothing, except for rounding.
     rank = {0.0: 5, 1.0: 20}.get(energy) or brute_cut(gram, energy)
     assert round(float(projection.trace())) == rank
     cut = torch.linalg.svdvals(x).flip(0)[:rank]
@@ -220,7 +220,7 @@ def test_what_is_orthogonal_to_main_directions_is_the_null_space(energy: float) 
 
 
 def test_energy_that_no_direction_holds_counts_as_free() -> None:
-    """Whether the weaker direction is still free depends on how much is left out beside it."""
+    """Whether the weaker direction is still free depends on how much else is left out."""
     main = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]])
     for rest, protected in ((0.0, 1), (2.0, 2)):
         assert int(main_directions(main, torch.tensor(rest), 0.3).norm(dim=1).sum()) == protected
@@ -249,7 +249,7 @@ def test_a_wide_layer_keeps_directions_and_learns_the_same(
 
 
 def test_a_step_is_adams_projected() -> None:
-    """Against torch's Adam and a projection of each step by itself."""
+    """Against torch's Adam with each step projected."""
     torch.manual_seed(0)
     body = nn.Sequential(
         nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2)
@@ -334,7 +334,7 @@ def test_where_old_inputs_leave_room_old_answers_stay() -> None:
 
 @pytest.mark.parametrize(("energy", "share"), [(0.01, 0.15), (0.1, 0.4)])
 def test_elsewhere_old_answers_move_less(energy: float, share: float) -> None:
-    """On digits, compared with fine-tuning; measured: 0.09 and 0.26 of how far."""
+    """On digits, compared with fine-tuning; measured: 0.09 and 0.26 times as far."""
     free = logits_moved(make("finetune"), STREAM[0], STREAM[1])
     bound = logits_moved(make(energy=energy), STREAM[0], STREAM[1])
     assert bound < share * free
@@ -390,7 +390,7 @@ def test_norms_are_each_tasks_own() -> None:
 
 
 def test_what_twenty_tasks_of_mnist_size_take(tmp_path: Path) -> None:
-    """Told from two: later ones add nothing but their heads."""
+    """Extrapolated from two: later ones add only their heads."""
     nscl = make(net=rankup.models.mlp(784), recipe=Recipe(epochs=2, batch=50))
     for seed in range(2):
         nscl.learn(blobs(seed, 784, classes=10, samples=100), None, None)

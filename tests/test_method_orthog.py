@@ -39,7 +39,7 @@ def small(seed: int = 0, tasks: int = 3) -> Stream:
 
 
 def mlp() -> nn.Module:
-    """A layer of more outputs than inputs, and one of fewer."""
+    """A layer with more outputs than inputs, and one with fewer."""
     return rankup.models.mlp(36, hidden=[40, 12])
 
 
@@ -71,7 +71,7 @@ def make(
 
 
 def projections(method: Orthog, width: int) -> Tensor:
-    """Every task's P, as a matrix that rows are multiplied by."""
+    """Every task's P, as a matrix to multiply rows by."""
     found = []
     for task in range(len(method.setting.tasks)):
         with active(task):
@@ -80,7 +80,7 @@ def projections(method: Orthog, width: int) -> Tensor:
 
 
 def orthonormality(method: Orthog) -> float:
-    """The largest error of any weight that is to be orthonormal."""
+    """The largest error of any weight that should be orthonormal."""
     matrices = [_matrix(method.body.get_parameter(name).detach()) for name in method.orthonormal]
     assert matrices
     assert all(len(m) <= m.shape[1] for m in matrices)
@@ -164,7 +164,7 @@ class Twice(Features):
 
 
 def through(module: nn.Module, x: Tensor, P: Tensor) -> Tensor:
-    """What the head is to see, in so many words."""
+    """What the head should see, written out."""
     if isinstance(module, rankup.models.MLP):
         first, last = module.hidden
         return torch.relu(last(torch.relu(first(x.flatten(1)))) @ P)
@@ -358,7 +358,7 @@ def test_a_step_ends_at_the_nearest_orthonormal_weight(
 
 @pytest.mark.parametrize("shape", [(256, 784), (160, 160, 3, 3), (40, 20, 1, 1)])
 def test_a_step_all_in_one_direction_may_be_ten_times_as_long(shape: tuple[int, ...]) -> None:
-    """By its largest singular value."""
+    """Measured by its largest singular value."""
     draw = torch.Generator().manual_seed(0)
     W = _matrix(nn.init.orthogonal_(torch.empty(shape), generator=draw))
     step = tangent(W, torch.ones(len(W), 1) * torch.randn(W.shape[1], generator=draw))
@@ -369,8 +369,8 @@ def test_a_step_all_in_one_direction_may_be_ten_times_as_long(shape: tuple[int, 
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (3, 2, 2, 2)])
 def test_the_tangent_is_the_nearest_to_the_gradient(shape: tuple[int, ...]) -> None:
-    """It is a projection: what is left over is orthogonal to all directions along the manifold,
-    which are those that keep W Wᵀ, in so many words."""
+    """It is a projection: the remainder is orthogonal to all directions along the manifold, which
+    are by definition those that keep W Wᵀ."""
     draw = torch.Generator().manual_seed(0)
     weight = nn.init.orthogonal_(torch.empty(shape, dtype=torch.float64), generator=draw)
     grad = torch.randn(shape, dtype=torch.float64, generator=draw)
@@ -381,7 +381,7 @@ def test_the_tangent_is_the_nearest_to_the_gradient(shape: tuple[int, ...]) -> N
         return (step @ W.T + W @ step.T).flatten()
 
     constraint = torch.func.jacrev(change)(torch.zeros(W.numel(), dtype=torch.float64))
-    off = torch.linalg.pinv(constraint) @ constraint  # projects to what leaves the manifold
+    off = torch.linalg.pinv(constraint) @ constraint  # projects onto what leaves the manifold
     flat = _matrix(grad).flatten()
     expected = (flat - off @ flat).view(W.shape)
     torch.testing.assert_close(_matrix(tangent(weight, grad)), expected)
@@ -406,7 +406,7 @@ def test_captured_steps_stay_on_the_manifold(
     stream = small().to("cuda")
     recipe = Recipe(epochs=56, batch=16, precision=precision, **METHODS["orthog"].recipe)
     method = make(module, stream, device="cuda", recipe=recipe, stiefel="yes")
-    engine, graphs = Engine(), set[object]()  # themselves: addresses are used again
+    engine, graphs = Engine(), set[object]()  # not their ids: addresses are reused
     for index, task in enumerate(stream):
         assert learn([method], [task], engine) == [None]
         assert isinstance(engine._graph, Graph)

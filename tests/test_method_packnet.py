@@ -1,4 +1,4 @@
-"""PackNet: every weight has one owner, who alone has ever changed it."""
+"""PackNet: every weight has one owner, the only task that ever changed it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,7 +91,7 @@ def test_weights_stay_as_their_owner_left_them(net: str, optimiser: str, stream:
         for name, weight in method.weights.items():
             owners = method.owners(name)
             had = before[name] > 0
-            assert torch.equal(owners[had], before[name][had])  # whose it is, it stays
+            assert torch.equal(owners[had], before[name][had])  # owners never change
             assert torch.equal(weight[had], left[name][had])
             assert set(owners[~had].unique().tolist()) <= {0, number}
             assert (weight[owners == 0] == 0).all()

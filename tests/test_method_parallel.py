@@ -1,4 +1,4 @@
-"""Every task has a network of its own, which is what it would be without any other task."""
+"""Every task has its own network, the same as it would be without any other task."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_a_task_does_not_depend_on_those_before_it(size: str, net: str) -> None:
             method.learn(task, None, None)
         found.append(answers(method, tasks[2], 1))
     assert torch.equal(*found)
-    # Which says something only if the same data under another index gives something else.
+    # This is only meaningful if the same data under another index gives something else.
     method.learn(tasks[2], None, None)
     assert not torch.equal(answers(method, tasks[2], 2), found[0])
     assert torch.equal(answers(method, tasks[2], 1), found[0])
@@ -133,7 +133,7 @@ def test_a_save_writes_what_is_new_and_a_killed_one_leaves_a_whole_method(
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.*")}
     assert written.items() <= after.items()
     assert len(after) > len(written)
-    # Killed in the third task's save: there is a folder and nothing whole in it.
+    # Killed in the third task's save: there is a folder, but nothing complete in it.
     for path in (tmp_path / "a" / "0003").rglob("*.*"):
         path.unlink()
     assert Parallel.is_in(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Options of the paper's method: the last layers alone, and tasks that reuse nothing."""
+"""Options of the paper's method: only the last layers, and tasks that reuse nothing."""
 
 from pathlib import Path
 

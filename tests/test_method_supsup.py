@@ -1,4 +1,4 @@
-"""SupSup: masks of exactly the stated share over weights that are nowhere but in the seed."""
+"""SupSup: masks of exactly the stated share over weights that exist only as a seed."""
 
 import copy
 import math

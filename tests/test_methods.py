@@ -1,4 +1,4 @@
-"""Every method keeps the same promises; one that is registered is tested here."""
+"""Every method keeps the same promises; each registered method is tested here."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -32,17 +32,17 @@ NETS = {
     "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
     "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
 }
-# Of the MLP: what all tasks share, and a head.
+# Sizes in the MLP: what all tasks share, and a head.
 SHARED = 64 * 32 + 32 + 32 * 32 + 32
 HEAD = 32 * 10 + 10
 
 
 class Expected(NamedTuple):
-    """What is to be seen of a method, with the recipe and the options it is run with here."""
+    """What to expect of a method, with the recipe and the options it is run with here."""
 
     accuracy: float  # on s-digits after all five tasks, at least
     forgetting: tuple[float, float]  # the same, from … to
-    # By the MLP after two tasks of ten classes, in float32 numbers, or how to count it by hand.
+    # With the MLP after two tasks of ten classes, in float32 numbers, or how to count it by hand.
     stored: float | Callable[[Method], float]
     buffer: float = 0  # replayed samples, likewise
     recipe: Mapping[str, Any] = MappingProxyType({})
@@ -50,14 +50,14 @@ class Expected(NamedTuple):
 
 
 def factors_in_use(method: Any) -> float:
-    """What weight factors come to, of which the data decide how many there are."""
+    """The size of weight factors, whose number depends on the data."""
     stored = 2.0 * (64 + HEAD)  # biases and heads
     lengths = {"hidden.0": 64 + 32, "hidden.1": 32 + 32}
     for layer in method.parts:
         if layer.spec.name in lengths:
             chosen = layer.selections  # [2, 64]
             stored += int(chosen.any(0).sum()) * lengths[layer.spec.name] + int(chosen.sum())
-            stored += 2 * 64 / 32 + 2 * 64  # a bit for each, and what is believed of each stick
+            stored += 2 * 64 / 32 + 2 * 64  # a bit for each, and each stick's posterior
     return stored
 
 
@@ -143,7 +143,7 @@ def test_it_learns_and_forgets_as_expected(name: str) -> None:
 
 
 class Drawing(torch.nn.Module):
-    """Draws its layers itself, the head too, and has one that never runs."""
+    """Initialises its own layers, including the head, and has one that never runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ def test_modes_of_torch_that_somebody_is_in_make_no_difference(
 
 
 def test_a_file_of_a_network_of_another_width_is_refused(tmp_path: Path, stream: Stream) -> None:
-    """Also where torch would spread its numbers over more."""
+    """Even where torch would broadcast its numbers."""
     narrow = make("finetune", stream)
     module = rankup.models.mlp(64, hidden=[1])
     narrow = type(narrow)(replace(narrow.setting, module=module))

@@ -1,5 +1,5 @@
-"""Methods with modules that hold more than weights of plain layers: frozen ones, tied ones, buffers
-that change, other dtypes and inputs."""
+"""Methods with modules that hold more than plain layers' weights: frozen or tied ones, buffers that
+change, other dtypes and inputs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -184,7 +184,7 @@ def test_hat_never_forgets_with_activations_that_compare(name: str) -> None:
     learning = method(made("hat", Own(), tasks), "hat")
     learning.learn(tasks[0], None, None)
     before = answer(learning, tasks[0], 0)
-    # Little is left to learn with where all is frozen that may matter.
+    # Little is left to learn with if everything that may matter is frozen.
     with suppress(rankup.TaskFailed):
         learning.learn(tasks[1], None, None)
     assert torch.equal(answer(learning, tasks[0], 0), before)

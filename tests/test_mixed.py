@@ -1,5 +1,5 @@
-"""Every way in which a mixed batch can be computed equals a loop over its samples, and which one is
-taken follows from shapes alone."""
+"""Every way to compute a mixed batch equals a loop over its samples, and which one is taken follows
+from shapes alone."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -194,7 +194,7 @@ WAYS = [
     ("cuda", MixedShape(4096, 64, rank=46, inputs=720, outputs=80, **PAPER), "hidden"),
     ("cuda", MixedShape(4096, 16, rank=73, inputs=1440, outputs=160, **PAPER), "hidden"),
     ("cuda", MixedShape(4096, 256, 20, 23, 20, 40, pointwise=True), "weights"),
-    # Few samples of many tasks do not pay for their weights.
+    # For few samples of many tasks, building their weights does not pay off.
     ("cpu", MixedShape(2, 64, 100, 206, 720, 80, pointwise=False), "hidden"),
     # A sequence shorter than the layer is wide, and one far longer.
     ("cpu", MixedShape(32, 16, 20, 30, 256, 256, pointwise=True), "hidden"),
@@ -275,7 +275,7 @@ def test_the_order_of_dimensions_in_memory_does_not_matter(kind: str) -> None:
 class Operations(TorchDispatchMode):
     """Counts what torch is asked to compute."""
 
-    # Views, and a number that is read: no more than bookkeeping.
+    # Views, and reading a number: mere bookkeeping.
     FREE = ("view", "t", "transpose", "slice", "select", "expand", "squeeze", "_local_scalar_dense")
 
     def __init__(self) -> None:
@@ -388,7 +388,7 @@ def test_a_captured_mixed_batch_follows_its_indices(kind: str) -> None:
 
 
 class AcrossLogits(nn.Module):
-    """Whose answers are of length one, whatever a task's number of classes."""
+    """Normalises answers to length one, whatever a task's number of classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,7 +401,7 @@ class AcrossLogits(nn.Module):
 def test_a_module_that_computes_across_its_logits_is_not_mixed_where_these_differ() -> None:
     net, x = rankup.grow(AcrossLogits(), rankup.Rank(2, 1)).eval(), torch.randn(3, 16)
     for name, classes in (("a", 4), ("b", 4), ("c", 2)):
-        if name == "c":  # so far all have as many
+        if name == "c":  # so far all have the same number
             assert torch.isfinite(net(x, task=["a", "b", "a"])).all()
         net.begin_task(name, classes)
         net.commit_task()

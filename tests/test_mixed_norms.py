@@ -1,5 +1,5 @@
-"""Norms in a mixed batch: what they cost does not grow with tasks beyond its samples, and in half
-precision they are no less exact than one task's."""
+"""Norms in a mixed batch: their cost does not grow with tasks that are not in it, and in half
+precision they are no less exact than for one task."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ def far(*shape: int) -> Tensor:
 
 
 class Numbers(TorchDispatchMode):
-    """Counts what torch's operations give."""
+    """Counts the numbers that torch's operations return."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -261,7 +261,7 @@ def test_other_threads_run_mixed_batches_while_tasks_are_committed(kind: str) ->
     with ThreadPoolExecutor(1) as pool:
         committing = pool.submit(commit)
         while not committing.done():
-            # Which way a layer takes depends on how many tasks it has, and with it rounding.
+            # How a layer computes depends on its number of tasks, and rounding depends on that.
             torch.testing.assert_close(net(x, task=tasks), expected, rtol=1e-4, atol=1e-4)
         committing.result()
     assert len(net.tasks) == 43

@@ -1,5 +1,5 @@
-"""What a task being learned runs as one node of autograd's graph has all the derivatives that the
-same written in torch's own operations has."""
+"""The single autograd node that a task being learned runs has all the derivatives of the same
+computation in torch's own operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ F64 = torch.float64
 
 
 def learning() -> tuple[rankup.IncrementalNet, Tensor]:
-    """A network in the midst of its second task, and inputs for it."""
+    """A network in the middle of its second task, and inputs for it."""
     net = rankup.grow(module("mlp", F64), Rank(2, 1))
     x = inputs("mlp", dtype=F64)
     teach(net, "a", x)

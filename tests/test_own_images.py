@@ -1,4 +1,4 @@
-"""Images of one's own, wherever they lie and whatever their folders are called."""
+"""Images of one's own, wherever they are and whatever their folders are called."""
 
 import html
 import json
@@ -15,7 +15,7 @@ from rankup.data import cache, folders, load_source
 from rankup.data.errors import DataError
 from rankup.files import json_bytes
 
-CAFE = os.fsdecode(b"caf\xe9")  # as systems that knew one alphabet wrote it
+CAFE = os.fsdecode(b"caf\xe9")  # Latin-1, as on older systems
 
 
 def own_images(root: Path, *classes: str) -> Path:

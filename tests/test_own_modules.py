@@ -1,4 +1,4 @@
-"""Modules that do more than run their layers: fitted as they are."""
+"""Modules that do more than run their layers can be fitted as they are."""
 
 import random
 from collections.abc import Callable
@@ -205,7 +205,7 @@ def test_no_batch_that_norms_look_at_is_of_one_sample(monkeypatch: pytest.Monkey
 
 
 class Untracked(nn.Module):
-    """With a norm that has no tensors, and looks at the whole batch all the same."""
+    """With a norm that has no tensors but still looks at the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def test_indices_of_tokens_reach_the_module_as_they_are(tmp_path: Path) -> None:
     task = rankup.Task("tokens", 2, x, y, x, y)
     net = rankup.grow(Tokens(), Rank(4, 1), exclude="embedding")
     assert right(rankup.fit(net, task, Recipe(epochs=60, batch=32)), task) > 0.9
-    # A Linear cannot take them, and says so.
+    # A Linear cannot take indices, and says so.
     with pytest.raises(rankup.RankupError, match=r"computes in torch.float32, got torch.int64"):
         rankup.fit(rankup.grow(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Rank(2, 1)), task)
 
@@ -297,7 +297,7 @@ def test_a_layer_that_never_runs_is_in_nobodys_way() -> None:
 
 
 class Classy(nn.Module):
-    """Has a parameter of its own, and draws all its weights by itself."""
+    """Has a parameter of its own, and initialises all its weights itself."""
 
     def __init__(self, *, by_hand: bool = False) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ def test_a_module_may_draw_its_layers_beside_its_own_parameters() -> None:
 
 
 class Counted:
-    """A coin that falls on one side and then on the other."""
+    """A coin that alternates between its sides."""
 
     def __init__(self) -> None:
         self.thrown = 0
@@ -371,7 +371,7 @@ def test_a_module_that_goes_a_way_at_random_is_run_and_not_written_out(
 
 
 class Quiet(nn.Module):
-    """Its `train` gives nothing back, as many write it, and its forward keeps what it computed."""
+    """Its `train` returns nothing, a common mistake, and its forward keeps what it computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -414,7 +414,7 @@ def test_a_module_that_has_kept_its_features_can_be_grown_and_teach() -> None:
 
 
 class Casting(nn.Module):
-    """Looks at a weight's dtype, as many forwards of published models do, or at its numbers."""
+    """Looks at a weight's dtype, as many published models do, or at its values."""
 
     def __init__(self, reads: bool = False) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def test_which_form_a_tensor_has() -> None:
     net = rankup.grow(body, Rank(1, 1), head="2")
     (norm,) = (part.spec for part in net.parts if isinstance(part.spec, NormSpec))
     assert packing.pack(norm, {"weight": value}, "int8")["weight"].dtype == torch.float16
-    # What half precision cannot hold stays as it is.
+    # Values that half precision cannot hold stay as they are.
     large = torch.tensor([1e6, 1.0])
     assert packing.pack(HEAD, {"bias": large}, "float16")["bias"] is large
     assert packing.rounded(HEAD, {"weight": torch.zeros(2, 3)}, "int8")["weight"].tolist() == (

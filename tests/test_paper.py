@@ -1,5 +1,5 @@
-"""The paper's tables and figures: what they ask for, how they are shown, and the command that has
-them run."""
+"""The paper's tables and figures: what they ask for, how they are shown, and the command that runs
+them."""
 
 import json
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_runs_that_differ_have_other_names_and_the_same_runs_the_same(
         cell("p-mnist", "ewc", epochs=5, recipe="paper"),
     ]
     assert len({own.folder() for own in [one, *others]}) == 7
-    # What a method is tuned to is a part of it.
+    # A method's tuned settings are part of it.
     before = one.folder()
     folder = tmp_path / "p-mnist-mlp"
     folder.mkdir()

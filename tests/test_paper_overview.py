@@ -13,7 +13,7 @@ from rankup.paper.results import Result, Results
 
 
 def add(results: Results, own: Cell, *seconds: float) -> None:
-    """A run of each of the first seeds, which took so long."""
+    """Add a run for each of the first seeds, which took these seconds."""
     results.add(own, [result(seed, took) for seed, took in enumerate(seconds)])
 
 

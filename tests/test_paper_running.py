@@ -146,7 +146,7 @@ def test_processes_share_the_queues_of_a_gpu(
     del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
     share_queues(processes)
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == queues
-    share_queues(1)  # as a run in that process does after it
+    share_queues(1)  # as a run in that process does later
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == queues
 
 
@@ -158,7 +158,7 @@ def test_small_networks_share_the_cores_of_a_gpu(
     del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
     share_cores(processes)
     assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
-    share_cores(3)  # what someone has said stays
+    share_cores(3)  # a value that is already set stays
     assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
 
 
@@ -279,7 +279,7 @@ def test_a_taught_cell_learns_from_its_teachers_networks(results: Results) -> No
     pupil, alone = tiny(seeds=1, teacher=teacher), tiny(seeds=1)
     assert pupil.folder() not in (teacher.folder(), alone.folder())
     assert "taught" in str(pupil)
-    # Whatever comes first, teachers do; and what they know is kept until it is not needed.
+    # Teachers come first in any case, and what they know is kept until it is no longer needed.
     ended = [own.cell for own in runner(results).run_all([pupil, teacher, alone], lambda _: None)]
     assert ended == [teacher, alone, pupil]
     assert not list((results.root / WORK).rglob("net"))
@@ -296,7 +296,7 @@ def test_a_taught_cell_alone_has_its_teacher_learn_first(results: Results) -> No
     assert runner(results).run(pupil, None, pytest.fail) == ""
     assert results.of(teacher) is not None
     again = results.path(teacher).read_bytes()
-    other = tiny(seeds=1, epochs=2, teacher=teacher)  # has to learn once more what was forgotten
+    other = tiny(seeds=1, epochs=2, teacher=teacher)  # its teacher must be trained again
     assert runner(results).run(other, None, pytest.fail) == ""
     assert results.path(teacher).read_bytes() == again
     assert not list((results.root / WORK).rglob("net"))

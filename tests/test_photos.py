@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 from pictures import encoded, pictures
 from rankup.data import DataError, load_source
 
-# From black to white, and where 8 bits that are cut off, not scaled, leave no difference.
+# From black to white, including values that truncating to 8 bits instead of scaling would merge.
 DEEP = np.array([[0, 255, 256], [12850, 25700, 38550], [51400, 65278, 65535]])
 SCALED = [[0, 1, 1], [50, 100, 150], [200, 254, 255]]
 
@@ -70,7 +70,7 @@ def test_numbers_whose_white_is_not_known_are_refused(
     )
 
 
-# A photo of 4×3 pixels as it lies in its file, and as it was seen, by its EXIF orientation.
+# A photo of 4×3 pixels as stored in its file, and as it was seen, by its EXIF orientation.
 STORED = pictures(1, 3, 4, 3)[0]
 SEEN = {
     1: STORED,

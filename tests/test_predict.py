@@ -1,4 +1,4 @@
-"""`rankup predict`: images go the way to the network that they went when it was taught."""
+"""`rankup predict`: images are preprocessed as they were when the network was taught."""
 
 import json
 import shutil
@@ -138,7 +138,7 @@ def test_images_of_a_run_without_a_size_have_its_shape_or_are_brought_to_it(
     done = call("predict", own, *files, "--task", "1", "--plain")
     assert done.code == 0, done.err
     assert [row.split("\t")[1] for row in done.out.splitlines()] == [name] * 3
-    # As many numbers in another shape are another image.
+    # The same number of values in another shape is another image.
     turned = tmp_path / "turned.png"
     Image.open(wide / name / "1.png").transpose(Image.Transpose.ROTATE_90).save(turned)
     refused(

@@ -1,4 +1,4 @@
-"""Tables and notes in a narrow terminal: all of them is there, and no word is broken."""
+"""Tables and notes in a narrow terminal: nothing is missing, and no word is broken."""
 
 import io
 import json

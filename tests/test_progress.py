@@ -1,4 +1,4 @@
-"""How far a run is, where there is no terminal for bars."""
+"""Progress of a run if there is no terminal for bars."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What many published modules do in their forward beside running layers."""
+"""What many published modules do in their forward besides running layers."""
 
 import threading
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ import rankup
 
 
 class OfItsKind(nn.Module):
-    """Has its inputs in the dtype and on the device of its first layer, as many published do."""
+    """Moves its inputs to the dtype and device of its first layer, as many published modules do."""
 
     def __init__(self, traced: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_the_weight_of_a_layer_is_that_of_the_task_that_is_run(kind: str) -> Non
 
 
 class Checkpointed(nn.Module):
-    """Computes its block once more in the backward pass, if told to."""
+    """Recomputes its block in the backward pass, if told to."""
 
     def __init__(self, again: bool) -> None:
         super().__init__()

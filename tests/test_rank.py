@@ -22,7 +22,7 @@ def test_fixed() -> None:
         (0.1, 25, 3),  # 2.5, half up
         (0.02, 20, 1),  # 0.4, but at least 1
         (0.02, 160, 3),  # 3.2
-        (0.29, 50, 15),  # 14.5, which binary arithmetic takes for less
+        (0.29, 50, 15),  # 14.5, which is less in binary arithmetic
         (0.5, 3, 2),
         (0, 50, 0),
     ],

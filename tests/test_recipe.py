@@ -1,4 +1,4 @@
-"""Recipes: what they are called by, what fits a task, and what is refused."""
+"""Recipes: their names, what fits a task, and what is refused."""
 
 import math
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_without_a_recipe_fit_takes_what_fits() -> None:
     wanted = recipe_for("default", colour=True, size=32, samples=4, net="resnet18")
     assert default_recipe(convolutions, photos) == wanted
     assert wanted.flip
-    maps = replace(photos, train_x=x.float(), test_x=x.float())  # that may be no images
+    maps = replace(photos, train_x=x.float(), test_x=x.float())  # may not be images
     assert not default_recipe(convolutions, maps).augments
     seen: list[int] = []
     rankup.fit(mlp, few, on_epoch=lambda epoch, _: seen.append(epoch.epochs))

@@ -286,7 +286,7 @@ def test_batch_norms_refuse_to_commit_without_usable_data(calibrate: object, mes
     assert net.tasks == ["task 0"]
     assert net.body.norm.pool is None
     assert_same_bits(before, logits(net, x))
-    # What was tried leaves no trace in the statistics of the next try.
+    # The failed try leaves no trace in the statistics of the next one.
     net.commit_task(calibrate=[x])
     fresh = taught("resnet18", tasks=[3])
     fresh.begin_task("b", 2)

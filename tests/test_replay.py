@@ -1,4 +1,4 @@
-"""A memory of earlier tasks, heads that go on learning, and steps that look at both."""
+"""A memory of earlier tasks, heads that keep learning, and steps that use both."""
 
 import math
 from dataclasses import replace
@@ -353,8 +353,8 @@ def test_several_seeds_may_be_mapped_over(name: str) -> None:
 def test_captured_steps_are_the_steps_one_by_one(
     name: str, net: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # How images of one channel lie differs, and with it what is rounded: these norms, of a handful
-    # of numbers each, would make a tenth of a gradient of it.
+    # The memory layout of one-channel images differs, and with it rounding, which these norms, of a
+    # handful of numbers each, would amplify to a tenth of a gradient.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     stream = little_stream(3, 3, 3, 3).to("cuda")
     found = []
@@ -385,7 +385,7 @@ def test_the_same_seed_gives_the_same_numbers_twice_with_two_graphs(name: str) -
         method, engine, graphs = (
             make(name, stream, "mlp", "cuda", REPLAY[name], epochs=2),
             Engine(),
-            set[object](),  # themselves, because the next may have the address of one that is gone
+            set[object](),  # not their ids, because addresses are reused
         )
         for task in stream:
             (failure,) = learn([method], [task], engine)

@@ -1,4 +1,4 @@
-"""Several seeds at once end as each of them alone."""
+"""Several seeds at once give the same results as each of them alone."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from test_run import config_for, outcome
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Runs set the number of threads, which is not for the tests after them."""
+    """Runs set the number of threads, which must not affect the tests after them."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -83,7 +83,7 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
 
     assert run_together([first], on_progress=try_too) == {}
     assert refused
-    run(seed.config, stream_of(0), seed.out, resume=True)  # nobody is left in it
+    run(seed.config, stream_of(0), seed.out, resume=True)  # no process is left in it
 
 
 def test_seeds_in_one_process_are_those_seeds_alone(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def die(seed: Seed) -> str | None:
 def test_it_is_said_how_to_go_on_after_a_process_was_killed(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`rankup paper` knows no --resume, and always goes on."""
+    """`rankup paper` has no --resume, and always goes on."""
     monkeypatch.setattr(replicas, "_run_one", die)
     seeds = [asked(seed, tmp_path / f"seed-{seed}", resume=resume) for seed in range(2)]
     again = "the same command goes on" if resume else "the same command with --resume goes on"

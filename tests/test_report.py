@@ -1,4 +1,4 @@
-"""What a run folder has to show."""
+"""Reports on run folders."""
 
 import io
 import json
@@ -32,7 +32,7 @@ RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": 
 
 
 def write_run(folder: Path, rows: list[list[float]], **config: Any) -> Path:
-    """A run folder of which the accuracies are `rows`."""
+    """A run folder whose accuracies are `rows`."""
     tasks = len(rows)
     settings = {
         "stream": "p-digits",
@@ -76,7 +76,7 @@ def write_net(
     seeded: int = 0,
     layers: tuple[str, ...] = ("hidden.0", "hidden.1"),
 ) -> None:
-    """What a network folder holds of selectors; later tasks lean on factors of the first."""
+    """The selectors in a network folder; later tasks rely on factors of the first."""
     random = np.random.default_rng(0)
     files = []
     (folder / "tasks").mkdir(parents=True)
@@ -240,7 +240,7 @@ def test_a_mean_is_called_what_its_runs_are_called_less_the_seed() -> None:
     widths = means(*seeds(width=8), *seeds(width=9), named(method="{}"))
     assert widths == ["rank (width 8)", "rank (width 9)"]
     assert means(named(seed=0, width=8), named(seed=1, width=8), named(seed=2, width=9)) == [
-        "rank (width 8)"  # though the seeds would do to tell these runs apart
+        "rank (width 8)"  # though the seeds would be enough to tell these runs apart
     ]
 
 

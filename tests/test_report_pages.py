@@ -1,4 +1,4 @@
-"""Where and when a page is written, and over what it never is."""
+"""Where and when a page is written, and what it never overwrites."""
 
 import errno
 import io
@@ -61,11 +61,11 @@ def test_a_table_that_cannot_be_printed_costs_no_page(
         with pytest.raises(OSError, match="No space left"):
             report([folder], tmp_path / "page.html")
     assert "96.95" in (tmp_path / "page.html").read_text()
-    # Nor does a page that cannot be written cost the table.
+    # If the page cannot be written, the table is still shown.
     done = call("report", folder, "--out", run / "config.json" / "page.html")
     assert done.code == 1
     assert "96.95" in done.out
     assert done.err.count("\n") == 1
-    # What is no page is refused before anything is shown.
+    # A name that is not a page's is refused before anything is shown.
     done = call("report", folder, "--out", run / "config.json")
     assert (done.code, done.out) == (1, "")

@@ -1,4 +1,4 @@
-"""Run folders, read back: what is whole is shown, what is broken is said."""
+"""Run folders, read back: what is intact is shown, what is broken is reported."""
 
 import errno
 import json

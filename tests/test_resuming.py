@@ -1,4 +1,4 @@
-"""A run that goes on need not be told again what it was begun with."""
+"""Resuming a run does not require repeating its options."""
 
 import json
 import os
@@ -243,7 +243,7 @@ def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Pat
     again = call("run", "--resume", "--out", out)
     assert again.code == 1
     assert f"are others than when {out} was begun: put them back" in again.err
-    # Who began when nobody looked may go on.
+    # A run begun before checksums were stored may go on.
     (tmp_path / "mine" / "z").rename(tmp_path / "mine" / "a")
     config = json.loads(held(out)["config.json"])
     del config["data"]
@@ -275,7 +275,7 @@ def test_the_page_of_several_seeds_is_of_all_whichever_went_on(
     again = call("run", "--resume", "--seed", 2, "--out", root)
     assert again.code == 0, again.err
     assert "mean of 2 seeds" in (root / "report.html").read_text()
-    # One that is not finished is no part of it.
+    # An unfinished one is not part of it.
     lines = root / "seed-1" / "metrics.jsonl"
     lines.write_text(lines.read_text().splitlines(keepends=True)[0])
     assert call("run", "--resume", "--seed", 2, "--out", root).code == 0

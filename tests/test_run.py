@@ -1,4 +1,4 @@
-"""A run folder holds all it takes to go on, and going on changes nothing."""
+"""A run folder holds all that is needed to resume, and resuming changes nothing."""
 
 import hashlib
 import json
@@ -180,8 +180,8 @@ def test_the_time_of_a_task_counts_what_it_took_before_it_was_stopped(
     assert max(others) < 100
 
 
-# One process that loads everything once and forks the runs which are then killed: a new Python
-# for each would take a hundred times as long. It computes nothing itself, so forking is safe.
+# One process that loads everything once and forks the runs that are then killed: a new Python for
+# each would take a hundred times as long. It computes nothing itself, so forking is safe.
 KILLER = """
     import os, random, signal, sys, time
     from pathlib import Path
@@ -247,7 +247,7 @@ def test_a_finished_run_learns_more_tasks_as_if_they_had_been_asked_for_at_once(
 def test_a_run_takes_on_only_tasks_that_come_after_its_own(
     case: str, stream: Stream, tmp_path: Path
 ) -> None:
-    """Not where a method divided itself among its tasks, or classes would be divided anew."""
+    """Not if a method has divided itself among its tasks, or classes would be regrouped."""
     fewer = replace(stream, tasks=stream.tasks[:2])
     began, now = config_for(fewer), config_for(stream)
     if case == "method":

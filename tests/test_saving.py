@@ -1,4 +1,4 @@
-"""What is saved while a method is tested is what it knows, and not what a test works with."""
+"""A method saved while it is tested is saved as it is, without what the test changes."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_a_save_in_the_middle_of_an_answer_is_one_before_it(
     while method.learned < 2:
         method.learn(stream[method.learned], None, None)
     method.save(tmp_path / "before")
-    # As a thread does that writes while another one tests.
+    # Like a thread that writes while another one tests.
     left = [method.saving(tmp_path / "within")]
     hook = register_module_forward_hook(lambda *_: left.pop()() if left else None)
     try:

@@ -1,4 +1,4 @@
-"""Seeded factors are the same bits everywhere, for ever."""
+"""Seeded factors are the same bits everywhere, forever."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ import torch
 
 from rankup import seeds
 
-# What version 1 of the generator gives. A change here breaks every network folder there is.
+# The output of version 1 of the generator. A change here breaks every existing network folder.
 GOLDEN = "b2f2db9ad292426b34117606d47b0cbc7b341d8592e6405b717f13a753ece876"
 
 PRINT_HASH = """

@@ -1,4 +1,4 @@
-"""A network folder is whole or says in one sentence what is wrong with it."""
+"""A network folder is intact, or one sentence says what is wrong with it."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def swap_tasks(folder: Path) -> None:
 
 
 def swap_names_too(folder: Path) -> None:
-    """The first two tasks change places, with everything that only names them made to fit."""
+    """Swap the first two tasks, and everything that only names them to match."""
 
     def change(data: dict) -> None:
         one, two = data["tasks"][:2]

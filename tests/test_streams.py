@@ -24,7 +24,7 @@ from rankup.data.transforms import augment, crop, draw_augmentation, flip, to_fl
 
 
 def digest(stream: Stream) -> str:
-    """Of all that a stream's tasks are: names, classes, data, transforms."""
+    """A hash of all of a stream's tasks: names, classes, data, transforms."""
     hashed = hashlib.sha256()
     for task in stream:
         hashed.update(repr((task.name, task.classes)).encode())
@@ -47,7 +47,7 @@ def folder_of_images(root: Path, classes: int) -> Path:
 
 
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """Python code in a process of its own, with the tests' modules at hand."""
+    """Python code in a process of its own, with access to the tests' modules."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "11"}
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True)

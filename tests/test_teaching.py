@@ -1,4 +1,4 @@
-"""Tasks that are learned from another network's answers in place of labels."""
+"""Tasks learned from another network's answers instead of labels."""
 
 import copy
 from collections.abc import Callable
@@ -35,8 +35,8 @@ class Picture(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # A bias would have a gradient of nothing but rounding in front of the norm, and Adam makes
-        # steps of full length of it.
+        # In front of the norm a bias would have a gradient of pure rounding error, of which Adam
+        # makes full-length steps.
         self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(4)
         self.drop = nn.Dropout(0.5)
@@ -47,7 +47,7 @@ class Picture(nn.Module):
 
 
 def still() -> nn.Module:
-    """The same without what is drawn."""
+    """The same without randomness."""
     module = Picture()
     module.drop = nn.Identity()
     return module
@@ -143,14 +143,14 @@ def test_a_pupil_answers_as_its_teacher_does(stream: Stream, known: IncrementalN
 
 
 def same() -> nn.Module:
-    """Answers the same, whatever it is asked."""
+    """Gives the same answer to every input."""
     linear = nn.Linear(64, 10)
     nn.init.zeros_(linear.weight)
     return nn.Sequential(nn.Flatten(), linear)
 
 
 def wise(task: rankup.Task) -> nn.Module:
-    """A module of one's own that knows a task, in training mode."""
+    """A custom module that knows a task, in training mode."""
     teacher = Picture()
     optimiser = torch.optim.Adam(teacher.parameters(), 1e-2)
     assert task.transform is not None
@@ -236,7 +236,7 @@ def test_a_run_learns_from_another_run(tmp_path: Path, call: Call) -> None:
 
 
 def taught_one_of_two(folder: Path, call: Call) -> tuple[Path, Path]:
-    """Runs of a teacher that knows two tasks and of a pupil which has learned the first."""
+    """Runs of a teacher that knows two tasks and of a pupil that has learned the first."""
     teacher, out = folder / "teacher", folder / "taught"
     small = ["--width", "16", "--device", "cpu", "--threads", "1"]
     assert call("run", *small, "--tasks", "2", "--epochs", "15", "--out", teacher).code == 0
@@ -247,7 +247,7 @@ def taught_one_of_two(folder: Path, call: Call) -> tuple[Path, Path]:
 
 def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:
     teacher, out = taught_one_of_two(tmp_path, call)
-    for file in (teacher / "net" / "tasks").iterdir():  # its manifest alone is still looked at
+    for file in (teacher / "net" / "tasks").iterdir():  # only its manifest is still read
         file.unlink()
     again = call("run", "--resume", "--out", out)
     assert again.code == 0, again.err
@@ -261,7 +261,7 @@ def test_a_run_goes_on_with_its_teacher_in_another_place(tmp_path: Path, call: C
     lost = call(*more)
     assert lost.code != 0
     assert "is no folder of a run by the rank update" in lost.err
-    assert call(*more, "--teacher", "").code != 0  # it is begun with one, and goes on with one
+    assert call(*more, "--teacher", "").code != 0  # begun with one, it must go on with one
     found = call(*more, "--teacher", moved)
     assert found.code == 0, found.err
 
@@ -296,7 +296,7 @@ def test_captured_pupils_learn_from_the_teacher_of_each_task(
 
 
 class InPlace(nn.Module):
-    """Scales what it is given where it is, and has a state that is no tensor."""
+    """Scales its input in place, and has state that is not a tensor."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class InPlace(nn.Module):
 
 
 class Eyes(nn.Module):
-    """Notes what it sees, also through its copies."""
+    """Records what it sees, also through its copies."""
 
     seen: ClassVar[list[tuple[float, float]]] = []
 

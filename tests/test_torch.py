@@ -115,7 +115,7 @@ def test_torchs_defaults_change_nothing(default: str) -> None:
         if default == "dtype":
             torch.set_default_dtype(torch.float64)
             assert torch.equal(taught(), usual)
-        else:  # whatever is made there has no numbers
+        else:  # tensors made there have no values
             with torch.device("meta"):
                 assert torch.equal(taught(), usual)
     finally:

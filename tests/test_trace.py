@@ -1,4 +1,4 @@
-"""How a module is written makes no difference, only what it computes."""
+"""It does not matter how a module is written, only what it computes."""
 
 from collections.abc import Callable
 
@@ -106,7 +106,7 @@ def test_a_class_that_computes_or_holds_more_is_not_taken_for_its_kind(conv: obj
 
 
 class Scored(nn.Module):
-    """More than the norm after a convolution looks at it."""
+    """A convolution that is read by more than the norm after it."""
 
     def __init__(self, reads: str) -> None:
         super().__init__()
@@ -180,10 +180,10 @@ def test_a_batch_norm_is_not_folded_once_the_module_goes_another_way() -> None:
 
 
 class Choosing(nn.Module):
-    """Goes another way where it is given an option.
+    """Takes another path if it is given an option.
 
     Args:
-        usual: whether it is without the option that the batch norm sees what comes of a ReLU.
+        usual: whether the batch norm sees the output of a ReLU without the option or with it.
     """
 
     def __init__(self, usual: bool) -> None:
@@ -203,7 +203,7 @@ class Choosing(nn.Module):
 
 @pytest.mark.parametrize("usual", [True, False])
 def test_a_module_is_read_as_it_runs_without_options_and_with_them(usual: bool) -> None:
-    """To torch.fx alone an argument that is None by default is not None."""
+    """By itself, torch.fx does not treat an argument that is None by default as None."""
     net = rankup.grow(Choosing(usual).double(), Rank(2, 1))
     assert isinstance(net.body.head, TaskHead)
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)

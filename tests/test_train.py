@@ -200,10 +200,10 @@ def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
 
 
 def test_a_little_better_than_guessing_is_not_learned() -> None:
-    """One label in ten can be known, which on 100 samples is no more than one standard error."""
+    """Four labels of a hundred can be known, which is less than one standard error."""
     y = torch.arange(100) % 2
     x = torch.zeros(100, 12)
-    x[:4] = torch.eye(12)[y[:4]]  # right without fail, all others a guess: 52 %
+    x[:4] = torch.eye(12)[y[:4]]  # always right, all others are guesses: 52 %
     task = rankup.Task("hardly", 2, x, y, x, y)
     with pytest.raises(rankup.TaskFailed, match="'hardly' was not learned: 5[0-9].0%"):
         rankup.fit(net(), task, QUICK)
@@ -214,7 +214,7 @@ def test_data_sorted_by_class_is_judged_by_all_its_classes() -> None:
     order = task.train_y.argsort()
     x, y = task.train_x[order].repeat(120, 1, 1).transpose(0, 1), task.train_y[order]
     x, y = x.reshape(-1, 12), y.repeat_interleave(120)
-    assert set(y[:8000].tolist()) == {0}  # the first class alone fills the samples looked at
+    assert set(y[:8000].tolist()) == {0}  # the first class alone would fill the samples checked
     feed = Feed(rankup.Task("sorted", 3, x, y, task.test_x, task.test_y), QUICK, CPU)
     seen = torch.cat([labels for _, labels in feed.train(1000)])
     assert len(seen) <= 1000
@@ -335,7 +335,7 @@ def test_orders_differ_by_seed_task_and_epoch() -> None:
 
 
 def rare(samples: int, knows: bool) -> rankup.Task:
-    """Two of a hundred samples are of the second class, and there is something that tells them."""
+    """Two of a hundred samples are of the second class, which inputs tell if `knows`."""
 
     def drawn() -> tuple[Tensor, Tensor]:
         x = torch.randn(samples, 20)

@@ -36,7 +36,7 @@ TRIED = [{"lr": 1e-4}, {"lr": 2e-2}, {"lr": 1e9}]
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Runs set the number of threads, which is not for the tests after them."""
+    """Runs set the number of threads, which must not affect the tests after them."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -96,7 +96,7 @@ def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
     assert found["seeds"] == [1000]
     assert (found["width"], found["rank"], found["seeded"]) == (16, "11,1", None)
     assert (found["epochs"], found["batch"]) == (8, 64)
-    # Another command takes it from there, on top of which comes what it is given itself.
+    # Another command takes its settings from there, and overrides them with what it is given.
     asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
     (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
     assert seed.config.recipe["lr"] == 2e-2
@@ -112,7 +112,7 @@ def test_trials_of_the_first_tasks_learn_those_of_the_whole_stream(
     assert (found["tasks"], found["tasks_in_stream"]) == (2, 5)
     (seed,) = Launch(asked).of("rank", {}, {1000: tmp_path / "rank/trial-02/seed-1000"})
     assert len(read_lines(seed.out)) == 2
-    # Another process, which makes its stream itself, learns the same.
+    # Another process, which makes its stream itself, gets the same one.
     whole = hold_out(make_stream("s-digits", seed=1000), 0.2, seed=1000)
     made = replace(seed, made=None).stream()
     assert len(made) == 2
@@ -120,7 +120,7 @@ def test_trials_of_the_first_tasks_learn_those_of_the_whole_stream(
         assert task.name == expected.name
         assert torch.equal(task.train_x, expected.train_x)
         assert torch.equal(task.test_y, expected.test_y)
-    # All of them are other trials, which do not go on in the same folder.
+    # With all tasks these are other trials, which cannot go on in the same folder.
     others = replace(seed.config, tasks_in_stream=None, tasks=5)
     with pytest.raises(RunError, match="tasks 2, not 5"):
         check_folder(others, seed.out, resume=True)
@@ -154,7 +154,7 @@ def test_batches_of_the_trials_go_with_what_they_chose(tmp_path: Path) -> None:
 def test_trials_have_the_recipe_that_runs_will_have(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though they learn from fewer samples, as some are held out."""
+    """Even though they learn from fewer samples, as some are held out."""
     samples = len(make_stream("p-digits", tasks=1)[0].train_y)
     seen: list[int] = []
 
@@ -222,7 +222,7 @@ def test_fewer_trials_than_before_do_not_replace_what_was_chosen(
     with pytest.raises(rankup.RankupError, match="rank was begun with 3 trials, not 2: go on with"):
         Tuning(again, {"rank": TRIED[:2]}, tmp_path)
     assert (tmp_path / "rank.json").read_bytes() == before
-    Tuning(again, {"rank": [*TRIED, {"lr": 3e-2}]}, tmp_path)  # more of them may go on
+    Tuning(again, {"rank": [*TRIED, {"lr": 3e-2}]}, tmp_path)  # more trials are allowed
 
 
 def test_epochs_that_differ_are_those_of_the_best_trial(request_: Request, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_variants_of_a_method_have_settings_of_their_own(tmp_path: Path) -> None
     assert rate("rank", "0,0") == 0.03
     assert rate("parallel") == rate("parallel", size="4") == 0.5
     assert rate("parallel", size="2") == 0.25
-    # Nothing was tuned for it: what was for learned factors does not do.
+    # Nothing was tuned for it: settings for learned factors are no substitute.
     (tmp_path / "rank-seeded.json").unlink()
     with pytest.warns(UserWarning, match="has no settings for rank-seeded"):
         assert rate("rank", "0,0") == 0.02

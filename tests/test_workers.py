@@ -1,4 +1,4 @@
-"""Work in processes may be interrupted anywhere: it ends, and nobody is left at it."""
+"""Work in processes may be interrupted anywhere: it ends, and no process is left."""
 
 import os
 import signal
@@ -88,8 +88,8 @@ def test_who_wants_no_more_leaves_no_process() -> None:
         os.kill(process, 0)
 
 
-# Each time it is interrupted where it was not before: where a line begins, and where a function
-# returns, by then with what it took. Workers load a torch that is nothing, to begin at once.
+# Each time it is interrupted at a new point: where a line begins, and where a function returns, by
+# then holding what it acquired. Workers import an empty torch, to begin at once.
 _INTERRUPTED = """
 import inspect, signal, sys
 from multiprocessing import resource_tracker

@@ -29,7 +29,7 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One block, layer norms before each part, the mean over the sequence for the head."""
+    """One block, with layer norms before each part and the mean over the sequence for the head."""
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def convolutions() -> nn.Module:
 
 
 def dimensions() -> nn.Module:
-    """Over one dimension and over three, each with its norm, and one over roots of squares."""
+    """Over one dimension and over three, each with its norm, and an RMS norm."""
     return nn.Sequential(
         nn.Conv1d(3, 8, 5, stride=2, padding=2, padding_mode="circular"),
         nn.BatchNorm1d(8),
@@ -146,7 +146,7 @@ def teach(
     commit: bool = True,
     **start: object,
 ) -> None:
-    """Learn to give random labels: enough for every parameter to move."""
+    """Learn random labels: enough for every parameter to move."""
     net.begin_task(name, classes, **start)
     labels = torch.randint(classes, (len(x),), generator=torch.Generator().manual_seed(len(name)))
     optimiser = torch.optim.Adam(net.parameters(), lr=0.05, weight_decay=0.01)
@@ -161,7 +161,7 @@ def teach(
 def taught(
     kind: str, tasks: Iterable[int] = (3, 2, 4), rank: rankup.Rank | None = None, **grow: object
 ) -> rankup.IncrementalNet:
-    """A network of a kind that has learned a task for every number of classes."""
+    """A network of a kind that has learned a task for each number of classes given."""
     dtype = grow.pop("dtype", torch.float32)
     net = rankup.grow(module(kind, dtype), rank or rankup.Rank(first=2, step=1), **grow)
     for index, classes in enumerate(tasks):
@@ -182,13 +182,13 @@ def assert_same_bits(before: list[Tensor], after: list[Tensor]) -> None:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """How far off it is, against what is expected; where that is nothing, against one."""
+    """The error relative to the expected size, or to 1 if that is zero."""
     found, expected = found.detach(), expected.detach()
     return float((found - expected).norm() / (expected.norm() or 1))
 
 
 def blobs(seed: int, size: int, classes: int = 3, samples: int = 60) -> rankup.Task:
-    """A task that is soon learned: each class is noise around a centre of its own."""
+    """A task that is quickly learned: each class is noise around a centre of its own."""
     draw = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, size, generator=draw)
     y = torch.arange(samples) % classes

@@ -1,5 +1,5 @@
-"""What a network answers, looked at: how much of it is right, whether it is an answer at all, and
-whether it is better than guessing."""
+"""Checks of a network's answers: how many are right, whether they are logits at all, and whether
+they beat guessing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_answer(answer: object, x: Tensor, task: Task, who: str, way_out: str =
 
 
 def is_guessing(reached: float, guess: float, samples: int) -> bool:
-    """Whether an accuracy on so many samples is not three standard errors above guessing.
+    """Whether an accuracy is at most three standard errors above guessing.
 
     >>> is_guessing(0.55, 0.5, samples=100), is_guessing(0.55, 0.5, samples=10_000)
     (True, False)

@@ -1,5 +1,5 @@
-"""Whether a module has the samples of a batch in the first dimension, wherever it runs a layer, and
-leaves each of its logits alone."""
+"""Checks that a module keeps samples in the first dimension wherever it runs a layer, and does not
+compute across its logits."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from rankup import seeds
 from rankup.errors import RankupError
 from rankup.layers import active
 
-Run = Callable[[Any, dict[str, Any]], Any]  # of inputs and the module's own options
+Run = Callable[[Any, dict[str, Any]], Any]  # takes inputs and the module's own options
 
-_MOST = 1000  # kinds of calls that are tried: who has more counts something in an option
+_MOST = 1000  # kinds of calls that are tried: with more, some option must be a counter
 
 
 class Uneven(NamedTuple):
@@ -26,12 +26,12 @@ class Uneven(NamedTuple):
 
 
 class Audit:
-    """Once for every shape of input to a mixed batch, and all else that the module is called with.
+    """Tries a module once for every shape of mixed batch and kind of options it is called with.
 
-    A layer compares the number of its rows with the number of samples. A module that puts another
-    dimension first, of the same size by chance, would pass; a batch of another size shows it. A
+    A layer compares its number of rows with the number of samples. A module that puts another
+    dimension first, of the same size by chance, would pass; a batch of another size reveals it. A
     sample of a task with fewer classes than another has logits of −∞ beside its own: a module that
-    computes with all of them answers otherwise than for one task.
+    computes across all of them answers differently than for that task alone.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Audit:
     ) -> None:
         if len(tasks) < 2 or len(self._seen) == _MOST:
             return
-        if isinstance(x, Tensor) and not options:  # in little time, as it is nearly always so
+        if isinstance(x, Tensor) and not options:  # the usual case, kept fast
             seen: Any = x.shape[1:], uneven
             if seen not in self._seen:
                 _try(_some_of(x, len(tasks)), tasks, {}, run, uneven)
@@ -61,8 +61,8 @@ class Audit:
 def _try(
     some: Any, tasks: Tensor, options: dict[str, Any], run: Run, uneven: Uneven | None
 ) -> None:
-    """Run the module on some of the samples. What it cannot run on so few, or on a mask that was
-    cut because it is as long as the batch by chance, tells nothing."""
+    """Run the module on some of the samples. Other errors tell nothing: it may be unable to run
+    on so few, or on a mask that was cut because it happened to be as long as the batch."""
     own = _some_of(tasks, len(tasks))
     try:
         with seeds.drawing(tasks.device, 0), torch.no_grad():
@@ -81,7 +81,7 @@ def _try(
 def _compare(
     some: Any, samples: int, device: torch.device, options: dict[str, Any], run: Run, of: Uneven
 ) -> None:
-    """Refuse a module that answers otherwise for a task beside one with more classes."""
+    """Refuse a module whose answers for a task change beside one with more classes."""
     mixed = torch.full((samples,), of.narrow, device=device)
     mixed[-1] = of.wide
     found = []
@@ -96,13 +96,13 @@ def _compare(
 
 
 def _refuse_across(beside: Tensor, alone: Tensor, classes: int) -> None:
-    """Refuse answers that are others beside a task with more classes than for the task alone, or
-    that are one of the classes which the task has not."""
+    """Refuse answers that differ beside a task with more classes from those for the task alone, or
+    that may be a class which the task does not have."""
     is_wider = beside.dim() > 1 and beside.shape[-1] > alone.shape[-1] == classes
     own = beside[..., :classes] if is_wider else beside
     if own.shape != alone.shape or bool(alone.isnan().any()):
         return
-    # They are computed in two ways, which differ by rounding.
+    # They are computed in two ways, so they differ by rounding.
     far = 0.05 * float(torch.where(alone.isfinite(), alone.abs(), 0).max())
     is_other = not torch.allclose(own, alone, rtol=0.0, atol=far + 1e-6)
     is_missing = is_wider and not bool((beside[..., classes:] <= own.amin(-1, keepdim=True)).all())
@@ -118,8 +118,8 @@ def _copy_of(some: Any) -> Any:
 
 
 def _some_of(leaf: Any, samples: int) -> Any:
-    """The parts of two samples, or of three if there are two, of what has one for each sample; else
-    all of it. Never that of one, whose dimension a module may squeeze."""
+    """Two samples, or three if the batch has two, of a tensor with an entry per sample; any other
+    leaf as it is. Never one sample, whose dimension a module may squeeze."""
     if not _is_per_sample(leaf, samples):
         return leaf
     # Copies, because a module may change what it is given.

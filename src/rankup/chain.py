@@ -1,7 +1,7 @@
 """The step of a network that is a chain of Linears with a ReLU after each, written by hand.
 
-Most of such a step's time goes to starting operations. Without autograd there are half as many,
-and what is frozen costs nothing. All tensors may have a leading dimension of replicas, in which
+Most of such a step's time goes to launching operations. Without autograd there are half as many,
+and frozen parts cost nothing. All tensors may have a leading dimension of replicas, in which
 case one operation serves them all.
 
 Activations are `[features, batch]`, not the other way round: on a CPU a product with few factors
@@ -26,10 +26,10 @@ from rankup.rank_learner import MOST_BYTES, RankLearner, runs_as_traced
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
-# Multiplications of a layer up to which a second thread takes longer to wake up than it saves: with
-# batches of 128 and 256 units both are equal at rank 30.
+# Up to this many multiplications per layer, waking a second thread costs more than it saves: with
+# batches of 128 and 256 units it breaks even at rank 30.
 _FOR_ONE_THREAD = 2**20
-_FEWEST = 512  # factors that are worth a sum of their own
+_FEWEST = 512  # factors that are worth a partial sum
 
 
 class ChainLearner(RankLearner):
@@ -41,7 +41,7 @@ class ChainLearner(RankLearner):
         self._chain = chain_layers(net)
         self._heads = [part for part in net.parts if isinstance(part, TaskHead)]
         self._names = [f"body.{name}" for name, _ in net.body.named_parameters()]
-        # A GPU gathers numbers as fast as bytes, so they may as well be scaled before.
+        # A GPU gathers floats as fast as bytes, so they may as well be scaled beforehand.
         made = feed.made
         self._is_ready = (
             made is not None and made.is_cuda and feed.dtype.itemsize * made.numel() <= MOST_BYTES
@@ -60,7 +60,7 @@ class ChainLearner(RankLearner):
     def bound(self, tensors: Tensors) -> Iterator[None]:
         with super().bound(tensors):
             batch = self.feed.batch_size
-            # They stay when the tensors go: a graph that was captured writes to what they hold.
+            # Kept after the tensors are unbound: a captured graph writes to what they hold.
             self._links = [
                 Link(self._chain[0], batch, self.seen is not None, self._scale),
                 *(Link(layer, batch) for layer in self._chain[1:]),
@@ -95,7 +95,7 @@ class ChainLearner(RankLearner):
             if bias is not None:
                 grads[f"{name}bias"] = grad.sum(-1)
         to_y = product(weight.mT, grad)
-        held: list[object] = [read]  # until `join`: what was computed aside reads it
+        held: list[object] = [read]  # until `join`: operations run aside read it
         for link in reversed(self._links):
             back = self._backward(link, to_y, product, wants_x=link is not first)
             grads |= {f"body.{link.name}.new_{key}": g for key, g in back.grads.items()}
@@ -105,8 +105,8 @@ class ChainLearner(RankLearner):
         return loss, [grads[name] for name in self._names]
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, its gradient by the logits (the softmax less one at the label, over the batch),
-        and what is to be held for them until `join`."""
+        """The loss, its gradient w.r.t. the logits (softmax minus one at the label, over the batch
+        size), and what must be held for them until `join`."""
         logs = logits.log_softmax(-2)
         share = 1 / labels.shape[-1]
         with self.aside():
@@ -114,7 +114,7 @@ class ChainLearner(RankLearner):
         return loss, _less_one_at(labels, logs.exp()).mul_(_number(share, logs)), logs
 
     def _squares(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for the squared error of the softmax, as the paper's notebook has it."""
+        """The same for the squared error of the softmax, as in the paper's notebook."""
         likely = logits.softmax(-2)
         off = _less_one_at(labels, likely.clone())
         share = 1 / (labels.shape[-1] * logits.shape[-2])
@@ -131,8 +131,8 @@ class ChainLearner(RankLearner):
         return self.feed.batch(self.x, draw, at).flatten(at.dim())
 
     def _backward(self, link: Link, to_y: Tensor, product: Product, *, wants_x: bool) -> Backward:
-        """Gradients by what the layer learns, and by its input where that is wanted. The way on to
-        the layer before comes first; all else may be computed aside."""
+        """Gradients of what the layer learns, and of its input if `wants_x`. The path to the
+        preceding layer comes first; all else may be computed aside."""
         added, grads = link.added, {}
         grad = torch.ops.aten.threshold_backward(to_y, link.y, 0)
         with self.aside():
@@ -146,7 +146,7 @@ class ChainLearner(RankLearner):
             grads["selector"] = (to_selected * link.hidden).sum(-1)
         if not (wants_x or added):
             return Backward(grads, None, (grad, to_selected))
-        # The first layer's old factors pass nothing on: its new ones are all that is wanted.
+        # The first layer passes nothing on: only its new factors need gradients.
         to_hidden = (
             to_selected * link.selector if wants_x else link.new(to_selected) * link.new_selector
         )
@@ -167,7 +167,7 @@ def chain_layers(net: IncrementalNet) -> list[FactoredLinear]:
 
 
 def is_chain(net: IncrementalNet, feed: Feed) -> bool:
-    """Whether the network and the recipe are of the kind whose step is written out here."""
+    """Whether the step written out here fits the network and the recipe."""
     if feed.recipe.precision == "bfloat16":
         return False
     layers, task = chain_layers(net), len(net.tasks)
@@ -191,15 +191,15 @@ def _learns_nothing_else(net: IncrementalNet, layers: Sequence[FactoredLinear]) 
     """A module may hold parts that it never runs."""
     heads = (part for part in net.parts if isinstance(part, TaskHead))
     parts = {part.spec.name: part for part in (*layers, *heads)}
-    # By name: a body that somebody has compiled has them by others.
+    # By name: those of a body that somebody compiled differ.
     known = {f"{name}.{key}" for name, part in parts.items() for key, _ in part.named_parameters()}
     return all(name in known for name, _ in net.body.named_parameters())
 
 
 @torch.no_grad()
 def _answers_as_one(net: IncrementalNet, layers: Sequence[FactoredLinear], feed: Feed) -> bool:
-    """Whether the module still is a chain and nothing else: since it was traced, what is no layer
-    of it may have changed, as how much it drops or by what it scales."""
+    """Whether the module still is a chain and nothing else: since it was traced, something that is
+    not a layer may have changed, such as its dropout or a scale."""
     (head,) = (part for part in net.parts if isinstance(part, TaskHead))
     x, _ = next(feed.train(2))
     answer, y = trial(net.body, x, len(net.tasks)), x.flatten(1)
@@ -211,18 +211,17 @@ def _answers_as_one(net: IncrementalNet, layers: Sequence[FactoredLinear], feed:
 
 
 class Link:
-    """A layer's tensors as steps take them, and what its backward pass needs to know of its forward
-    pass.
+    """A layer's tensors as steps use them, and what its backward pass needs from its forward pass.
 
-    A bias is one more row of U, whose factor is always 1: nothing of its own has to be done for it.
-    That is not worth a copy of U where all of it is frozen.
+    A bias is one more row of U, whose factor is always 1, so it needs no operations of its own.
+    Where all of U is frozen, that is not worth a copy of it.
 
     Args:
-        is_projected: whether the old factors have seen the data already.
-        scale: what the inputs are to be multiplied by.
+        is_projected: whether the data is already projected by the old factors.
+        scale: number to multiply the inputs by.
     """
 
-    x: Tensor | None  # [in, B]; None where only its projection was looked at
+    x: Tensor | None  # [in, B]; None where only its projection is used
     hidden: Tensor  # [R, B]: V x
     y: Tensor  # [out, B], after the ReLU
 
@@ -263,18 +262,18 @@ class Link:
         return rows.narrow(-2, rows.shape[-2] - self.added, self.added)
 
     def scaled(self, product: Tensor) -> Tensor:
-        """What came of the inputs as it is of inputs that are scaled."""
+        """A product of unscaled inputs, as it would be of scaled ones."""
         return product if self._scale is None else product.mul_(self._scale)
 
     def gather_factors(self) -> None:
-        """Put old and new factors together, as they are now."""
+        """Concatenate old and new factors as they are now."""
         if self.added:
             torch.cat(self._U_parts, -2, out=self._all_U)
             if not self._is_projected:
                 torch.cat(self._V_parts, -2, out=self.V)
 
     def forward(self, x: Tensor | None, seen: Tensor | None, product: Product) -> Tensor:
-        """The layer's outputs; `seen` is what old factors saw of the inputs."""
+        """The layer's outputs; `seen` is the old factors' projection of the inputs."""
         parts = [seen] if seen is not None else []
         if self.V is not None:
             assert x is not None
@@ -300,7 +299,7 @@ def over_factors(left: Tensor, right: Tensor, parts: int | None = None) -> Tenso
     """`leftᵀ right` for `left [R, m]` and `right [R, n]`, or a stack of each.
 
     With few outputs and thousands of factors a stack would leave most of a GPU's processors idle,
-    so parts of the factors are summed side by side, and then the parts.
+    so parts of the factors are summed in parallel, then the partial sums.
 
     >>> U, hidden = torch.rand(2, 8, 3), torch.rand(2, 8, 5)
     >>> torch.allclose(over_factors(U, hidden, parts=4), U.mT @ hidden)
@@ -334,6 +333,6 @@ def _number(value: float, like: Tensor) -> Tensor:
     return _made(value, like.dtype, like.device)
 
 
-@cache  # so that no step makes it again: torch takes as long for it as for a small sum
+@cache  # so that no step makes it again: that takes torch as long as a small sum
 def _made(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The task being learned, after a finished epoch: whoever was stopped goes on from there."""
+"""The task being learned, after a finished epoch: what was stopped resumes from there."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Learning(NamedTuple):
     task: str
     seed: int
     recipe: Recipe
-    tasks_before: int | None = None  # that the network knows already, where that is known
+    tasks_before: int | None = None  # tasks that the network knows already, if known
 
 
 class Checkpoint:
-    """All it takes to go on after an epoch.
+    """Everything needed to resume after an epoch.
 
     Args:
         epoch: epochs done.
-        state: tensors by name, or where they are to be copied from when somebody asks for them:
+        state: tensors by name, or a function that gives the live ones, copied on first access:
             copying takes time, and steps change them.
-        of: what was being learned, where it is known: another one does not go on from here.
-        seconds: that the task has taken until then, where somebody counts them.
+        of: what was being learned, if known: nothing else resumes from here.
+        seconds: time that the task has taken until then, if measured.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Checkpoint:
         return Checkpoint, (self.epoch, self.state, self.of, self.seconds)
 
     def refuse_other(self, here: Learning, wanted: Tensors) -> None:
-        """Raise where something else is to be learned, or where its state is of other tensors."""
+        """Raise if something else is to be learned, or if its state has other tensors."""
         if self.of is not None and self.of != here:
             for what in ("task", "seed"):
                 given, own = getattr(self.of, what), getattr(here, what)

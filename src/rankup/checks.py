@@ -1,4 +1,4 @@
-"""What is given to a network, checked at the door."""
+"""Checks of what a network is given."""
 
 import math
 import operator
@@ -66,7 +66,7 @@ def state(net: nn.Module, given: Mapping[str, Any], strict: bool, assign: bool) 
     for name, tensor in own.items():
         pair = tensor, given.get(name, tensor)
         here, there = (list(getattr(one, "shape", [])) for one in pair)
-        if here != there:  # a module may have a state of its own that is no tensor
+        if here != there:  # a module's own state may be something else than a tensor
             _refuse_state(f"{name!r} is of shape {there}, here of {here}")
         own_dtype, dtype = (getattr(one, "dtype", None) for one in pair)
         if assign and dtype != own_dtype:  # else torch converts it
@@ -94,7 +94,7 @@ def inputs(x: Any, dtype: torch.dtype) -> None:
 
 
 def batch(given: Any) -> tuple[Any, dict[str, Any]]:
-    """What the module is to be run on, and its own options."""
+    """The inputs to run the module on, and its own options."""
     x, options = given, {}
     if isinstance(given, tuple | list):
         if len(given) != 2 or not isinstance(given[1], dict):

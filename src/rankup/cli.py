@@ -27,11 +27,11 @@ app = typer.Typer(
     help="Networks that learn one task after another and never forget one.",
 )
 
-# What typer raises where it cannot take what was typed. It has no name of its own for it, and where
-# it is defined differs between releases.
+# What typer raises for invalid arguments. It does not export the class, and where that is defined
+# differs between releases.
 _UsageError: Any = typer.BadParameter.__base__
 
-# What may be the matter with files and folders that somebody names.
+# What may be wrong with files and folders that the user names.
 _OF_FOLDERS = (
     errno.EACCES,
     errno.EPERM,
@@ -67,15 +67,15 @@ def _always(
 def main() -> None:
     """Run the command line; bad input ends in one sentence and a non-zero exit."""
     plain_warnings()
-    # Read when torch is loaded: threads that wait sleep. Else they keep a core busy, and where
-    # something else runs beside them a step takes several times as long.
+    # Read when torch is loaded: waiting threads sleep. Else they keep a core busy, and if anything
+    # else is running, a step takes several times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # One that is closed (`>&-`) is None: nobody wants to hear it.
+    # A closed one (`>&-`) is None: nobody wants its output.
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "±" shows "?"
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without "±" shows "?"
             stream.reconfigure(errors="replace")
-    # As Ctrl-C: a scheduler and `timeout` stop a job so, and it should go on from there, too.
+    # Like Ctrl-C: schedulers and `timeout` stop jobs with it, and these should resume, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     words = sys.argv[1:] or ["--help"]
     try:
@@ -87,7 +87,7 @@ def main() -> None:
         _end(str(error))
     except _UsageError as error:
         _end(_in_one_sentence(error, words), 2)
-    except (KeyboardInterrupt, typer.Abort):  # which some releases of typer make of Ctrl-C
+    except (KeyboardInterrupt, typer.Abort):  # some releases of typer turn Ctrl-C into Abort
         _end("stopped", STOPPED)
     except OSError as error:
         if error.filename is not None and error.errno in _OF_FOLDERS:
@@ -117,7 +117,7 @@ def _end(sentence: str, code: int = 1) -> NoReturn:
 
 
 def _in_one_sentence(error: Any, words: list[str]) -> str:
-    """What typer says of what it cannot take, with the word that was given."""
+    """Typer's message about invalid input, with the word that was given."""
     said = " ".join(error.format_message().split()).rstrip(".")
     options = getattr(getattr(error, "param", None), "opts", ())
     apart = [part for word in words for part in word.split("=", 1)]

@@ -1,5 +1,5 @@
-"""What stands in the way of copying a module: functions and references that a copy shares with it,
-lists of parameters that it would hold beside its own, and activations that it has kept."""
+"""Obstacles to copying a module: functions and references that a copy would share with it, extra
+lists of its parameters, hidden layers, and activations that it has kept."""
 
 import copy
 import weakref
@@ -14,9 +14,9 @@ from rankup.errors import RankupError
 
 
 def refuse_functions_of(module: nn.Module, copied: nn.Module) -> None:
-    """Refuse a module that holds functions which refer to its layers: those of a copy would go on
-    running and training the original's. A copy is looked at, because a class may make its functions
-    anew."""
+    """Refuse a module that holds functions which refer to its layers: in a copy they would go on
+    running and training the original's. The copy is examined, because a class may recreate its
+    functions there."""
     parts, seen = {id(part) for part in module.modules()}, set[int]()
     for name, part in copied.named_modules():
         for key, value in vars(part).items():
@@ -30,11 +30,11 @@ def refuse_functions_of(module: nn.Module, copied: nn.Module) -> None:
 
 
 def refuse_listed_parameters(module: nn.Module) -> None:
-    """Refuse a module that has its parameters in a list of its own, too: what is not factored is
-    exchanged for other tensors from task to task, and the list would have the old ones."""
+    """Refuse a module that also keeps its parameters in a list of its own: what is not factored is
+    swapped for other tensors from task to task, and the list would keep the old ones."""
     parameters = {id(parameter) for parameter in module.parameters()}
     for name, part in module.named_modules():
-        if isinstance(part, nn.RNNBase):  # makes its list anew whenever they are exchanged
+        if isinstance(part, nn.RNNBase):  # rebuilds its list whenever they are swapped
             continue
         for key, value in vars(part).items():
             if key not in _TORCHS and any(id(t) in parameters for t in _tensors_in(value)):
@@ -46,7 +46,7 @@ def refuse_listed_parameters(module: nn.Module) -> None:
 
 
 def refuse_hidden_layers(module: nn.Module) -> None:
-    """Refuse a module that has layers in a plain list or dict: torch does not know of them, so that
+    """Refuse a module that has layers in a plain list or dict: torch does not know of them, so
     they would neither learn nor be saved."""
     known = {id(part) for part in module.modules()}
     for name, part in module.named_modules():
@@ -72,11 +72,11 @@ def copied_or_refused(module: nn.Module) -> nn.Module:
 
 
 def copy_of(module: nn.Module, exchanged: Mapping[int, object] | None = None) -> nn.Module:
-    """A copy that also has what a forward has kept in its module, as `self.features`: torch copies
-    no tensors that came of others.
+    """A copy that includes what a forward has stored in its module, such as `self.features`: torch
+    does not copy non-leaf tensors.
 
     Args:
-        exchanged: what the copy has in place of parts and tensors, by their ids.
+        exchanged: replacements for parts and tensors in the copy, by their ids.
     """
     values = (v for part in module.modules() for key, v in vars(part).items() if key not in _TORCHS)
     tensors = (tensor for value in values for tensor in _tensors_in(value))
@@ -88,7 +88,7 @@ _TORCHS = ("_parameters", "_buffers", "_modules")
 
 
 def leaves(value: object) -> Iterator[object]:
-    """What plain containers hold, however deep, or the value itself.
+    """What plain containers hold, at any depth, or the value itself.
 
     >>> [*leaves([1, {"a": (2, 3)}])], [*leaves("one")]
     ([1, 2, 3], ['one'])
@@ -146,7 +146,7 @@ def _inside(value: object) -> Iterable[object]:
         return value
     if isinstance(value, type | ModuleType | Tensor):
         return ()
-    return list(getattr(value, "__dict__", {}).values())  # of an object of any other kind
+    return list(getattr(value, "__dict__", {}).values())  # any other kind of object
 
 
 def _closed_over(function: FunctionType) -> Iterable[object]:

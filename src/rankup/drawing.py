@@ -1,4 +1,4 @@
-"""Weights drawn anew, by the modules that know how to draw them."""
+"""Redrawing weights, by the modules that know how to draw them."""
 
 import inspect
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from rankup.specs import DenseSpec
 def reset(
     body: nn.Module, given: nn.Module, spec: DenseSpec, seed: int, device: torch.device
 ) -> None:
-    """New values from the network's seed, in the modules that know how to draw them, and their
-    buffers as these start.
+    """Draw new values from the network's seed, in the modules that know how to, and reset their
+    buffers.
 
     Args:
-        given: the module as it was given: its own code may draw its layers, too, which the body has
-            no more.
+        given: the module as it was given: its own code may also draw its layers, which the body no
+            longer has.
     """
     frozen = frozen_parts(given)
     owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
@@ -34,12 +34,12 @@ def reset(
         drawn = dict(fresh.named_buffers(remove_duplicate=False))
         for name in (name for name, _ in spec.tensors if name in drawn):
             if name.rpartition(".")[0] not in frozen:
-                # Not copied into: one that was expanded has several elements in one place.
+                # Not copied into: in an expanded one several elements share memory.
                 body.get_buffer(name).data = drawn[name].contiguous()
 
 
 def frozen_parts(module: nn.Module) -> set[str]:
-    """The parts that stay as they were given, by name: all parameters of each, or of something that
+    """The names of the parts that stay as given: all parameters of each, or of something that
     contains it, are frozen."""
     found = set[str]()
     for name, part in module.named_modules():
@@ -50,8 +50,8 @@ def frozen_parts(module: nn.Module) -> set[str]:
 
 
 def redrawn(given: nn.Module) -> nn.Module:
-    """A copy with weights drawn anew, also by modules that draw those of their layers; what is
-    frozen is as it was given."""
+    """A copy with redrawn weights, including by modules that draw those of their layers; frozen
+    parameters stay as given."""
     fresh, frozen = copy_of(given), frozen_parts(given)
     for name, module in fresh.named_modules():
         if name not in frozen:
@@ -64,14 +64,14 @@ def redrawn(given: nn.Module) -> nn.Module:
 
 
 def redraw(module: nn.Module) -> None:
-    """Draw a module's own weights anew, where it knows how to. Attention of torch's has another
-    name for that than all its other layers."""
+    """Redraw a module's own weights, if it knows how to. Torch's attention has another name for
+    that than all its other layers."""
     if (draw := drawing_of(module)) is not None and not _wants_arguments(draw):
-        draw()  # with arguments it is for its owner to call
+        draw()  # one with arguments is for its owner to call
 
 
 def drawing_of(module: nn.Module) -> Callable[..., Any] | None:
-    """What a module draws its own weights with, if it can."""
+    """The method that draws a module's own weights, if any."""
     names = ("reset_parameters", "_reset_parameters")
     found = (getattr(module, name, None) for name in names)
     return next((draw for draw in found if callable(draw)), None)
@@ -82,6 +82,6 @@ def _wants_arguments(function: Callable[..., Any]) -> bool:
         inspect.signature(function).bind()
     except TypeError:
         return True
-    except ValueError:  # written in C, which does not say
+    except ValueError:  # written in C, with no signature
         pass
     return False

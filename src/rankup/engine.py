@@ -25,7 +25,7 @@ class Engine:
     def __init__(self, note: Callable[[str], None] = warnings.warn, alike: bool = True) -> None:
         self.note, self.alike = note, alike
         self._graph: Graph | None = None
-        self._refused: set[Form] = set()  # that could not be captured
+        self._refused: set[Form] = set()  # could not be captured
 
     def start(self, learners: Sequence[Learner]) -> Steps:
         form = self._form(learners)
@@ -50,7 +50,7 @@ class Engine:
         return self._graph
 
     def _form(self, learners: Sequence[Learner]) -> Form | None:
-        """None: as Python runs."""
+        """None: eager steps."""
         if learners[0].feed.device.type != "cuda":
             return None
         if len({_shapes(learner.learned()) for learner in learners}) > 1:
@@ -59,7 +59,7 @@ class Engine:
         if len({learner.feed.recipe.precision for learner in learners}) > 1:
             self.note("runs are trained one by one, as they multiply in different precision")
             return None
-        # One of them takes the steps of all only where they differ in tensors alone.
+        # One of them takes the steps of all only if they differ in tensors alone.
         alike = (
             self.alike
             and len({_shapes(learner.read()) for learner in learners}) == 1

@@ -16,14 +16,14 @@ class StoreError(RankupError):
 
 
 def plain_warnings() -> None:
-    """Show warnings as sentences for the user of a command: where in the code they come from is of
-    no use there."""
+    """Show warnings as plain sentences: where in the code they come from is of no use to the user
+    of a command."""
     warnings.formatwarning = lambda message, *_: f"rankup: {message}\n"
 
 
 def want_of_memory(error: Exception) -> str | None:
-    """What to say of an error that means too little memory, for others None. Torch's are known by
-    what they are called and say: it need not be loaded for this."""
+    """The message for an error that means too little memory, None for others. Torch's are known by
+    name and text, so that it need not be loaded."""
     if type(error).__name__ == "OutOfMemoryError":
         return "the GPU has too little memory for it; fewer seeds or smaller batches need less"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):

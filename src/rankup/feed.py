@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 Draws = dict[str, Tensor]
 
 CALIBRATION = 10_000  # training samples behind a task's statistics
-_CHUNK = 2048  # samples in a batch that is only looked at
-_CHUNK_BYTES = 2**26  # of a batch that is only looked at on a GPU, which wants larger ones
+_CHUNK = 2048  # samples in a batch that is not learned from
+_CHUNK_BYTES = 2**26  # of such a batch on a GPU, which wants larger ones
 
 
 class Feed:
     """A task's data in batches, scaled and augmented as a recipe says, to learn from and to test
     with.
 
-    What is random about an epoch is drawn at once, as tensors with an entry for each step: a
+    All randomness of an epoch is drawn at once, as tensors with an entry for each step: a
     batch is then a pure function of the data and those entries, on any device.
     """
 
@@ -58,7 +58,7 @@ class Feed:
         self.dtype = dtype  # of the inputs
         self.batch_size = min(recipe.batch, len(self))
         self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
-        self.channels_last = False  # how images lie best in memory for who learns from them
+        self.channels_last = False  # the memory layout of images that the learner prefers
 
     def __len__(self) -> int:
         return len(self.task.train_y)
@@ -76,7 +76,7 @@ class Feed:
         if isinstance(transform, Permutation):
             return transform(x)
         parts = torch.split(x, self.chunk(x))
-        # Of copies, because a transform may change what it is given.
+        # Copies, because a transform may change its input.
         return torch.cat([transform(self.floats(part.clone())) for part in parts])
 
     @property
@@ -96,12 +96,12 @@ class Feed:
         return [self]
 
     def guess(self) -> float:
-        """What guessing well gets right: the share of the most frequent class."""
+        """Accuracy of the best guess: the share of the most frequent class."""
         return float(self.task.train_y.bincount().max()) / len(self)
 
     def draws(self, generator: torch.Generator) -> Draws:
-        """What an epoch's batches are made of: the rows of each, `[steps, batch]`, and what is
-        random about their augmentation.
+        """An epoch's random draws: the rows of each batch, `[steps, batch]`, and those of its
+        augmentation.
 
         All batches are of the same size: the last one is filled up from the epoch's first rows. A
         handful of samples would make a poor step, and for batch norms a wild one.
@@ -115,14 +115,14 @@ class Feed:
         return {"rows": rows, "coins": coins, "offsets": offsets}
 
     def augmentation(self, shape: Sequence[int], generator: torch.Generator) -> Augmentation:
-        """What is random about the augmentation of so many samples."""
+        """Random draws for the augmentation of that many samples."""
         coins, offsets = draw_augmentation(math.prod(shape), self.recipe.crop, generator)
         coins = coins if self.recipe.flip else torch.zeros_like(coins)
         return Augmentation(coins.view(*shape), offsets.view(*shape, 2))
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
-        """Inputs of one step from `x`, augmented where the recipe says so. `at` are the
-        `flat_rows`, where they are known already."""
+        """Inputs of one step from `x`, augmented if the recipe says so. `at` are the `flat_rows`,
+        if they are known already."""
         if "coins" in draw and self._has_kernel(x):
             at = flat_rows(draw["rows"], x.shape[1]) if at is None else at
             return self._by_kernel(x, draw, at)
@@ -130,7 +130,7 @@ class Feed:
         if "coins" not in draw:
             return self.scaled(self.floats(picked))
         drawn = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
-        # Bytes, where they are bytes, in less time.
+        # On bytes, if they are bytes: faster.
         changed = self.floats(augment(picked.view(-1, *x.shape[-3:]), self.recipe.crop, drawn))
         if self.task.transform is not None:
             changed = self.task.transform(changed)
@@ -163,8 +163,8 @@ class Feed:
         return made if at.dim() == 1 else made.view(*at.shape, *x.shape[-3:])
 
     def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training data as it is, in chunks; of more than `most` samples so many, the same ones
-        every time. They are drawn, because classes may come one after another or take turns."""
+        """Training data as it is, in chunks: at most `most` samples, the same ones every time.
+        They are drawn at random, because classes may come one after another or take turns."""
         x, y = self.x, self.task.train_y
         if len(self) > most:
             own = seeds.generator(0, "looked at")
@@ -188,8 +188,8 @@ class Feed:
 
     @property
     def byte_scale(self) -> float | None:
-        """What the bytes of `made` are to be multiplied by, where they are bytes and that is all
-        there is to do. It may be done later, to what has come of them and is fewer numbers."""
+        """What to multiply the bytes of `made` by, if they are bytes and need nothing else. This
+        may be done later, to a result of theirs that has fewer numbers."""
         if self.made is None or self.made.dtype != torch.uint8 or self.recipe.pixels == "centred":
             return None
         return 1 / 255 if self.recipe.pixels == "unit" else 1.0
@@ -202,19 +202,19 @@ class Feed:
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.chunk(x)
-        # Copies, because a module may change what it is given; bytes become other numbers anyway.
+        # Copies, because a module may change its input; bytes are converted anyway.
         parts = (x if x.dtype == torch.uint8 else x.clone() for x in in_equal_parts(x, size))
         return zip(parts, in_equal_parts(y, size), strict=True)
 
     def _inputs(self, x: Tensor) -> Tensor:
         transform = self.task.transform
-        if isinstance(transform, Permutation):  # of bytes, where they are bytes, in less time
+        if isinstance(transform, Permutation):  # on bytes, if they are bytes: faster
             return self.scaled(self.floats(transform(x)))
         x = self.floats(x)
         return self.scaled(x if transform is None else transform(x))
 
     def chunk(self, x: Tensor) -> int:
-        """How many samples like these are looked at together."""
+        """How many samples like these to evaluate together."""
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
@@ -230,14 +230,14 @@ def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
 
 
 def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inputs before they are scaled: with all their digits where a network computes with them, but
-    no fewer than transforms need where it computes with less."""
+    """Inputs before they are scaled: in the network's precision, but at least float32, which
+    transforms need."""
     return to_float(x, torch.promote_types(dtype, torch.float32))
 
 
 def as_inputs(x: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-    """What a network in that dtype is given of them; indices are left alone. Whatever they were
-    made by, as a backbone whose outputs are the data, does not learn."""
+    """Inputs for a network in that dtype; indices are left alone. Whatever produced them, such as a
+    backbone whose outputs are the data, does not learn."""
     return scaled(x.detach().to(dtype), recipe) if x.is_floating_point() else x
 
 
@@ -249,7 +249,7 @@ def scaled(x: Tensor, recipe: Recipe) -> Tensor:
 
 
 def take(table: Tensor, rows: Tensor) -> Tensor:
-    """`table[rows]`, or with a leading dimension of replicas each one's rows of its own table.
+    """`table[rows]`; with a leading dimension of replicas, each one's rows of its own table.
 
     >>> take(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 1], [0, 1]]))
     tensor([[2, 2],
@@ -261,7 +261,7 @@ def take(table: Tensor, rows: Tensor) -> Tensor:
 
 
 def flat_rows(rows: Tensor, length: int) -> Tensor:
-    """Where the rows of replicas are in all their tables of that length, one after another."""
+    """Indices of replicas' rows in their tables of that length, concatenated."""
     return rows + _starts(len(rows), length, rows.device) if rows.dim() > 1 else rows
 
 

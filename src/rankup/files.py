@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves no half of one."""
+"""Writing files so that a crash leaves none half written."""
 
 import json
 import os
@@ -8,7 +8,7 @@ _UNFINISHED = ".tmp"
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and have it on the disk when this returns."""
+    """Write a file whole or not at all; it is on the disk when this returns."""
     temporary = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
         with open(temporary, "wb") as file:
@@ -32,13 +32,13 @@ def write_json(path: Path, data: object) -> None:
 
 
 def json_bytes(data: object) -> bytes:
-    """As people can read it, too."""
+    """Human-readable JSON."""
     return utf8(json.dumps(data, indent=1, ensure_ascii=False)) + b"\n"
 
 
 def utf8(json_text: str) -> bytes:
-    """JSON as bytes. Names of files may have bytes that are no text, which Python keeps as
-    surrogates: these are written as JSON escapes them, so that they can be read back.
+    """JSON as bytes. File names may have bytes that are not text, which Python keeps as
+    surrogates: these are written as JSON escapes, so that they can be read back.
 
     >>> utf8('"caf\\udce9 é"').decode()
     '"caf\\\\udce9 é"'

@@ -1,4 +1,4 @@
-"""A grown network learns a task by a recipe, and how well it answers for it."""
+"""Fitting a grown network to a task by a recipe, and testing it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rankup.train import Epoch, OnEpoch, learn
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-# Torch's flags and its generator, which steps set, are the process's: networks that learn in
-# several threads take turns.
+# Torch's flags and its generator, which steps set, are global: networks that learn in several
+# threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
 _TAKE_ANY = "; begin_task and commit_task take any"
-_PAD = 64  # rows to a multiple of which a GPU's tables are filled up
+_PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
 
 class NetPupil:
@@ -44,7 +44,7 @@ class NetPupil:
 
     Args:
         reuse: whether a task may select from factors of earlier tasks.
-        teacher: gives a module that answers for a task, where tasks are learned from answers.
+        teacher: gives the module from whose answers a task is learned, if any.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NetPupil:
 
     def begin(self, task: Task) -> Learner:
         net, recipe = self.net, self.recipe
-        if has_hooks(net):  # while it learns, the module inside is called
+        if has_hooks(net):  # learning calls the module inside
             raise RankupError("fit cannot learn past the network's hooks: put them on net.body")
         net.begin_task(
             task.name,
@@ -91,15 +91,15 @@ class NetPupil:
             raise
 
     def _try(self, task: Task) -> None:
-        """Before anything is learned: the module must answer with logits and nothing else, and what
-        it may not change while it learns has to be known."""
+        """Before anything is learned, check that the module answers with logits and nothing else,
+        and find out what it must not change while it learns."""
         x, _ = next(self._feed.train(2))
         _refuse_other_arguments(self.net.body)
         with seeds.drawing(self.net.device, 0):
             with torch.no_grad():
                 self._check_answer(self.predict(x, self.learned), x, task)
             self.net._refuse_restless()
-            if len(x) > 1:  # norms can do nothing with one
+            if len(x) > 1:  # norms cannot use just one
                 answer = self.net(x, self.learned)
                 self._check_answer(answer, x, task)
                 _refuse_reentrant(answer)
@@ -142,7 +142,7 @@ def _refuse_other_arguments(module: nn.Module) -> None:
 
 
 def _refuse_reentrant(answer: Tensor) -> None:
-    """Refuse a module past whose checkpoints no gradient would come, and nobody would notice."""
+    """Refuse a module whose activation checkpoints would silently block gradients."""
     left, seen = [answer.grad_fn], set[object]()
     while left:
         node = left.pop()
@@ -168,7 +168,7 @@ def fit(
     resume: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> IncrementalNet:
-    """Begin a task, learn it, calibrate and commit; give back the network, in the mode it was in.
+    """Begin a task, learn it, calibrate and commit; return the network in the mode it was in.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(64, hidden=[32]), rankup.Rank(first=4, step=1))
@@ -177,22 +177,21 @@ def fit(
     >>> net.tasks
     ['split 01', 'split 02', 'split 03', 'split 04', 'split 05']
 
-    Where the loss does not stay finite, or the task ends no better than guessing, the task is
-    abandoned and `TaskFailed` says why; all earlier tasks are kept. The same happens to the task
-    when something else goes wrong, as with Ctrl-C.
+    If the loss does not stay finite, or the task ends no better than guessing, the task is
+    abandoned and `TaskFailed` says why; all earlier tasks are kept. The task is also abandoned
+    when something else goes wrong, such as Ctrl-C.
 
     Args:
         net: a network that `grow` made, or `load` gave.
-        task: what to learn, of a name that the network does not know yet.
-        recipe: how; without one the default for such a task and network, as `rankup run` has it,
-            in float32. A `Recipe` of your own has plain defaults where it says nothing.
-        seed: of the order of samples, augmentation and dropout; else the network's.
+        task: what to learn, with a name that the network does not know yet.
+        recipe: how; by default what `rankup run` takes for such a task and network, in float32.
+            A `Recipe` of your own has plain defaults for whatever it leaves out.
+        seed: for the order of samples, augmentation and dropout; by default the network's.
         teacher: a module that answers for the task already, or a grown network that has learned a
             task of that name. The task is then learned from its answers in place of labels, for
             inputs as the network gets them; `softness` of the recipe says how they are compared.
-        on_epoch: is told after each epoch how far it is, and given a `Checkpoint`, which may be
-            kept.
-        resume: a checkpoint of this task, to go on from as if nothing had happened.
+        on_epoch: called after each epoch with its progress and a `Checkpoint`, which may be kept.
+        resume: a checkpoint of this task, to resume from as if nothing had happened.
     """
     _check_asked("fit learns", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
@@ -215,7 +214,7 @@ def fit(
 
 
 def _watched(on_epoch: OnEpoch, net: IncrementalNet, task: Task) -> OnEpoch:
-    """Whoever looks on may have the network answer meanwhile, but not end the task."""
+    """The callback may have the network answer meanwhile, but not end the task."""
 
     def told(epoch: Epoch, checkpoint: Checkpoint) -> None:
         with modes_kept(net):
@@ -230,12 +229,12 @@ def _watched(on_epoch: OnEpoch, net: IncrementalNet, task: Task) -> OnEpoch:
 
 
 def answering(teacher: nn.Module, task: Task) -> nn.Module:
-    """What of a teacher answers for a task."""
+    """The teacher's module for a task."""
     return teacher.merged(task.name) if isinstance(teacher, IncrementalNet) else teacher
 
 
 def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
-    """What `fit` takes where it is given none."""
+    """The recipe of `fit` if it is given none."""
     factored = [part.spec.rank for part in net.parts if isinstance(part.spec, FactoredSpec)]
     return recipe_for(
         "default",
@@ -246,8 +245,8 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
 
 
 def facts_of(tasks: Sequence[Task]) -> dict[str, Any]:
-    """What a recipe is chosen by, of the tasks to learn: natural images are three planes of bytes,
-    and of tasks that differ in size the mean counts, which does not depend on their order."""
+    """What a recipe is chosen by about the tasks: natural images are three planes of bytes, and if
+    tasks differ in size the mean counts, which does not depend on their order."""
     shape, dtype = tasks[0].train_x.shape[1:], tasks[0].train_x.dtype
     return {
         "colour": len(shape) == 3 and shape[0] == 3 and dtype == torch.uint8,
@@ -257,7 +256,7 @@ def facts_of(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> float:
-    """The share of a task's test samples that the network answers rightly, from 0 to 1.
+    """The share of a task's test samples that the network answers correctly, from 0 to 1.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(64, hidden=[32]), rankup.Rank(first=4, step=1))
@@ -268,7 +267,7 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     Inputs go through the task's own transform, as in training.
 
     Args:
-        recipe: what the task was learned with, where that scales pixels another way.
+        recipe: what the task was learned with, if that scales pixels another way.
     """
     _check_asked("accuracy tests", net, task, recipe)
     if (known := net.classes.get(task.name, task.classes)) != task.classes:
@@ -279,7 +278,7 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
 
     def answer(x: Tensor) -> Tensor:
-        # A network that knows no task is not to be tried, and says so itself.
+        # A network that knows no task cannot be tried, and says so itself.
         logits: Tensor = net(for_answers(net.body, x) if net.tasks else x, task.name)
         check_answer(logits, x, task, "accuracy needs a module that")
         return logits

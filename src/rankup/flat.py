@@ -1,4 +1,4 @@
-"""Many tensors in one: what an optimiser changes in one go, and what it is made of."""
+"""Many tensors in one flat tensor, which an optimiser updates in one go."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _ALIGNED = 32  # numbers
 
 
 def views(flat: Tensor, like: Tensors) -> Tensors:
-    """Parts of `flat` in the shapes of `like`, behind a leading dimension where it has one."""
+    """Views of `flat` in the shapes of `like`, after its leading dimension if it has one."""
     parts = torch.split(flat, [room(tensor) for tensor in like.values()], -1)
     return {
         name: part[..., : tensor.numel()].view((*flat.shape[:-1], *tensor.shape))
@@ -22,11 +22,11 @@ def views(flat: Tensor, like: Tensors) -> Tensors:
 
 
 def gathered(grads: Iterable[Tensor], leading: int, out: Tensor | None = None) -> Tensor:
-    """What `views` takes apart; all but `leading` dimensions become one."""
+    """The inverse of `views`: all but `leading` dimensions become one."""
     parts: list[Tensor] = []
     for each in grads:
         grad = each.to_dense() if each.is_sparse else each
-        if leading == 0 and not grad.is_cuda:  # in less time, as nothing is aligned
+        if leading == 0 and not grad.is_cuda:  # faster, as nothing is aligned
             parts.append(grad.reshape(-1))
             continue
         row = grad.reshape(*grad.shape[:leading], -1)
@@ -38,7 +38,7 @@ def gathered(grads: Iterable[Tensor], leading: int, out: Tensor | None = None) -
 
 
 def room(tensor: Tensor) -> int:
-    """Numbers that a tensor takes in a flat one: a GPU's kernels want each of them aligned."""
+    """Numbers that a tensor takes up in a flat one: GPU kernels want each tensor aligned."""
     unit = _ALIGNED if tensor.device.type == "cuda" else 1
     return math.ceil(tensor.numel() / unit) * unit
 

@@ -1,4 +1,4 @@
-"""The ways to write that each sample is flattened, as torch.fx records them."""
+"""The ways to flatten each sample, as torch.fx records them."""
 
 import inspect
 import operator
@@ -11,8 +11,8 @@ from torch import fx, nn
 
 
 def flattens(call: fx.Node, x: fx.Node) -> bool:
-    """Whether a call does what `x.flatten(1)` does. `x.view(-1, n)` does so to samples of n numbers
-    alone: how many they have is known where a task's data is."""
+    """Whether a call does what `x.flatten(1)` does. `x.view(-1, n)` does so only for samples
+    of n numbers: how many they have is not known until a task's data is."""
     if call.op not in ("call_function", "call_method"):
         return False
     if call.target in (torch.flatten, "flatten") and len(call.args) <= 3:
@@ -30,7 +30,7 @@ def flattens(call: fx.Node, x: fx.Node) -> bool:
 
 
 def only_reader(x: fx.Node) -> fx.Node | None:
-    """What alone reads a node, with sizes of it that nothing else takes."""
+    """The only reader of a node, apart from sizes of it that only this reader takes."""
     for reader in x.users:
         sizes = [size for size in reader.all_input_nodes if size is not x]
         sizes += [shape for size in sizes for shape in size.all_input_nodes if shape is not x]
@@ -41,8 +41,8 @@ def only_reader(x: fx.Node) -> fx.Node | None:
 
 @contextmanager
 def recorded_lengths(module: nn.Module) -> Iterator[None]:
-    """Inside, `len(x)` in a forward of the module's own classes is recorded as `x.size(0)` is.
-    Python wants a number of its `len`, which torch.fx does not have yet."""
+    """Inside, `len(x)` in a forward of the module's own classes is recorded like `x.size(0)`.
+    Python's `len` must return a number, which torch.fx does not have yet."""
     found = (inspect.unwrap(type(part).forward) for part in module.modules() if _is_own(part))
     spaces = [getattr(forward, "__globals__", {}) for forward in found]
     spaces = [space for space in spaces if "len" not in space]

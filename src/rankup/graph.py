@@ -18,26 +18,26 @@ from rankup.optimiser import EachItsOwn, make_optimiser
 from rankup.steps import Form, Learner, Steps, precise
 
 _BESIDE = 2  # streams
-_POOL = 32  # streams that torch has of a device
+_POOL = 32  # streams that torch has per device
 
 
 class Graph(Steps):
     """One step of all learners, captured once and replayed.
 
-    The graph works on tensors of its own, into which each task's are copied. One that was captured
-    for a task so serves every later task whose tensors have the same shapes.
+    The graph works on tensors of its own, into which each task's are copied. So one captured for a
+    task serves every later task whose tensors have the same shapes.
     """
 
     def __init__(self, form: Form, learners: Sequence[Learner], signature: Hashable) -> None:
         self.form, self.signature = form, signature
-        # The learners that were captured: a replay runs their steps, whichever values it is given.
+        # The learners that were captured: a replay runs their steps on whatever values it is given.
         self.captured = self.learners = learners
         self.device = learners[0].feed.device
         try:
             self._allocate()
             self._capture()
         except BaseException:
-            for learner in learners:  # steps that Python takes know nothing of streams
+            for learner in learners:  # eager steps know nothing of streams
                 learner.forget_streams()
             raise
 
@@ -85,8 +85,8 @@ class Graph(Steps):
         self.grad = torch.empty_like(flat)
         read = [learner.read() for learner in self.learners]
         draws = [learner.draws(generator) for learner in self.learners]
-        # Tables with a leading dimension of replicas, or one for each of them; `tensors` and
-        # `drawn` are each learner's own part of them either way.
+        # Tables with a leading dimension of replicas, or one per replica; either way `tensors` and
+        # `drawn` are each learner's own part of them.
         if self.form == "branches":
             self.tensors = [_copies(tensors) for tensors in read]
             self.drawn = [_copies(drawn) for drawn in draws]
@@ -120,12 +120,12 @@ class Graph(Steps):
                 stack.enter_context(kernels.in_use())
             main.wait_stream(torch.cuda.current_stream())
             before = seeds.drawn_from()
-            with torch.cuda.stream(main):  # libraries make themselves ready in their first call
+            with torch.cuda.stream(main):  # libraries initialise in their first call
                 for _ in range(2):
                     self.now.zero_()
                     self._step()
             torch.cuda.current_stream().wait_stream(main)
-            if seeds.drawn_from() != before:  # a graph would go the same way in every step
+            if seeds.drawn_from() != before:  # a graph would repeat these in every step
                 raise RuntimeError("the module draws numbers on the CPU")
             with seeds.kept_if_it_fails(self.device), torch.cuda.graph(self.graph, stream=main):
                 self._step()
@@ -202,8 +202,8 @@ def _copies(tensors: Tensors) -> Tensors:
 
 
 def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
-    """So many streams: the first is none of the others, and these differ while there are enough.
-    Torch takes them from a pool in turn; were one of them, say, the stream that it captures on by
+    """`count` streams: the first differs from all others, and these differ while there are enough.
+    Torch takes them from a pool in turn; if one were, say, the stream that it captures on by
     default, what should run beside that would wait for it."""
     first, *others = (
         torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Looking at numbers on a GPU without waiting for all that it has to do."""
+"""Reading numbers from a GPU without waiting for all its queued work."""
 
 from typing import ClassVar
 
@@ -10,8 +10,8 @@ class HostCopy:
     """Indices copied to the host. Reading them waits for the copy and what was queued before it,
     not for what was queued after."""
 
-    # By device and number of indices. Getting pinned memory and an event would take longer than
-    # the copy; one that is in use is not among them, so threads and nested calls share none.
+    # By device and number of indices. Allocating pinned memory and an event would take longer than
+    # the copy; copies in use are not listed, so threads and nested calls share none.
     _spare: ClassVar[dict[tuple[torch.device, int], "HostCopy"]] = {}
     _MOST_SPARE = 16
 
@@ -31,7 +31,7 @@ class HostCopy:
         return copied
 
     def all_below(self, known: int) -> bool:
-        """Whether all are of the first `known` tasks; if so, nobody may look at them again."""
+        """Whether all are among the first `known` tasks; if so, this copy is spent."""
         self._there.synchronize()
         if int(self._unsigned.max()) >= known:
             return False

@@ -1,4 +1,4 @@
-"""What Ctrl-C must not cut in two."""
+"""What Ctrl-C must not interrupt."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C, and what is taken as that, waits for the end of this."""
+    """Defer Ctrl-C and SIGTERM until the end of the block."""
     came: list[int] = []
     handlers: dict[int, Callable[[int, Any], Any]] = {}
     if threading.current_thread() is threading.main_thread():  # others are never interrupted
@@ -17,7 +17,7 @@ def undisturbed() -> Iterator[None]:
             if callable(handler := signal.getsignal(one)):
                 handlers[one] = handler
     try:
-        # On a stack, because one that is back may interrupt the putting back of the other.
+        # On a stack, because a restored handler may interrupt restoring the other.
         with ExitStack() as put_back:
             for number, handler in handlers.items():
                 put_back.callback(signal.signal, number, handler)

@@ -1,5 +1,5 @@
-"""The kinds of torch's layers that a network knows, whether a part is no more than one, and what a
-part holds."""
+"""The kinds of torch layers that a network knows, whether a part is just one of them, and which
+tensors it holds."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -19,7 +19,7 @@ NORMS: dict[type[nn.Module], NormOver] = {
     nn.GroupNorm: "group",
 }
 
-# All by which the known kinds compute, and what a class or a layer could have another of.
+# What the known kinds compute with, and a derived class or a layer could override.
 _COMPUTE_BY = ("__call__", "forward", "_conv_forward", "_check_input_dim", "weight", "bias")
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
@@ -29,7 +29,7 @@ def kind_of(part: nn.Module) -> type[nn.Module] | None:
 
 
 def computes_as_torchs_own(part: nn.Module) -> bool:
-    """Whether a part is of a known kind, or of a class derived from one that leaves alone what is
+    """Whether a part is of a known kind, or of a derived class that does not change what is
     computed."""
     kind = kind_of(part)
     return kind is not None and not any(
@@ -39,7 +39,7 @@ def computes_as_torchs_own(part: nn.Module) -> bool:
 
 
 def is_plain(part: nn.Module) -> bool:
-    """Whether nothing is lost where another layer that computes the same takes a part's place."""
+    """Whether nothing is lost if another layer that computes the same replaces a part."""
     known = {"weight"} if isinstance(part, nn.RMSNorm) else {"weight", "bias"}
     holds_more = (
         set(part._parameters) != known or part._modules or part._buffers.keys() - _STATISTICS
@@ -48,7 +48,7 @@ def is_plain(part: nn.Module) -> bool:
 
 
 def _has_more(of: type[nn.Module]) -> bool:
-    """Whether a class has something for others to use that its kind of torch's does not have."""
+    """Whether a class has public attributes that its kind of torch layer does not have."""
     kind = next((kind for kind in (*WEIGHTED, *NORMS) if issubclass(of, kind)), nn.Module)
     return any(not name.startswith("_") for name in {*dir(of)} - {*dir(kind)})
 

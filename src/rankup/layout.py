@@ -1,5 +1,5 @@
-"""How images lie in memory: with their channels last, where a module can take them so, because
-convolutions then are faster, on a CPU as on a GPU."""
+"""The memory layout of images: channels last, if a module can take them so, because convolutions
+are then faster, on a CPU as on a GPU."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,8 +12,8 @@ from rankup.closures import copy_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, active
 from rankup.specs import FactoredSpec
 
-# By whether the module was in training mode, as it may do something else then, and by an image's
-# shape: a view that is possible for one may not be for another.
+# By training mode, in which the module may behave differently, and by the images' shape: a view
+# that is possible for one may not be for another.
 _FOUND: WeakKeyDictionary[nn.Module, dict[tuple[bool, torch.Size], bool]] = WeakKeyDictionary()
 
 
@@ -22,7 +22,7 @@ def convolves(body: nn.Module) -> bool:
 
 
 def for_answers(body: nn.Module, x: Tensor) -> Tensor:
-    """Inputs as the module answers them soonest: on a CPU in about half the time."""
+    """Inputs as the module answers them fastest: on a CPU in about half the time."""
     return channels_last(x) if x.device.type == "cpu" and takes_channels_last(body, x) else x
 
 
@@ -31,7 +31,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
-    """Whether the module convolves and answers images that lie so. One that calls
+    """Whether the module convolves and can answer images in that layout. One that calls
     `x.view(len(x), -1)` after a convolution cannot.
 
     Tried once, with two samples, its first task and copies of all that the module might change: the
@@ -47,18 +47,17 @@ def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
             found[kind] = True
         elif _answers(body, x[:2]):
             found[kind] = False
-        else:  # it was given what it cannot answer in any layout, which tells nothing
+        else:  # it cannot answer these in any layout, which tells nothing
             return False
     return found[kind]
 
 
 @torch.no_grad()
 def trial(body: nn.Module, x: Tensor, task: int) -> Any:
-    """What a module answers, run just to see what happens: with copies of all that it might
-    change."""
+    """A module's answer in a trial run, with copies of all that it might change."""
     layers = (part for part in body.modules() if isinstance(part, TaskLayer))
-    tables = {id(t): t for layer in layers for t in layer.buffers()}  # which nobody changes
-    own = copy_of(body, tables)  # functional_call would exchange the tensors of the module itself
+    tables = {id(t): t for layer in layers for t in layer.buffers()}  # never changed
+    own = copy_of(body, tables)  # functional_call would swap the tensors of the module itself
     with active(task), seeds.drawing(x.device, 0):
         return own(x.clone())
 
@@ -66,7 +65,7 @@ def trial(body: nn.Module, x: Tensor, task: int) -> Any:
 def _answers(body: nn.Module, x: Tensor) -> bool:
     try:
         trial(body, x, 0)
-    except Exception:  # of whatever kind a module says it by
+    except Exception:  # a module may raise anything
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""How any module with a head for each task learns one, as the engine sees it."""
+"""How any module with a head per task learns a task, as the engine sees it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ModuleLearner(Learner):
-    """All parameters of a module that are not frozen. Its layers know of tasks where they have
-    to."""
+    """Learns all parameters of a module that are not frozen. Its layers know about tasks if they
+    need to."""
 
     x: Tensor
     y: Tensor
@@ -54,13 +54,13 @@ class ModuleLearner(Learner):
         return self._reads
 
     def look_at(self, name: str, it: Tensor | nn.Module) -> None:
-        """Have one more tensor, or all those of one more module, that steps look at."""
+        """Register a tensor, or all tensors of a module, for steps to read."""
         if isinstance(it, Tensor):
             self.register_buffer(name, it)
             self._reads[name] = it
         else:
             self.add_module(name, it)
-            # Not of its state dict, to which a module may add what is no tensor of its own.
+            # Not from its state dict, to which a module may add other things.
             parameters = it.named_parameters(remove_duplicate=False)
             tensors = chain(parameters, it.named_buffers(remove_duplicate=False))
             self._reads |= {f"{name}.{key}": tensor.detach() for key, tensor in tensors}
@@ -70,9 +70,9 @@ class ModuleLearner(Learner):
             parameter.data = learned[name].detach()
 
     def key(self) -> Hashable:
-        # Data that is made anew at every step is transformed by the task's own transform.
+        # Data that is made at every step goes through the task's own transform.
         transform = id(self.feed.task.transform) if self.feed.transforms_batches else None
-        # What steps change tells whether a module learns its statistics or goes by them.
+        # What steps change tells whether a module learns its statistics or uses them.
         return type(self), self.kind, transform, self.changed
 
     def forward(self, draw: Draws) -> Tensor:
@@ -89,7 +89,7 @@ class ModuleLearner(Learner):
     def _laid_out(self, x: Tensor) -> Tensor:
         if not (self._convolves and takes_channels_last(self.body, x)):
             return x
-        self.feed.channels_last = True  # batches are made so from now on, where that is possible
+        self.feed.channels_last = True  # batches are made so from now on, if possible
         return channels_last(x)
 
     @property

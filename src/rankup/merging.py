@@ -1,4 +1,4 @@
-"""A plain module for one task, of torch's own layers."""
+"""A plain module for one task, made of torch's layers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from rankup.trace import trace
 
 
 def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
-    """What a network's body computes for a committed task, its layers exchanged for dense ones."""
+    """A network's body for a committed task, with dense layers in place of its own."""
     plain: dict[str, Any] = {layer.spec.name: layer.merged(task).eval() for layer in layers}
     for conv, norm in _folds(body, plan):
         unfolded: Any = plain.get(conv) or copy_of(body.get_submodule(conv))
@@ -29,7 +29,7 @@ def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -
         layer.hand_attributes(plain[layer.spec.name])
     module = copy_of(body, {id(own[name]): part for name, part in plain.items()})
     make_trainable(module, plan.dense)
-    module.eval()  # which may give back nothing, where a module has one of its own
+    module.eval()  # not chained: a module's own may return nothing
     return module
 
 
@@ -42,8 +42,8 @@ def _nothing_like(norm: Any) -> nn.Module:
 
 
 def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Convolutions and batch norms that become one: not where hooks look at either, and none where
-    the module goes another way than when it was grown, as by a flag that was set since."""
+    """Convolutions and batch norms to fuse: not if either has hooks, and none if the module takes
+    another path than when it was grown, such as by a flag that was set since."""
     now = trace(body, training=False) if plan.folds else None
     if now is None or now.way != plan.ways[1]:
         return

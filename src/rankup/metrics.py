@@ -69,7 +69,7 @@ class AccuracyMatrix:
     def backward_transfer(self, t: int | None = None) -> float:
         """The mean over j < t of a[t, j] − a[j, j]: what later tasks did for earlier ones. With
         the paper's forgetting this is −F_t; 0 for the first task."""
-        return 0.0 - self.forgetting(t)  # not a negation, which would make -0.0 of 0.0
+        return 0.0 - self.forgetting(t)  # not a negation, which would turn 0.0 into -0.0
 
     def forward_transfer(self, independent: Sequence[float]) -> float:
         """The mean of a[j, j] minus the accuracy that a network of its own reaches on task j."""
@@ -101,7 +101,7 @@ class AccuracyMatrix:
 @dataclass(frozen=True)
 class Footprint:
     """What a method stores, in float32 numbers: `parameters` is everything needed to run all
-    tasks and to learn the next, `buffer` the replay memory. One that is stored in fewer bits is a
+    tasks and to learn the next, `buffer` the replay memory. One stored in fewer bits counts as a
     fraction of a number.
     """
 
@@ -110,7 +110,7 @@ class Footprint:
 
 
 def numbers(bytes: int) -> float:
-    """How many float32 numbers fill as many bytes: the one rule for every method, so that a mask
+    """How many float32 numbers fill that many bytes: the rule for every method, so that a mask
     counts its bits and an image its bytes.
 
     >>> numbers(10)

@@ -1,4 +1,4 @@
-"""Answers to batches whose samples are of different tasks."""
+"""Answers to batches whose samples belong to different tasks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from rankup.roster import Roster
 
 
 class MixedBatches:
-    """What a network needs for them beside its layers: which tasks there are, and which kinds of
+    """What a network needs for them besides its layers: which tasks there are, and which kinds of
     calls were tried already."""
 
     def __init__(self, roster: Roster) -> None:
@@ -29,10 +29,10 @@ class MixedBatches:
         device: torch.device,
         training: bool,
     ) -> Any:
-        """What a module, run by `run` on a device, answers for a task per sample."""
+        """The answer of a module, run by `run` on a device, for a task per sample."""
         known = len(self._roster.tasks)
         indices, copied = self._checked(tasks, x, device)
-        # Of a module that learns, answers may depend on more than the sample.
+        # In training mode, answers may depend on more than the sample.
         uneven = None if training or _is_recorded(indices.device) else self._uneven()
         self._audit.check(x, indices, options, run, uneven)
         with active(indices):
@@ -45,8 +45,8 @@ class MixedBatches:
     def _checked(
         self, tasks: Tensor, x: Any, device: torch.device
     ) -> tuple[Tensor, HostCopy | None]:
-        """The indices as layers take them. Where looking at them would be waiting for the device,
-        they are forced into range, and a copy is there to be looked at afterwards."""
+        """The indices as layers take them. If checking them would mean waiting for the device, they
+        are clamped into range, and a copy is returned to be checked afterwards."""
         if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
             raise RankupError(
                 "the tasks of a mixed batch must be a tensor of one index per sample, got shape "
@@ -73,7 +73,7 @@ class MixedBatches:
             self._roster.committed(int(index))
 
     def _uneven(self) -> Uneven | None:
-        """The tasks with the fewest and with the most classes, where these differ."""
+        """The tasks with the fewest and with the most classes, if these differ."""
         narrow, wide = self._roster.narrowest, self._roster.widest
         if narrow == wide:
             return None
@@ -85,5 +85,5 @@ def _is_captured(device: torch.device) -> bool:
 
 
 def _is_recorded(device: torch.device) -> bool:
-    """Whether what runs is recorded to be run again: no number may be looked at."""
+    """Whether the call is being recorded for replay: no number may be read."""
     return torch.compiler.is_compiling() or _is_captured(device)

@@ -10,8 +10,8 @@ from torch import nn
 
 @contextmanager
 def outside_inference() -> Iterator[None]:
-    """Tensors that were made in torch's inference mode can never be learned from: what makes those
-    of a network does so in here, wherever it is called."""
+    """Leave torch's inference mode, wherever this is called: tensors made in it can never be
+    trained, so all that makes those of a network runs in here."""
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         yield
 
@@ -41,7 +41,7 @@ def has_hooks(part: nn.Module) -> bool:
 
 
 def copy_hooks(part: nn.Module, to: nn.Module) -> None:
-    """Have the hooks of one part called by another, too."""
+    """Make another part call the hooks of this one."""
     for kind in (*_HOOKS, *_OF_HOOKS):
         setattr(to, kind, copy.copy(getattr(part, kind)))
 
@@ -57,7 +57,7 @@ _OF_HOOKS = (  # how they are called
 
 @contextmanager
 def modes_kept(module: nn.Module) -> Iterator[None]:
-    """After it, whatever happens, every part of the module is in the mode that it was in before."""
+    """Afterwards, whatever happens, every part of the module is back in the mode it was in."""
     before = [(part, part.training) for part in module.modules()]
     try:
         yield
@@ -68,8 +68,8 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode; after it as it was before. What was so already is
-    left alone: another thread may have begun to learn meanwhile."""
+    """Inside, the module is in evaluation mode; afterwards as it was before. Parts that were so
+    already are left alone: another thread may have begun to learn meanwhile."""
     learning = [part for part in module.modules() if part.training]
     try:
         module.eval()

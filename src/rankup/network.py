@@ -60,18 +60,18 @@ def grow(
     kept per task. The module itself is not modified.
 
     Args:
-        module: any module; what of it cannot be factored is named in the error.
+        module: any module; parts that cannot be factored are named in the error.
         rank: how many factors a task adds: one rule, or rules by layer name (`{"blocks.*": …}`).
-        base: `"new"` discards the module's weights (but for a parameter that no module of it knows
-            how to draw anew: that keeps its values); `"keep"` leaves them as a constant part of
-            every layer, to which the factors add, for a module that is trained already.
+        base: `"new"` discards the module's weights (except for a parameter that none of its
+            modules knows how to redraw: that keeps its values); `"keep"` leaves them as a constant
+            part of every layer, to which the factors add, for a pretrained module.
         include: name patterns of the layers to factor.
         exclude: name patterns of what not to factor. What is not factored is trained with the
             first task (with `base="keep"` not even then) and constant after it.
-        last: factor only the last so many layers, the head not counted; what runs before them,
+        last: factor only this many last layers, not counting the head; what runs before them,
             norms included, is treated like what is not factored.
-        head: the name of the output layer, where it is not the Linear that runs last.
-        seed: of everything random in the network.
+        head: the name of the output layer, if it is not the Linear that runs last.
+        seed: for everything random in the network.
         store: what a task's numbers are rounded to when it is committed, and stored as: `"full"`
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
 
@@ -97,7 +97,7 @@ class IncrementalNet(nn.Module):
 
     What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
     task's, otherwise nothing. Everything else is constant. `growth`, `plan` and `parts` tell how
-    the network is made, and are for reading.
+    the network is made, and are only to be read.
     """
 
     def __init__(self, module: nn.Module, growth: Growth) -> None:
@@ -113,12 +113,12 @@ class IncrementalNet(nn.Module):
         self._refuse_another_way()
         if growth.base == "new":
             reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
-        # What lives through a task: every layer that knows of tasks, and the rest as one.
+        # What goes through a task's stages: every task layer, and the rest as one.
         self._rest = RestParts(self.plan.dense, self.body)
         self.parts: list[TaskLayer | RestParts] = [*layers, self._rest]
         self._roster = Roster()
         self._mixed = MixedBatches(self._roster)
-        # Whatever mode each part was given in, it keeps.
+        # Each part keeps the mode it was given in.
         self.training = module.training
         for layer in layers:
             layer.training = originals[layer.spec.name].training
@@ -146,7 +146,7 @@ class IncrementalNet(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in, for good."""
+        """What it always computes in."""
         return self.plan.dtype
 
     @outside_inference()
@@ -191,8 +191,8 @@ class IncrementalNet(nn.Module):
         Args:
             calibrate: batches of plain inputs of the task, shuffled and not augmented, over which
                 batch norms pool their statistics. Only networks with batch norm need them. An input
-                is what the network is called with; with options of the module's own, a pair of it
-                and a dict of these.
+                is what the network is called with, or a pair of that and a dict of the module's own
+                options.
         """
         task = self._roster.opened("commit_task")
         self._rest.refuse_made(self.body)
@@ -223,7 +223,7 @@ class IncrementalNet(nn.Module):
         if isinstance(task, list | tuple):
             task = torch.tensor([self._roster.index(each) for each in task], dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
-            # Inputs that are no tensor do not say where the module computes.
+            # Inputs that are not tensors do not tell where the module computes.
             device = x.device if isinstance(x, Tensor) else self.device
             return self._mixed.answer(x, task, options, self._run, device, self.training)
         with active(self._roster.index(task)):
@@ -249,8 +249,8 @@ class IncrementalNet(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """torch's own, but that a state which does not fit is refused before anything is loaded:
-        torch first loads what fits of it, and earlier tasks would be lost."""
+        """Torch's own, except that a state which does not fit is refused before anything is loaded:
+        torch first loads what fits, and earlier tasks would be lost."""
         checks.state(self, state_dict, strict, assign)
         return super().load_state_dict(state_dict, strict, assign)
 
@@ -267,7 +267,7 @@ class IncrementalNet(nn.Module):
     @outside_inference()
     def __deepcopy__(self, memo: dict[int, Any]) -> "IncrementalNet":
         copied = memo[id(self)] = type(self).__new__(type(self))
-        # As torch pickles a module: without what `compile` made, which runs this network.
+        # As torch pickles a module: without the result of `compile`, which runs this network.
         own = self.__getstate__()  # type: ignore[no-untyped-call]
         copied.__dict__.update(copy.deepcopy(own, memo))
         return copied
@@ -275,11 +275,11 @@ class IncrementalNet(nn.Module):
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
 
-    # For `fitting` and `store`, which are of this package.
+    # For `fitting` and `store` in this package.
 
     @property
     def _edition(self) -> int:
-        """Grows whenever other tensors are loaded into the network, its body or one layer."""
+        """Increases whenever other tensors are loaded into the network, its body or one layer."""
         return sum(layer.edition for layer in self._layers())
 
     def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
@@ -311,8 +311,8 @@ class IncrementalNet(nn.Module):
         return [] if self._roster.tasks or self.growth.base == "keep" else self._rest.brought
 
     def _hold_constant(self) -> None:
-        """Norms that were left as they are must not go on averaging once they are constant, nor
-        other modules of which it is known that they change their buffers."""
+        """Keep norms that were left as they are from averaging further once they are constant, and
+        other modules that are known to change their buffers from doing so."""
         self._held = list(self._rest.frozen)
         if self._roster.tasks or self.growth.base == "keep":
             parts = self.body.modules()
@@ -323,12 +323,12 @@ class IncrementalNet(nn.Module):
     def _hold(self) -> None:
         """Put the held parts into evaluation mode, but not the modules inside them."""
         for part in self._held:
-            if part.training:  # looked at first: a write would be recorded by torch.compile
+            if part.training:  # checked first: torch.compile would record a write
                 part.training = False
 
     def _is_to_be_held(self) -> bool:
-        """Whether nothing is being learned and the module runs as if it were: it may change buffers
-        on which answers depend, and is not known to."""
+        """Whether nothing is being learned but the module is in training mode: it may change
+        buffers on which answers depend, without being known to."""
         constant = self._roster.tasks or self.growth.base == "keep"
         return (
             bool(constant)
@@ -354,7 +354,7 @@ class IncrementalNet(nn.Module):
         return made
 
     def _refuse_left_out(self, layers: Sequence[TaskLayer]) -> None:
-        """Refuse a module whose copy does not have the layers that took the place of its own."""
+        """Refuse a module whose copy lacks the layers that replaced its own."""
         there = {id(part) for part in self.body.modules()}
         for layer in layers:
             if id(layer) not in there:
@@ -364,8 +364,8 @@ class IncrementalNet(nn.Module):
                 )
 
     def _refuse_another_way(self) -> None:
-        """Refuse a module whose forward asks of what class its layers are, and goes another way
-        with those that took the place of its own."""
+        """Refuse a module whose forward checks the class of its layers and takes another path with
+        those that replaced its own."""
         for training, way in zip((True, False), self.plan.ways, strict=True):
             own = trace(self.body, training=training) if way else None
             if own is not None and own.way not in (None, way):
@@ -388,7 +388,7 @@ class IncrementalNet(nn.Module):
     @contextmanager
     def _as_stored(self) -> Iterator[None]:
         """Inside, what was learned is as it will come back from a file, so that batch norms pool
-        statistics of what will answer. Where the commit fails, it is as it was learned."""
+        statistics of what will answer. If the commit fails, it is restored as learned."""
         form, before = self.growth.store, list[tuple[nn.Parameter, Tensor]]()
         layers = list(self._layers()) if form != "full" else []
         self._refuse_not_finite([layer.learned() for layer in layers])
@@ -424,7 +424,7 @@ class IncrementalNet(nn.Module):
             yield
 
     def _refuse_misshapen(self, task: KnownTask, learned: Sequence[Tensors]) -> None:
-        """Refuse parameters that somebody has exchanged for others than the task began with."""
+        """Refuse parameters whose shapes are not those that the task began with."""
         for part, tensors in zip(self.parts, learned, strict=True):
             expected = part.spec.shapes(len(self._roster.tasks), task.classes)
             found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
@@ -450,7 +450,7 @@ class IncrementalNet(nn.Module):
                     )
 
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
-        self._hold()  # somebody may have set the body's mode, past the network
+        self._hold()  # the body's mode may have been set directly
         try:
             if not self._is_to_be_held():
                 return self.body(x, **options)

@@ -1,5 +1,5 @@
-"""What of a module can be neither factored nor kept per task, refused in one sentence that tells
-what to exclude."""
+"""Refusing parts of a module that can be neither factored nor kept per task, in one sentence that
+tells what to exclude."""
 
 import inspect
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Modules = Mapping[str, nn.Module]
 
 
 def refuse_kinds(module: nn.Module) -> None:
-    """Refuse what no choice of layers would help with."""
+    """Refuse what no choice of layers could fix."""
     for name, part in module.named_modules():
         where = repr(name) if name else "the module"
         if isinstance(part, torch.jit.ScriptModule):
@@ -60,7 +60,7 @@ def refuse_what_cannot_be(
 
     Args:
         modules: all parts of the module, by their names.
-        replaced: those that layers of ours are to take the place of, but for the head.
+        replaced: those that layers of ours are to replace, except for the head.
     """
     problems = _problems(modules, replaced | {head}, growth, trace)
     lazy = [name for name, reason in problems.items() if reason == _UNINITIALISED]
@@ -140,7 +140,7 @@ def _is_torchs_layer(part: nn.Module) -> bool:
 
 
 def _has_inner_layers(part: nn.Module) -> bool:
-    """torch's own composite layers read their inner layers' weights: none can be replaced."""
+    """Torch's own composite layers read their inner layers' weights: none can be replaced."""
     return (
         _is_torchs_layer(part)
         and any(True for _ in part.children())

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rankup.recipe import Recipe
 
-# A GPU gives a tensor to a block of threads for every 65,536 numbers, so small ones are split to
-# occupy more of it; but one launch takes no more than 36 tensors.
+# A GPU uses one block of threads per 65,536 numbers of a tensor, so small ones are split to occupy
+# more of it; but one launch takes at most 36 tensors.
 _LEAST, _LAUNCH = 4096, 36
 _FEW_STEPS = 10  # a one-cycle of fewer neither begins nor ends at a rate of zero
 
@@ -42,18 +42,18 @@ def rates(recipe: Recipe, peak: float, steps: int) -> tuple[float, ...]:
 
 
 class Optimiser(Protocol):
-    """What changes `flat`, by its gradient at every step."""
+    """Updates `flat` by its gradient at every step."""
 
     flat: Tensor
 
     def step(self, grad: Tensor, lr: float | Tensor) -> None:
-        """Change `flat`; where it holds several replicas, `lr` may be a rate for each."""
+        """Update `flat`; if it holds several replicas, `lr` may be a rate for each."""
 
     def state(self, number: int | None = None) -> dict[str, Tensor]:
-        """What it takes to go on, of one replica where `flat` holds several."""
+        """What is needed to resume, of one replica if `flat` holds several."""
 
     def restart(self) -> None:
-        """Be as before the first step, but for `flat`."""
+        """Reset all but `flat` to before the first step."""
 
 
 def make_optimiser(recipe: Recipe, flat: Tensor) -> Optimiser:
@@ -111,7 +111,7 @@ class FlatAdam:
 
 
 def part_of(numbers: int) -> int:
-    """How many of so many numbers are handed to a GPU together; a multiple of 32, as kernels want.
+    """How many of these numbers to hand to a GPU together; a multiple of 32, as kernels want.
 
     >>> part_of(100), part_of(150_000), part_of(5_400_000)
     (4096, 4192, 150016)

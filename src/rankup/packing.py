@@ -16,17 +16,17 @@ from rankup.specs import DenseSpec, NormSpec, Spec
 Store = Literal["full", "float16", "int8"]
 STORES: tuple[Store, ...] = get_args(Store)
 
-_STEPS = 127  # of a byte, to each side of zero
-_NOTHING = 2.0**-100  # smaller scales would come to where float32 has fewer bits
+_STEPS = 127  # of a byte, on each side of zero
+_NOTHING = 2.0**-100  # smaller scales would approach float32's subnormals
 _SCALE = ".scale"
-_FAR = 0.01  # of a deviation
+_FAR = 0.01  # of a standard deviation
 
 
 class Layout(NamedTuple):
     """What a tensor in a file looks like."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...] | None  # that it may have; None: any
+    dtypes: tuple[torch.dtype, ...] | None  # allowed ones; None: any
 
 
 def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
@@ -36,8 +36,8 @@ def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
 
 
 def pack(spec: Spec, values: Tensors, store: Store) -> Tensors:
-    """What a file holds of a part's tensors, each under its own name and, if it has a scale, that
-    under another."""
+    """A part's tensors as a file holds them: each under its own name and its scale, if any, under
+    another."""
     packed: Tensors = {}
     for key, value in values.items():
         form = _form(spec, key, tuple(value.shape), store)
@@ -58,9 +58,9 @@ def _half(value: Tensor) -> Tensor:
 
 
 def _moves(packed: Tensors, values: Tensors, eps: float) -> bool:
-    """Whether a norm's rounded mean is off by so much of what deviates from it that its answers
-    would be others, as for inputs far from zero."""
-    if packed.get("mean") is values.get("mean"):  # not rounded, and a GPU need not be waited for
+    """Whether rounding moves a norm's mean by so much of a standard deviation that its answers
+    would change, as for inputs far from zero."""
+    if packed.get("mean") is values.get("mean"):  # not rounded: no need to wait for a GPU
         return False
     off = (packed["mean"].double() - values["mean"].double()).abs()
     return bool((off > _FAR * (packed["var"].double() + eps).sqrt()).any())
@@ -79,7 +79,7 @@ def layouts(
     spec: Spec, key: str, shape: tuple[int, ...], store: Store, dtype: torch.dtype
 ) -> dict[str, Layout]:
     """What a file of a network in `dtype` holds for a tensor of this shape, by name."""
-    if isinstance(spec, DenseSpec):  # as a module's own counters and tables
+    if isinstance(spec, DenseSpec):  # such as a module's own counters and tables
         return {key: Layout(shape, None)}
     form = _form(spec, key, shape, store)
     if form == "int8":
@@ -91,7 +91,7 @@ def layouts(
 
 
 def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
-    """How many bytes `pack` would make of them. What takes a byte each is counted, not packed."""
+    """How many bytes `pack` would make of them. Those of a byte each are counted, not packed."""
     as_bytes = {
         key: value
         for key, value in values.items()
@@ -104,8 +104,9 @@ def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
-    """The form of one tensor. What is dense is stored once, and may be anything: it stays as it is.
-    Of the rest matrices and selectors take a byte; biases and norms are few and need more."""
+    """The form of one tensor. Dense ones are stored once and may be anything: they stay as they
+    are. Of the others, matrices and selectors take a byte; biases and norms are few and need
+    more."""
     if store == "full" or isinstance(spec, DenseSpec) or 0 in shape:
         return "full"
     byte = key == "selector" or (len(shape) > 1 and not isinstance(spec, NormSpec))
@@ -114,7 +115,7 @@ def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
 
 def _scale(value: Tensor) -> Tensor:
     """The scale of each row, or of a selector as a whole. Packing what was unpacked gives the same
-    scale again: that was tried for every float32 number."""
+    scale again: this was checked for every float32 number."""
     rows = value.flatten(1) if value.dim() > 1 else value
     scale = (rows.abs().amax(-1) / _STEPS).float()
     return torch.where(scale > _NOTHING, scale, 1.0)

@@ -35,21 +35,21 @@ from rankup.specs import (
 )
 from rankup.trace import Trace, defaults_of, trace
 
-_MOST_OPTIONS = 3  # of a forward: each may be given or not, and all ways are looked at
+_MOST_OPTIONS = 3  # of a forward: each may be given or not, and all combinations are traced
 
 
 @dataclass(frozen=True)
 class Plan:
     layers: tuple[LayerSpec, ...]  # what each layer becomes
     dense: DenseSpec  # what is left
-    folds: tuple[tuple[str, str], ...]  # a convolution, and the batch norm that alone reads it
+    folds: tuple[tuple[str, str], ...]  # a convolution and the batch norm that is its only reader
     capped: tuple[str, ...]  # layers that a task gives less rank than was asked for
     # The Linear that reads the inputs as they are, if there is one and it is factored.
     first: str | None
     # The layers of a module that is nothing but factored Linears, a ReLU after each, and a head.
     chain: tuple[str, ...] | None
-    # The torch.fx graph in training and in evaluation mode, as text; None where the module cannot
-    # be traced or does not run the same way every time.
+    # The torch.fx graph in training and in evaluation mode, as text; None if the module cannot be
+    # traced or does not take the same path every time.
     ways: tuple[str | None, str | None]
     dtype: torch.dtype
     device: torch.device
@@ -128,7 +128,7 @@ class _Planner:
         )
 
     def _norms_before(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
-        """The norms that run before the last layers, where these alone are factored."""
+        """The norms that run before the last layers, if only these are factored."""
         if not self.growth.last or self.trace is None:
             return set()
         first = self.trace.position(factored[0])
@@ -147,7 +147,7 @@ class _Planner:
         )
 
     def _folds(self) -> list[tuple[str, str]]:
-        """What can be folded as the module trains and as it answers, whatever it is called with."""
+        """What can be folded both in training and in evaluation, whatever options are given."""
         found = self.trace.folds() if self.trace is not None else []
         if not found:
             return []
@@ -304,7 +304,7 @@ def _way(found: Trace | None) -> str | None:
 
 
 def _unstorable(tensor: torch.Tensor) -> str | None:
-    """What kind of tensor it is, if one that no file of a network can hold."""
+    """The kind of a tensor that no file of a network can hold, else None."""
     if tensor.layout != torch.strided:
         return "sparse"
     if tensor.is_quantized:
@@ -344,7 +344,7 @@ def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
         name,
         over,
         shape if isinstance(shape, tuple) else (shape,),
-        # An RMSNorm may leave it to the dtype that torch computes in.
+        # An RMSNorm may take it from the dtype that torch computes in.
         torch.finfo(at_least_float32(part.weight.dtype)).eps if part.eps is None else part.eps,
         getattr(part, "num_groups", 1),
         part.weight is not None,

@@ -20,9 +20,9 @@ class Rank:
     """How many factors each layer gets.
 
     `first` and `step` are what the first and every later task add. `seeded` is how many seeded
-    factors a layer selects from besides: a number, a multiple of the layer's outputs (`"4x"`), or
+    factors a layer also selects from: a number, a multiple of the layer's outputs (`"4x"`), or
     a sequence with one of these per layer in the order in which the layers run. With `of_outputs`
-    the first two are shares of a layer's outputs, as `Rank.proportional` makes it.
+    the first two are shares of a layer's outputs, as in `Rank.proportional`.
 
     >>> Rank(first=11, step=1)
     Rank(first=11, step=1, seeded=0, of_outputs=False)
@@ -55,7 +55,7 @@ class Rank:
     def proportional(
         cls, first: float = 0.1, step: float = 0.02, *, seeded: Seeded | Sequence[Seeded] = 0
     ) -> "Rank":
-        """Shares of a layer's outputs, rounded half up, at least 1 where the share is not 0.
+        """Shares of a layer's outputs, rounded half up, at least 1 if the share is not 0.
 
         >>> Rank.proportional(0.1, 0.02)._amounts(outputs=160), Rank.proportional()._amounts(20)
         ((16, 3), (2, 1))
@@ -98,14 +98,14 @@ class Shape:
 
 
 def as_python(value: Any) -> Any:
-    """A number of any library, such as NumPy's, as Python's own, which JSON can hold."""
+    """A number of any library, such as NumPy, as a Python one, which JSON can hold."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def as_whole(name: str, value: Any) -> int:
-    """An option that is a whole number, whoever's."""
+    """An option that is a whole number, of any library."""
     own = as_python(value)
     if isinstance(own, bool) or not isinstance(own, int):
         raise RankupError(f"{name} must be a whole number, got {own!r}")
@@ -175,7 +175,7 @@ def parse_rank(rank: str, seeded: str | None) -> Rank:
 
 
 def rule_to_json(rule: RankRule) -> Any:
-    """A rule as plain data; of a mapping the order counts, so it becomes a list of pairs."""
+    """A rule as plain data; a mapping becomes a list of pairs, because its order counts."""
     if isinstance(rule, Mapping):
         return [[pattern, rule_to_json(rank)] for pattern, rank in rule.items()]
     seeded = list(rule.seeded) if isinstance(rule.seeded, tuple) else rule.seeded
@@ -194,8 +194,7 @@ def rule_from_json(data: Any) -> RankRule:
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Whether a name is what a pattern stands for, or the pattern itself: names may hold brackets,
-    too.
+    """Whether a name matches a pattern or equals it: names may hold brackets, too.
 
     >>> is_match("blocks.0.fc", "blocks.*"), is_match("parts.c[0]", "parts.c[0]")
     (True, True)
@@ -246,7 +245,7 @@ def _share(share: float, outputs: int) -> int:
 
 
 def _seeded_multiple(entry: object) -> float:
-    """What an entry of `seeded` asks for: a count, or its multiple of the layer's outputs."""
+    """The number in an entry of `seeded`: a count, or a multiple of the layer's outputs."""
     if isinstance(entry, str) and re.fullmatch(r"\d+(\.\d+)?x", entry):
         return float(entry[:-1])
     if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:

@@ -1,5 +1,5 @@
-"""How a grown network learns a task, as the engine sees it: like any module, but that what frozen
-factors see of the data is computed once, and kernels of convolutions are built aside."""
+"""How a grown network learns a task, as the engine sees it: like any module, except that the data
+is projected by frozen factors once, and kernels of convolutions are built aside."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from rankup.teaching import Teacher, distance
 if TYPE_CHECKING:
     from rankup.kernels.build import Builder
 
-MOST_BYTES = 2**31  # that what is computed once from a task's inputs may take
+MOST_BYTES = 2**31  # limit for what is computed once from a task's inputs
 _ROWS = 512  # samples that a CPU projects at once: few enough for its cache
 
 
 def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
-    """Whether layers are all that happens to what is fed: no hooks, and no indices, which a Linear
-    cannot take."""
+    """Whether only layers process the inputs: no hooks, and no indices, which a Linear cannot
+    take."""
     return not any(map(has_hooks, body.modules())) and feed.x.dtype != torch.int64
 
 
 def _reads_what_is_fed(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -> bool:
-    """Whether a layer still reads the inputs as they are: since the module was traced, what is no
-    layer of it may have changed."""
+    """Whether a layer still reads the inputs as they are: since the module was traced, something
+    that is not a layer may have changed."""
     x, _ = next(feed.train(2))
     read: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
@@ -51,15 +51,15 @@ class RankLearner(ModuleLearner):
     """The task that a grown network has begun.
 
     Args:
-        pad: fill the tables of frozen factors up to a multiple of so many rows with zeros, which
-            change nothing and get no gradient. Tasks of different rank so have the same shapes,
+        pad: fill the tables of frozen factors up to a multiple of this many rows with zeros, which
+            change nothing and get no gradient. So tasks of different rank have the same shapes,
             and one captured graph serves them all.
-        teacher: what answers for the task already, to be learned from in place of labels.
+        teacher: already answers for the task; learned from in place of labels.
     """
 
     seen: Tensor | None
     teacher: Teacher | None
-    was_tried = False  # whether it is known to run still as it was traced
+    was_tried = False  # whether it is known to run still as traced
 
     def __init__(
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None
@@ -68,7 +68,7 @@ class RankLearner(ModuleLearner):
         self.register_module("teacher", None)
         if teacher is not None:
             self.look_at("teacher", teacher)
-        # In lists, because a module that is an attribute has its tensors listed a second time.
+        # In lists, because the tensors of a module that is an attribute are listed twice.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
         self._first = [
             part
@@ -83,12 +83,12 @@ class RankLearner(ModuleLearner):
         }
         self._extra = {name: -len(layer.U) % pad for name, layer in self._factored.items()}
         if self.index or net.growth.base == "keep":
-            # Later than the first task, what is not factored stays as it is.
+            # After the first task, what is not factored stays as it is.
             self.changed = ()
-        # Steps of its own are only for convolutions.
+        # It has steps of its own only for convolutions.
         self.replicas = "branches" if self._convolves or self.changed else "vmap"
         self._builder: Builder | None = None
-        # Kernels that are built aside lie with their channels last, and so would what they give.
+        # Kernels that are built aside have their channels last, and so would their outputs.
         self._builds = self._convolves and self._takes_channels_last()
         self.register_buffer("seen", self._project())
         self._reads |= self._padded_tables()
@@ -146,8 +146,8 @@ class RankLearner(ModuleLearner):
         return takes_channels_last(self.body, some)
 
     def _build_aside(self) -> dict[str, Built]:
-        """All kernels, which depend on no data. Autograd goes the same way back: what becomes of a
-        kernel's gradient does not hold up the layers before it."""
+        """All kernels, which depend on no data. Autograd uses the same streams: what is done with
+        a kernel's gradient does not hold up the layers before it."""
         main, made = torch.cuda.current_stream(), dict[str, Built]()
         if self._builder is not None:
             with self.aside():
@@ -170,7 +170,7 @@ class RankLearner(ModuleLearner):
             return super().forward(draw)
         with active(self.index), self._autocast():
             x = self.inputs(draw)
-            wanted = self.teacher(x.clone())  # either may change what it is given
+            wanted = self.teacher(x.clone())  # either may change its input
             return distance(self._answers(x, draw["rows"]), wanted, self.feed.recipe.softness)
 
     def logits(self, draw: Draws) -> Tensor:
@@ -179,7 +179,7 @@ class RankLearner(ModuleLearner):
         rows, (first,) = draw["rows"], self._first
         if first.spec.rank.added(self.index):
             x = self.inputs(draw)
-        else:  # Without factors of its own, the layer looks at nothing but the projection.
+        else:  # Without factors of its own, the layer reads nothing but the projection.
             x = self.feed.scaled(self.feed.floats(self.x[:1])).expand(len(rows), *self.x.shape[1:])
         return self._answers(x, rows)
 
@@ -192,7 +192,7 @@ class RankLearner(ModuleLearner):
         return logits
 
     def _project(self) -> Tensor | None:
-        """What the frozen factors of the first layer see of the task's inputs, where these are the
+        """The task's inputs projected by the frozen factors of the first layer, if they are the
         same in every epoch: computed once and not at every step."""
         made, feed = self.feed.made, self.feed
         if made is None or not self._first:
@@ -226,7 +226,7 @@ class RankLearner(ModuleLearner):
 
 
 class ApartLearner(RankLearner):
-    """One whose selectors over factors of earlier tasks stay at zero, where they have to start."""
+    """A learner whose selectors over earlier tasks' factors stay at zero, where they must start."""
 
     def __init__(
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None

@@ -14,7 +14,7 @@ def _option(default: Any, help: str) -> Any:
 
 
 def check_type(name: str, kind: Any, value: Any) -> None:
-    """Refuse what is no value of a field's type; True and False are no numbers."""
+    """Refuse a value that is not of a field's type; True and False are not numbers."""
     is_bool = isinstance(value, bool)
     if kind is int and (is_bool or not isinstance(value, Integral)):
         raise RankupError(f"{name} must be a whole number, got {value!r}")
@@ -28,7 +28,7 @@ def check_type(name: str, kind: Any, value: Any) -> None:
         )
 
 
-_LARGEST = 3.4e38  # that float32 holds
+_LARGEST = 3.4e38  # in float32
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def recipe_for(
 
     Args:
         colour: whether the stream is of natural images, which want augmentation.
-        size: the images' shorter side, to which crops are in proportion.
-        samples: how many training samples a task has; few of them want more epochs.
+        size: the images' shorter side, to which crops are proportional.
+        samples: how many training samples a task has; with few, it takes more epochs.
         net: the network's name.
         learns_factors: whether tasks learn factors or only select from seeded ones, which takes
             a higher rate and some decay.

@@ -1,5 +1,5 @@
 """What a network neither factors nor keeps per task: trained with the first task or kept from the
-module that was given, then constant."""
+given module, then constant."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,8 +19,8 @@ class RestParts:
     """The tensors of a `DenseSpec`, read and written where they are: in modules that this project
     did not write.
 
-    They live through a task as a layer does. All are buffers, but parameters while the first task
-    trains them.
+    They go through a task's stages as a layer does. All are buffers, except while the first task
+    trains them as parameters.
     """
 
     def __init__(self, spec: DenseSpec, body: nn.Module) -> None:
@@ -33,15 +33,15 @@ class RestParts:
             )
         )
         here = dict(everywhere)
-        # A tensor that several modules share has several places, one of a module that has several
-        # names has only one.
+        # A tensor shared by several modules has several places, one of a module with several names
+        # only one.
         self._owners = {
             name: list(
                 dict.fromkeys(_owner(body, other) for other, t in everywhere if t is here[name])
             )
             for name, _ in spec.tensors
         }
-        # Non-persistent buffers are not saved, so they are no part of what a task learns.
+        # Non-persistent buffers are not saved, so they are not part of what a task learns.
         self._passing = [
             (module, key)
             for module in body.modules()
@@ -52,9 +52,9 @@ class RestParts:
         self._passing_before: list[Tensor | None] = []
         self._own = [name for name, _ in spec.tensors if name not in spec.trained]
         frozen = [body.get_submodule(name) for name in frozen_parts(body)]
-        # These change no buffers either: what is frozen answers as it was given.
+        # These change no buffers either: frozen parts answer as they were given.
         self.frozen = [part for part in frozen if part._buffers]
-        # What no seed gives back: frozen weights, and those of modules that cannot draw them.
+        # What no seed can restore: frozen weights, and those of modules that cannot draw them.
         self.brought = [
             name
             for name, _ in spec.tensors
@@ -71,7 +71,7 @@ class RestParts:
         return {name: values[name].clone() for name in self.spec.trained}
 
     def open(self, values: Tensors) -> None:
-        # Also where there is nothing to train: a module may change its own buffers while it learns.
+        # Also if there is nothing to train: a module may change its own buffers while it learns.
         self._before = {name: value.clone() for name, value in self._values().items()}
         buffers = (owner._buffers[key] for owner, key in self._passing)
         self._passing_before = [None if t is None else t.clone() for t in buffers]
@@ -96,7 +96,7 @@ class RestParts:
         return {}
 
     def undo(self) -> list[str]:
-        """Have buffers as they were when the task began. Gives the names of those that were not."""
+        """Restore buffers as they were when the task began; return the names of changed ones."""
         changed = self._changed()
         self._updating.update(changed)
         self._constant({name: self._before[name] for name in changed})
@@ -104,15 +104,15 @@ class RestParts:
         return changed
 
     def undo_trial(self) -> None:
-        """After the module was run just to see what happens: have everything as it was."""
+        """Restore everything after a trial run of the module."""
         self.undo()
         values = self._values()
         for name in self._changed(self._owners):
             values[name].data.copy_(self._before[name])
 
     def refuse_restless(self) -> None:
-        """Refuse a module that has just answered, before any step, and changed something in that:
-        it would answer otherwise the next time."""
+        """Refuse a module that has changed something by just answering, before any step: its next
+        answer would differ."""
         if changed := self._changed(self._owners):
             raise TaskStateError(
                 f"the module changes its {self._called(changed[0])} also when it only answers, so "
@@ -120,7 +120,7 @@ class RestParts:
             )
 
     def refuse_made(self, body: nn.Module) -> None:
-        """Refuse a module that has made something while it ran: no task would know of it."""
+        """Refuse a module that has made a tensor while it ran: no task would know of it."""
         known = {(id(owner), key) for places in self._owners.values() for owner, key in places}
         others = {
             name: part for name, part in body.named_modules() if not isinstance(part, TaskLayer)
@@ -134,8 +134,8 @@ class RestParts:
                 )
 
     def refuse_reshaped(self) -> None:
-        """Refuse a module that has given something another shape: as it was given, a module could
-        not load it."""
+        """Refuse a module that has given a tensor another shape: the module as given could not
+        load it."""
         values = self._values()
         for name, shape in self.spec.tensors:
             if (now := tuple(values[name].shape)) != shape:
@@ -146,12 +146,12 @@ class RestParts:
                 )
 
     def as_given(self) -> set[str]:
-        """What no task has changed, so that it may hold any values, as a mask of −inf does."""
+        """What no task has changed, so it may hold any values, such as a mask of −inf."""
         return {*self._own} - {*self._changed()}
 
     @property
     def updating(self) -> list[nn.Module]:
-        """Modules that change their buffers by themselves, which they may no more once these are
+        """Modules that change their buffers by themselves, which they must stop once these are
         constant."""
         return [owner for name in self._updating for owner, _ in self._owners[name]]
 
@@ -160,13 +160,13 @@ class RestParts:
         return self._updating
 
     def know_updating(self, names: Collection[str]) -> None:
-        """Of a network that was loaded, what was known of it when it was saved."""
+        """Restore in a loaded network what was known when it was saved."""
         self._updating.update(names)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Inside, the module answers for constant tasks in training mode. Buffers that it changes
-        are then put back, and known to be of that kind."""
+        are then restored, and remembered as `updating`."""
         moving = {
             name: getattr(*self._owners[name][0]).clone()
             for name in self._own
@@ -206,7 +206,7 @@ class RestParts:
         self._constant(base)
 
     def tie(self) -> None:
-        """Have one tensor again in all places of a name: torch moves buffers place by place."""
+        """Share one tensor again among all places of a name: torch moves buffers one by one."""
         for (first, name), *others in self._owners.values():
             for owner, key in others:
                 if key in owner._buffers and owner._buffers[key] is not getattr(first, name):
@@ -214,7 +214,7 @@ class RestParts:
                     _refresh(owner)
 
     def _changed(self, among: Collection[str] | None = None) -> list[str]:
-        """What is not as it was when the task began; of all that no step changes, or of more."""
+        """What has changed since the task began, among all that no step changes or `among`."""
         if among is None:
             among = self._owners if self.count or self.spec.kept else self._own
         values, before = self._values(), self._before
@@ -227,7 +227,7 @@ class RestParts:
         return f"{'buffer' if name in self._own else 'parameter'} {name!r}"
 
     def _undo_passing(self) -> None:
-        """Restore non-persistent buffers: a loaded network has them as given, so that no answer
+        """Restore non-persistent buffers: a loaded network has them as given, so no answer
         may depend on other values. One that has grown is a cache, not an average, and stays."""
         pairs = zip(self._passing, self._passing_before, strict=False)
         _put_back((*place, before) for place, before in pairs if before is not None)
@@ -247,7 +247,7 @@ class RestParts:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """To the bit, and nan where there is nan."""
+    """To the bit, with nan equal to nan."""
     if torch.equal(one, other):
         return True
     nan = one.isnan()
@@ -267,7 +267,7 @@ def _owner(body: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _refresh(owner: nn.Module) -> None:
-    # Recurrent layers keep a list of their weights beside the weights, and make it anew here.
+    # Recurrent layers also keep a list of their weights, and rebuild it here.
     owner._apply(lambda tensor: tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 

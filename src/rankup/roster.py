@@ -1,4 +1,4 @@
-"""The tasks that a network knows, and what they are called by."""
+"""The tasks that a network knows, by name and by index."""
 
 import operator
 import reprlib
@@ -29,7 +29,7 @@ class Roster:
         return [task.name for task in self.tasks]
 
     def begin(self, name: str, classes: int) -> KnownTask:
-        """The task that may be learned next; it is once it is set as `learning`."""
+        """The task to be learned next, once it is set as `learning`."""
         if self.learning is not None:
             raise TaskStateError(
                 f"cannot begin task {name!r} while {self.learning.name!r} is being learned: "
@@ -56,7 +56,7 @@ class Roster:
         """The index of a task given by name or index, the one being learned included.
 
         Args:
-            or_several: whether there could have been a task for each sample, too.
+            or_several: whether a task for each sample would be valid, too.
         """
         if isinstance(task, str):
             if self.learning is not None and task == self.learning.name:

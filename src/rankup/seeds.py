@@ -34,7 +34,7 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
 
 
 def of_epoch(seed: int, task: int, epoch: int, device: torch.device) -> torch.Generator:
-    """What all that is random in an epoch of a task is drawn with; both count from 0."""
+    """The generator for all randomness in an epoch of a task; both count from 0."""
     return generator(seed, "epoch", task, epoch, device=device)
 
 
@@ -45,8 +45,8 @@ def normal(*shape: int, generator: torch.Generator) -> Tensor:
 
 @contextmanager
 def drawing(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, the generators that modules draw from begin at the seed, torch's of the CPU and the
-    device, Python's and NumPy's; outside, nobody will have noticed."""
+    """Inside, the generators that modules draw from start at the seed: torch's for the CPU and the
+    device, Python's and NumPy's. Afterwards they are as before."""
     own, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -59,15 +59,15 @@ def drawing(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def drawn_from() -> tuple[object, ...]:
-    """The states of all that modules draw from, but for a GPU's."""
+    """The states of all generators that modules draw from, except a GPU's."""
     legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), legacy
 
 
 @contextmanager
 def kept_if_it_fails(device: torch.device) -> Iterator[None]:
-    """Inside, a graph is captured. Where that fails, torch leaves its generator for the GPU as if
-    the capture went on, and nobody can draw from it any more: it gets back what it was before."""
+    """Inside, a graph is captured. If that fails, torch leaves its generator for the GPU as if the
+    capture went on, and nothing can draw from it any more: its former state is restored."""
     generator = _of_gpu(device)
     before = generator.clone_state()
     try:
@@ -94,8 +94,8 @@ def _drawing_of_torch(device: torch.device, seed: int) -> Iterator[None]:
 
 def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:
     """`count` random bits of a layer's `U` or `V`, packed: integer arithmetic alone, so they are
-    the same on every machine and for every version of every library. More bits go on where fewer
-    ended.
+    the same on every machine and for every version of every library. A larger
+    count extends the bits of a smaller one.
 
     >>> sign_bits(0, "hidden.0", "U", 32).hex()
     '87095d36'

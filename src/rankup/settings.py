@@ -1,5 +1,5 @@
-"""What each method is run with where nothing else is asked for: its own defaults, and on top of
-them what `rankup tune` has found for the stream and the network."""
+"""What each method is run with by default: its own defaults, and on top of them what `rankup tune`
+has found for the stream and the network."""
 
 import json
 import warnings
@@ -14,7 +14,7 @@ from rankup.recipe import RECIPES, Recipe
 
 TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD[-VARIANT].json
 SEEDED = "-seeded"
-# Where nothing was tuned for a stream, but for one that is much alike.
+# Streams for which nothing was tuned, and similar ones for which it was.
 ALIKE = {"s-miniimagenet-resnet18": "s-cifar100-resnet18"}
 
 
@@ -30,7 +30,7 @@ def settings_for(
 
     Args:
         recipe: the name of a recipe, or a folder where `rankup tune` has left what it found.
-        variant: what the method is a variant of itself by, as `variant_of` says.
+        variant: the suffix for a variant of the method, from `variant_of`.
 
     >>> settings_for("rank", "s-digits", "mlp")
     Settings(recipe={}, options={})
@@ -40,7 +40,7 @@ def settings_for(
         return Settings(own, {})
     folder = TUNED / ALIKE.get(case, case) if recipe == "default" else Path(recipe)
     path = folder / f"{method}{variant}.json"
-    # Without learned factors a recipe is another one; small networks have one much like large ones.
+    # Without learned factors the recipe differs; that of small networks is much like large ones'.
     if variant != SEEDED and not path.exists():
         path = folder / f"{method}.json"
     if recipe != "default" and not path.exists():
@@ -52,8 +52,8 @@ def settings_for(
 
 
 def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
-    """What files of settings add to a method's name where it is not what its name says: without
-    learned factors, or with networks of low rank.
+    """The suffix that settings files add to a method's name for a variant of it: without learned
+    factors, or with networks of low rank.
 
     >>> variant_of("rank", "0,0", {}), variant_of("parallel", "11,1", {"size": "2"})
     ('-seeded', '-rank-2')
@@ -96,11 +96,11 @@ def base_recipe(recipe: str) -> str:
 
 
 def _read(path: Path, method: str, as_tried: bool) -> Settings:
-    """What was chosen, and what all trials were given; nothing where nothing was tuned.
+    """What was chosen, and what all trials were given; nothing if nothing was tuned.
 
     Args:
-        as_tried: with as many epochs as the trials had and batches of their size, too. What comes
-            with this project is also used with more of them.
+        as_tried: whether to take the trials' epochs and batch size, too. What comes with this
+            project is also used with more of them.
     """
     try:
         found = json.loads(path.read_bytes())

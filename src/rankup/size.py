@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Size:
     """Exact counts of numbers. All but `working` are as stored: seeded factors count nothing, a
-    task's selectors are as many as the factors it uses. `dense` is what is neither factored nor
+    task has as many selectors as factors it uses. `dense` is what is neither factored nor
     per task, `working` what is held in memory, seeded factors and the padding of tables included.
-    `bytes` is what all that is stored takes.
+    `bytes` is the size of all that is stored.
     """
 
     factors: int

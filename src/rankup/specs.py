@@ -1,5 +1,5 @@
 """What a network is made of, as plain data: enough to say which tensors a task adds and of what
-shape. The network builds its layers from it, a network folder carries it."""
+shape. The network builds its layers from it, and a network folder stores it."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from rankup.rank import LayerRank
 
 Shapes = dict[str, tuple[int, ...]]
-Sizes = tuple[int, ...]  # one for each dimension of space
+Sizes = tuple[int, ...]  # one for each spatial dimension
 NormOver = Literal["batch1d", "batch2d", "batch3d", "layer", "rms", "group"]
 
 
@@ -42,7 +42,7 @@ class FactoredSpec:
 
     @property
     def dims(self) -> int:
-        """How many dimensions of space there are behind the channels."""
+        """How many spatial dimensions follow the channels."""
         return self.conv.dims if self.conv else 0
 
     def shapes(self, task: int, classes: int) -> Shapes:
@@ -79,7 +79,7 @@ class NormSpec:
 
     @property
     def is_over_last(self) -> bool:
-        """Whether it is over the last dimensions, not over channels."""
+        """Whether it normalises the last dimensions, not channels."""
         return self.over in ("layer", "rms")
 
     def shapes(self, task: int, classes: int) -> Shapes:
@@ -112,9 +112,9 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """What is neither factored nor per task: trained with the first task or kept from the module
-    that was given, then constant. `tensors` maps names to shapes, `trained` names those that learn,
-    the others are buffers of the module's own and parameters that were given frozen."""
+    """What is neither factored nor per task: trained with the first task or kept from the given
+    module, then constant. `tensors` maps names to shapes, `trained` names those that learn; the
+    others are the module's own buffers and parameters that were given frozen."""
 
     kind: ClassVar[str] = "dense"
     name: ClassVar[str] = "dense"

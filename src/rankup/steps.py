@@ -1,7 +1,7 @@
 """What a step is, and the plain way to take one.
 
-A learner says what a step is: a pure function of the learner's tensors and of what was drawn for
-it. So it does not matter to the learner how its steps are taken.
+A learner defines a step: a pure function of the learner's tensors and of what was drawn for it. So
+it does not matter to the learner how its steps are taken.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _HERE = nullcontext()
 
 
 class Learner(nn.Module, ABC):
-    """One network on its way through one task.
+    """One network learning one task.
 
-    Its tensors go by their names as attributes of the learner, as in `named_parameters()`. A
+    Its tensors are named as attributes of the learner, as in `named_parameters()`. A
     method with steps of its own overrides `gradient` (other gradients, or a second backward pass),
     `settle` (what must hold after every update) or `draws` (rows of a replay memory), and must not
     wait for the device in any of them.
@@ -38,15 +38,15 @@ class Learner(nn.Module, ABC):
     # How several learners of this kind are captured in one graph: `gradient` itself takes tensors
     # with a leading dimension of replicas; or torch can `vmap` its loss; or each is a branch.
     replicas: Form = "branches"
-    # Streams beside the one that a captured step runs on, for what does not wait for its data.
+    # Side streams of a captured step, for what need not wait for its data.
     beside: Sequence[torch.cuda.Stream] = ()
-    threads: int | None = None  # of a CPU that a step is worth, where all would be too many
-    changed: tuple[str, ...] = ()  # what a step may change beside the parameters
+    threads: int | None = None  # CPU threads that a step is worth, if all would be too many
+    changed: tuple[str, ...] = ()  # what a step may change besides the parameters
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
         self.feed = feed
-        self._begun: set[torch.cuda.Stream] = set()  # streams beside with something to wait for
+        self._begun: set[torch.cuda.Stream] = set()  # side streams with something to wait for
 
     @abstractmethod
     def learned(self) -> Tensors:
@@ -54,11 +54,11 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def read(self) -> Tensors:
-        """All else that a step looks at: data, and what is frozen."""
+        """All else that a step reads: data, and what is frozen."""
 
     @abstractmethod
     def keep(self, learned: Tensors) -> None:
-        """Take over parameters that were learned."""
+        """Adopt parameters that were learned."""
 
     @abstractmethod
     def forward(self, draw: Draws) -> Tensor:
@@ -74,25 +74,24 @@ class Learner(nn.Module, ABC):
         return self.feed.draws(generator)
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
-        """The loss of one step and its gradient by each parameter."""
+        """The loss of one step and its gradient for each parameter."""
         loss = self(draw)
         return loss, self.by_leaves(loss)
 
     def by_leaves(self, loss: Tensor) -> Sequence[Tensor]:
-        """Gradients by each parameter; zeros for what the module has and did not run."""
+        """Gradients for each parameter; zeros for those that the module did not use."""
         return torch.autograd.grad(loss, self._leaves, materialize_grads=True)
 
     def settle(self) -> None:
-        """What is to be done after the parameters were changed: nothing."""
+        """What to do after the parameters were changed: nothing by default."""
 
     def turn(self, epoch: int) -> None:
-        """What is to be done before an epoch, counted from 0, to what `read` and `learned` name:
-        nothing."""
+        """What to do before an epoch, counted from 0, to what `read` and `learned` name: nothing by
+        default."""
 
     def aside(self, number: int = 0) -> AbstractContextManager[object]:
-        """Inside, compute at the same time as what comes after, where there are streams for it.
-        What is read or made inside has to be held until `join`, or its memory could be used for
-        something else before."""
+        """Inside, compute concurrently with what comes after, if there are streams for it. What is
+        read or made inside has to be held until `join`, or its memory could be reused before."""
         if not self.beside:
             return _HERE
         stream = self.beside[number % len(self.beside)]
@@ -101,7 +100,7 @@ class Learner(nn.Module, ABC):
         return torch.cuda.stream(stream)
 
     def join(self) -> None:
-        """Go on when all that was begun aside is done."""
+        """Wait until all that was begun aside is done."""
         while self._begun:
             torch.cuda.current_stream().wait_stream(self._begun.pop())
 
@@ -124,8 +123,8 @@ class Learner(nn.Module, ABC):
 
     @torch.no_grad()
     def carry(self, tensors: Tensors) -> None:
-        """After a step: into the tensors that steps know, what the module assigned in their
-        place."""
+        """After a step, copy what the module assigned in place of the tensors that steps know back
+        into these."""
         for name in self.changed:
             now = self._exchange(name, tensors[name])
             if now is not tensors[name] and now.shape == tensors[name].shape:
@@ -149,7 +148,7 @@ class Steps(ABC):
     tensors: Sequence[Tensors]  # each learner's tensors, as its steps know them
 
     def turn(self, epoch: int) -> None:
-        """Let every learner do what is to be done before an epoch."""
+        """Let every learner do what it does before an epoch."""
         for learner, tensors in zip(self.learners, self.tensors, strict=True):
             if type(learner).turn is Learner.turn:
                 continue  # binding takes longer than doing nothing
@@ -158,12 +157,12 @@ class Steps(ABC):
 
     @abstractmethod
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        """Take the steps of an epoch, with a rate for each learner and step; give back each
-        learner's losses, summed. The seed is for what a module draws by itself, as dropout does."""
+        """Take the steps of an epoch, with a rate for each learner and step; return each
+        learner's losses, summed. The seed is for what a module draws by itself, such as dropout."""
 
     @abstractmethod
     def state(self, number: int) -> Tensors:
-        """What it takes for one learner to go on from here."""
+        """What one learner needs to resume from here."""
 
     @abstractmethod
     def keep(self) -> None:
@@ -225,13 +224,13 @@ def precise(recipe: Recipe) -> AbstractContextManager[None]:
 
 
 def exact() -> AbstractContextManager[None]:
-    """Inside, matrices are multiplied in full precision, whatever is enough for gradients."""
+    """Inside, matrices are multiplied in full precision, even if gradients need less."""
     return _multiplied("ieee")
 
 
 @contextmanager
 def _multiplied(precision: str) -> Iterator[None]:
-    # Not by torch.set_float32_matmul_precision, which fails where somebody has set these.
+    # Not by torch.set_float32_matmul_precision, which fails if somebody has set these.
     products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [own.fp32_precision for own in products]
     for own in products:
@@ -245,7 +244,7 @@ def _multiplied(precision: str) -> Iterator[None]:
 
 @contextmanager
 def at_most(threads: int | None) -> Iterator[None]:
-    """Inside, operations on the CPU take no more threads than these."""
+    """Inside, operations on the CPU use at most this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, threads or before))
     try:

@@ -2,7 +2,7 @@
 
     manifest.json                what the network is, its tasks in order, every file's SHA-256
     tasks/0001-name.safetensors  what the first task added, and so on
-    base.safetensors             the weights of a module that was kept, if one was
+    base.safetensors             the weights kept of a module, if any
 
 A task's file never changes. Learning one more task writes one file, then replaces the manifest
 atomically, so that a crash at any moment leaves a whole network. Nothing is ever unpickled.
@@ -42,14 +42,14 @@ StrPath = str | os.PathLike[str]
 _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds to wait for another process to finish its save
 
-# What a committed task is on disk never changes, so it is worked out once for each network.
-# Other tensors make another edition of it.
+# A committed task's file never changes, so it is described once for each network. Other tensors
+# make another edition of it.
 _known_files: "WeakKeyDictionary[IncrementalNet, tuple[int, dict[str, File]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found; true where nothing is wrong."""
+    """What `verify` found; true if nothing is wrong."""
 
     path: Path
     tasks: tuple[str, ...]
@@ -70,7 +70,7 @@ def save(net: IncrementalNet, path: StrPath) -> None:
 
     Args:
         net: a network between two tasks.
-        path: the folder, which need not be there.
+        path: the folder, which need not exist.
     """
     folder = Path(path)
     if not isinstance(net, IncrementalNet):
@@ -101,13 +101,13 @@ def save(net: IncrementalNet, path: StrPath) -> None:
 def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     """Load a network to answer with, in evaluation mode, checking every file's hash.
 
-    A network that was grown from a module of your own needs one that computes the same, but for its
-    weights, which do not matter: nothing in the folder is executed. Buffers that do not belong to
-    the module's state (`persistent=False`) are the module's own.
+    A network that was grown from a module of your own needs one that computes the same, with any
+    weights, because nothing in the folder is executed. Buffers that do not belong to the module's
+    state (`persistent=False`) are the module's own.
 
     Args:
         path: a folder that `save` has written; that of a run is `RUN/net`.
-        module: one such as the network was grown from, where it is of a class of your own.
+        module: one like the network was grown from, if that is of a class of your own.
     """
     folder = Path(path)
     manifest = Manifest.read(folder)
@@ -160,7 +160,7 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     there = {file.file for file in _files(old)} if old else set()
     written: dict[str, bytes] = {}
     for name, content in contents.items():
-        # What is written is described as it is written: somebody may have changed a tensor.
+        # Described from what is written: somebody may have changed a tensor.
         if name not in known or name not in there:
             written[name] = content()
             known[name] = File.of(name, written[name])
@@ -201,7 +201,7 @@ def _task_to_bytes(net: IncrementalNet, index: int, about: dict[str, Any]) -> by
 def _to_bytes(
     net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None = None
 ) -> bytes:
-    """A file of what each part has; of a task, with what it is about, in as many bits as tasks
+    """A file of each part's tensors; for a task, together with `about` and in the form that tasks
     have."""
     form: Store = "full" if about is None else net.growth.store
     tensors = {
@@ -334,7 +334,7 @@ def _read_checked(path: Path, file: File) -> Tensors:
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time; what another left half-done when it died is cleared away."""
     folder.mkdir(parents=True, exist_ok=True)
-    # One look: between two of them another process may commit its first save.
+    # Listed once: between two listings another process may commit its first save.
     names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}
     if MANIFEST not in names and names - {BASE, _LOCK, "tasks"}:
         raise StoreError(f"{folder} holds other files: save to a new or an empty folder")

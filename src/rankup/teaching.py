@@ -1,5 +1,5 @@
 """Learning from the answers of a network that knows a task already, in place of labels: knowledge
-distillation (Hinton et al., 2015), by a teacher that sees the very images that are learned from
+distillation (Hinton et al., 2015), by a teacher that sees the same images as the learner
 (Beyer et al., 2022)."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rankup.errors import RankupError
 from rankup.feed import Feed
 from rankup.layout import takes_channels_last
 
-_LOOK = 2048  # training samples for which a teacher has to answer before anyone learns from it
+_LOOK = 2048  # training samples that a teacher must answer before anything learns from it
 
 
 class Teacher(nn.Module):
     """Answers for one task, as steps take them: without gradients, and in evaluation mode.
 
     Args:
-        module: what answers. It is copied, and stays as it is.
+        module: what answers. It is copied, not modified.
     """
 
     def __init__(self, module: nn.Module, feed: Feed) -> None:
@@ -40,7 +40,7 @@ class Teacher(nn.Module):
         return logits
 
     def train(self, mode: bool = True) -> Teacher:
-        return self  # who learns from it does not change it
+        return self  # learning from it does not change it
 
     def _refuse_if_ignorant(self, feed: Feed) -> None:
         """It may have learned another stream, or the same one with another seed."""
@@ -49,7 +49,7 @@ class Teacher(nn.Module):
             answer = self(x)
         except RankupError:
             raise
-        except Exception as error:  # of the module's own code
+        except Exception as error:  # from the module's own code
             raise RankupError(
                 f"the teacher cannot answer inputs of shape {list(x.shape)}: {error}"
             ) from error
@@ -73,9 +73,9 @@ def _refuse_if_unusable(module: nn.Module) -> None:
 
 
 def distance(logits: Tensor, wanted: Tensor, softness: float) -> Tensor:
-    """How far answers are from a teacher's: the divergence of both after a softmax of logits that
-    were divided by `softness`. With a higher one it also matters how unlikely a teacher thinks each
-    wrong class is. Gradients are of the same size with any.
+    """How far answers are from a teacher's: the divergence of both after a softmax of logits
+    divided by `softness`. With a higher one it also matters how unlikely a teacher thinks each
+    wrong class is. Gradients have the same size with any.
 
     >>> logits = torch.tensor([[2.0, 0.0]])
     >>> distance(logits, logits, 4.0), distance(logits, -logits, 1.0)

@@ -17,20 +17,20 @@ from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.modes import has_hooks
 
-# torch.fx exchanges methods of all modules while it traces: two at once would leave theirs behind.
+# torch.fx patches methods of all modules while it traces: two at once would leave patches behind.
 _ONE_AT_A_TIME = threading.RLock()
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Tracer(fx.Tracer):
-    """torch.fx steps into every class that is not torch's own, also where the class only says how a
-    layer of a known kind is made, and into layers of a network."""
+    """Takes known layers as a whole: torch.fx steps into every class that is not torch's own, even
+    one that only says how a known layer is made, and into layers of a network."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
 
-    # While it traces, torch.fx has taken the place of every module's call, in all threads.
+    # While it traces, torch.fx replaces every module's call, in all threads.
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
@@ -52,7 +52,7 @@ class Trace:
 
     Args:
         constant: whether every run takes the same path; if not, only the order is known.
-        kept: names of nodes whose outputs the module keeps, as `self.features`.
+        kept: names of nodes whose outputs the module keeps, such as `self.features`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Trace:
         self.way = str(graph) if constant else None
 
     def position(self, name: str) -> int:
-        """When a layer first runs; after all others where it never does."""
+        """When a layer first runs; after all others if it never does."""
         return self.order.index(name) if name in self.order else len(self.order)
 
     def reads_weights_of(self, name: str) -> bool:
@@ -81,19 +81,19 @@ class Trace:
         )
 
     def runs_once(self, name: str) -> bool:
-        """Whether a layer runs exactly once, every time, and is all that reads its weights."""
+        """Whether a layer runs exactly once, every time, and nothing else reads its weights."""
         once = self._constant and self.order.count(name) == 1
         return once and not self.reads_weights_of(name)
 
     def feeds_batch_norm(self, name: str) -> bool:
-        """Whether batch norms are all that reads a layer."""
+        """Whether only batch norms read a layer."""
         readers = [user for node in self._calls if node.target == name for user in node.users]
         return bool(readers) and all(self._batch_norm(reader) for reader in readers)
 
     def folds(self) -> list[tuple[str, str]]:
-        """Convolutions and the batch norms that can become one with them: each runs once, nothing
-        else reads the convolution or its weights, and nobody keeps what it computes. After a Linear
-        the norm's channels may be another dimension than the layer's outputs, so those stay two."""
+        """Convolutions and the batch norms that can be folded into them: each runs once, nothing
+        else reads the convolution or its weights, and nothing keeps its output. After a Linear the
+        norm's channels may be another dimension than the layer's outputs, so those stay apart."""
         folds = []
         for node, name in zip(self._calls, self.order, strict=True):
             readers = list(node.users)
@@ -103,8 +103,8 @@ class Trace:
         return folds
 
     def reads_inputs(self) -> str | None:
-        """The Linear that alone reads the module's input, with each sample flattened or as it
-        is."""
+        """The Linear that is the only reader of the module's input, with each sample flattened or
+        as it is."""
         before, *others = self._inputs()
         while self._constant and not others and (node := only_reader(before)):
             if self._linear(node):
@@ -136,8 +136,8 @@ class Trace:
         return None
 
     def seen_through_relu(self, name: str) -> str | None:
-        """The layer whose outputs are, through a ReLU, all that another layer reads and that nobody
-        else does; both run once."""
+        """The layer whose outputs another layer, and nothing else, reads through a ReLU; both run
+        once."""
         if not self._constant or self.order.count(name) != 1:
             return None
         relu = self._calls[self.order.index(name)].all_input_nodes[0]
@@ -188,22 +188,22 @@ class Trace:
 
 def _looks_at_kind(call: fx.Node, tensor: fx.Node) -> bool:
     if call.op == "call_method" and call.target in ("to", "type_as"):
-        return call.args[0] is not tensor  # made of the same kind as it
+        return call.args[0] is not tensor  # another is made of its kind
     if call.op == "call_method":
         return call.target in ("size", "dim", "numel", "is_floating_point")
     return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")
 
 
 def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = ()) -> Trace | None:
-    """What torch.fx records of a module as it trains, which may be another way than it answers;
-    None where it cannot trace it.
+    """What torch.fx records of a module in training or in evaluation, where its path may differ;
+    None if it cannot be traced.
 
     Args:
-        given: arguments with defaults for which something else is given.
+        given: arguments that are given something other than their defaults.
     """
     try:
         # A copy, because a forward may write to its module and its buffers; parameters stay shared,
-        # and all that layers hold, which are not run.
+        # and so does all that our layers hold, which are not run.
         layers = [part for part in module.modules() if isinstance(part, TaskLayer)]
         tensors = chain(module.parameters(), *(layer.buffers() for layer in layers))
         own = copy_of(module, {id(tensor): tensor for tensor in tensors})
@@ -212,7 +212,7 @@ def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = 
             before = seeds.drawn_from()
             defaults = {key: value for key, value in defaults_of(own).items() if key not in given}
             graph, again = (Tracer().trace(own, defaults) for _ in range(2))
-            # What draws may go another way the next time, whatever it did twice.
+            # A module that draws may take another path next time, whatever it did twice.
             constant = str(graph) == str(again) and seeds.drawn_from() == before
         held = (leaf for part in own.modules() for leaf in leaves(vars(part)))
         kept = {leaf.node.name for leaf in held if isinstance(leaf, fx.Proxy)}
@@ -222,8 +222,8 @@ def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = 
 
 
 def defaults_of(module: nn.Module) -> dict[str, Any]:
-    """What a forward has for arguments that nobody gives, where torch.fx can take it for given: a
-    stand-in for None is not None, and the way with it another."""
+    """Defaults of a forward's arguments that torch.fx can take as constants: a stand-in for None is
+    not None, and leads to another path."""
     arguments = inspect.signature(module.forward).parameters.values()
     simple = str | bool | int | float | None
     return {

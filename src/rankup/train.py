@@ -52,7 +52,7 @@ OnEpoch = Callable[[Epoch, Checkpoint], None]
 
 
 class Pupil(Protocol):
-    """Whoever learns tasks: a network, or a method with one."""
+    """What learns tasks: a network, or a method with one."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -66,16 +66,16 @@ class Pupil(Protocol):
 
     @property
     def begins_afresh(self) -> bool:
-        """Whether its next task is the first that the network which will learn it learns."""
+        """Whether its next task is the first one of the network that will learn it."""
 
     def begin(self, task: Task) -> Learner:
-        """Open a task, or raise and be as before."""
+        """Open a task, or raise and stay as before."""
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits of a task that was learned or is open."""
 
     def end(self) -> None:
-        """Make what was learned of the open task a part of what is known."""
+        """Commit what was learned of the open task."""
 
     def abandon(self) -> None:
         """Drop the open task, if there is one."""
@@ -83,11 +83,11 @@ class Pupil(Protocol):
 
 @dataclass
 class _Lesson:
-    """One pupil's way through its next task."""
+    """One pupil learning its next task."""
 
     pupil: Pupil
     learner: Learner
-    checkpoint: Checkpoint | None = None  # to go on from
+    checkpoint: Checkpoint | None = None  # to resume from
     on_epoch: OnEpoch | None = None
     failure: TaskFailed | None = None
     is_over: bool = False
@@ -113,7 +113,7 @@ class _Lesson:
 
     def draws(self, epoch: int) -> Draws:
         """Whatever is random in an epoch comes from the seed, the task's index and the epoch's
-        number, so an interrupted run goes on from a checkpoint as if nothing had happened."""
+        number, so an interrupted run resumes from a checkpoint as if nothing had happened."""
         pupil = self.pupil
         return self.learner.draws(
             seeds.of_epoch(pupil.seed, pupil.learned, epoch, self.feed.device)
@@ -131,10 +131,10 @@ def learn(
     resume: Sequence[Checkpoint | None] | None = None,
     on_epoch: Sequence[OnEpoch | None] | None = None,
 ) -> list[TaskFailed | None]:
-    """Let every pupil learn its next task: at once those that take as many steps, and then others.
+    """Let every pupil learn its next task, those with equal numbers of steps together.
 
-    Gives back for each why it failed, if it did; then it is as it was before. So are all whose task
-    is still open when something else goes wrong, as with Ctrl-C.
+    Returns for each why it failed, if it did; then it is as it was before. So are all whose task is
+    still open when something else goes wrong, such as Ctrl-C.
     """
     points, tell = resume or [None] * len(pupils), on_epoch or [None] * len(pupils)
     lessons: list[_Lesson] = []
@@ -156,7 +156,7 @@ def learn(
 
 
 def _as_long(lessons: Sequence[_Lesson]) -> Iterable[list[_Lesson]]:
-    """Those that take the same number of epochs and steps."""
+    """Groups with the same number of epochs and steps."""
     groups: dict[tuple[int, int], list[_Lesson]] = {}
     for lesson in lessons:
         length = lesson.pupil.recipe.epochs, lesson.feed.steps_per_epoch
@@ -165,7 +165,7 @@ def _as_long(lessons: Sequence[_Lesson]) -> Iterable[list[_Lesson]]:
 
 
 def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
-    """All epochs of lessons that take as many steps."""
+    """All epochs of lessons with equal numbers of steps."""
     pupil, per_epoch = lessons[0].pupil, lessons[0].feed.steps_per_epoch
     epochs = pupil.recipe.epochs
     for epoch in range(_resumed(lessons, steps), epochs):
@@ -175,7 +175,7 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
         totals = steps.epoch(draws, [lesson.rates(epoch) for lesson in lessons], own)
         sums = totals.tolist()
         if any(lesson.on_epoch for lesson in lessons):
-            steps.keep()  # who is told may look at the epoch, or ask the network itself
+            steps.keep()  # the callback may query the epoch, or the network itself
         for number, (lesson, total) in enumerate(zip(lessons, sums, strict=True)):
             if not math.isfinite(total):
                 lesson.failure = lesson.failure or TaskFailed(
@@ -199,14 +199,14 @@ def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
     finally:
         del checkpoint
         if (held := kept()) is not None:
-            # Somebody goes on holding it, maybe without having looked into it: copied now, before
-            # another step changes it. Python frees at once what nobody holds, so that this is told
-            # by the weak reference; where it did not, a copy too many would be made.
+            # The callback kept it, maybe without reading its state: copied now, before another
+            # step changes it. Python frees at once what nobody holds, so the weak reference tells
+            # this; if it did not, one copy too many would be made.
             _ = held.state
 
 
 def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
-    """The epoch to go on from."""
+    """The epoch to resume from."""
     first, *others = [lesson.checkpoint.epoch if lesson.checkpoint else 0 for lesson in lessons]
     if any(other != first for other in others):
         raise CheckpointError("what is learned together was stopped after different epochs")
@@ -218,7 +218,7 @@ def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
 
 
 def _look(lesson: _Lesson) -> Callable[[], float]:
-    # Whoever keeps epochs is not to keep a task's data with them.
+    # Keeping an epoch must not keep its task's data alive.
     name, known = lesson.feed.task.name, weakref.ref(lesson)
 
     def look() -> float:
@@ -233,7 +233,7 @@ def _look(lesson: _Lesson) -> Callable[[], float]:
 
 
 def _reached(pupil: Pupil, feed: Feed, most: int) -> float:
-    """The accuracy of what is being learned on so many of its training samples."""
+    """The accuracy of what is being learned on at most `most` training samples."""
     each = max(1, most // len(feed.parts))
     found = [
         share_right(lambda x, task=task: pupil.predict(x, task), part.train(each))  # type: ignore[misc]
@@ -257,8 +257,8 @@ def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
 
 def _tells_more_than_shares(pupil: Pupil, feed: Feed) -> bool:
     """Whether answers make labels likelier than the shares of classes do, by three standard errors.
-    Where one class is nearly all there is, much can be known and yet hardly a sample be answered
-    with another."""
+    If one class dominates, much can be known although hardly any sample is answered with
+    another."""
     each = max(1, _WITNESS // len(feed.parts))
     gains = []
     with torch.no_grad():

@@ -33,7 +33,7 @@ def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-# Of fields of a request; the others come by options of their own.
+# Options for fields of a request; the other fields are set by options of their own.
 _ASKED: dict[str, Any] = {
     "stream": typer.Option(
         help="What to learn; see `rankup streams`.", autocompletion=one_of(STREAMS)

@@ -84,7 +84,7 @@ def paper(
 
         print_table(Console(), overview(found, chosen_device(device)))
         return
-    if page is not None and not page.suffix:  # beside it is a folder of its name without that
+    if page is not None and not page.suffix:  # without it, the name is that of its picture folder
         raise RankupError(f"a page's name has an ending, as .md, got {page}")
     if show and only:
         raise RankupError("--only chooses what is run, and with --show nothing is")

@@ -75,15 +75,15 @@ def run(
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():
         raise RankupError(f"{root} holds a run already, of one seed: name another with --out")
-    if request.resume and request.tasks is None:  # only who says so wants more of them than before
+    if request.resume and request.tasks is None:  # more tasks than before must be asked for
         request = replace(request, tasks=tasks_of(_folders(root, request).values()))
     launch = Launch(request)
     folders = _folders(root, request)
     asked = launch.of(method, method_options, folders)
     setting = setting_of(asked[0].config, asked[0].stream())
-    if method == "rank":  # here, because every process would say it
+    if method == "rank":  # here, because otherwise every process would warn
         warn_if_capped(setting)
-    # All folders before the first seed begins: whoever goes on knows of all by them.
+    # All folders are made before the first seed begins: resuming finds all seeds by them.
     method_class(method).check(setting)
     for each in asked:
         check_folder(each.config, each.out, each.resume)

@@ -79,13 +79,13 @@ def tune(
 
             try:
                 outcome = tuning.run(method, show, partial(note, shown))
-            except Exception as error:  # the others may do better
+            except Exception as error:  # the others may still succeed
                 failed.append(method)
                 note(shown, failure_in_one_line(error, root / method))
                 continue
             finally:
                 release(method, tuning.launch.device)
-            # In a terminal by the bars' console, which moves them out of the way.
+            # In a terminal through the bars' console, which moves them out of the way.
             print_table(shown.console if console.is_terminal else console, _table(outcome))
     if failed:
         others = f"; what the others chose is in {root}" if len(failed) < len(wanted) else ""

@@ -3,9 +3,9 @@
     decoded/KEY/         train_x.npy, train_y.npy, test_x.npy, test_y.npy, about.json
     sources/FOLDER.json  the key of a folder's files, while their sizes and times stay the same
 
-A folder under `decoded` is written elsewhere and renamed when it is whole, so that a process that
-is killed leaves nothing that looks finished. Where the cache cannot be written, data sets are
-decoded in memory.
+A folder under `decoded` is written elsewhere and renamed when complete, so that a killed process
+leaves nothing that looks finished. If the cache cannot be written, data sets are decoded in
+memory.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from rankup.data.decode import Advance, Decoder, progress_bar
 from rankup.data.encoded import Labels, Layout, Pixels
 from rankup.data.errors import DataError
 
-# Part of every key: a change in how images are decoded or stored is a new version.
+# Part of every key: changing how images are decoded or stored requires a new version.
 _VERSION = 3
 
-# A file that changed this short a time ago could change again without its time telling.
+# A file that changed this recently could change again without its timestamp showing it.
 _UNSETTLED_NS = 2_000_000_000
 
 
@@ -97,7 +97,7 @@ def load_decoded(layout: Layout, *, side: int | None = None, progress: bool = Tr
 
 
 def _load(folder: Path) -> Decoded | None:
-    """What the cache holds; None where it holds nothing, or something broken."""
+    """The cached data set; None if there is none, or it is broken."""
     try:
         about = json.loads((folder / "about.json").read_bytes())
         arrays = {
@@ -107,19 +107,19 @@ def _load(folder: Path) -> Decoded | None:
         if about["arrays"] != {name: _describe(array) for name, array in arrays.items()}:
             return None
         return Decoded(tuple(about["classes"]), **arrays)
-    except Exception:  # a damaged file is told by errors of many kinds
+    except Exception:  # a damaged file can raise many kinds of errors
         return None
 
 
 def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
-    """Write a data set whole or not at all. The caller holds the lock."""
+    """Write a data set completely or not at all. The caller holds the lock."""
     temporary = folder.with_name(f".{folder.name}.tmp")
-    _remove(temporary)  # what a process left that was killed
+    _remove(temporary)  # left by a killed process
     temporary.mkdir()
     try:
         for name, split in decoder.encoded.splits.items():
             shape = (len(split.labels), *decoder.shape)
-            # As a stream: a full disk is an error here, but kills a process that maps the file.
+            # As a stream: a full disk is an error here, but kills a process with a memory map.
             with open(temporary / f"{name}_x.npy", "wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
@@ -134,7 +134,7 @@ def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
         with open(temporary / "about.json", "wb") as file:
             file.write(json.dumps(about).encode())
             _to_disk(file)
-        _remove(folder)  # where it is there, it is broken
+        _remove(folder)  # if it exists, it is broken
         os.replace(temporary, folder)
     finally:
         _remove(temporary)
@@ -155,7 +155,7 @@ def _remove(folder: Path) -> None:
 
 
 def _state(layout: Layout, side: int | None) -> str:
-    """What tells that no file of the data set has changed, without reading them."""
+    """A hash that shows whether any file of the data set has changed, without reading them."""
     described = []
     for file in layout.files:
         stat = file.stat()
@@ -186,7 +186,7 @@ def _content(layout: Layout, side: int | None) -> Iterator[bytes]:
     for file in layout.files:
         try:
             with open(file, "rb") as opened:
-                # A name may have bytes that are no text.
+                # A name may not be valid text.
                 yield os.fsencode(_name(layout, file))
                 yield f" {os.fstat(opened.fileno()).st_size}\n".encode()
                 while block := opened.read(1 << 20):
@@ -207,7 +207,7 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def _remember(memory: Path, content: dict[str, str]) -> None:
-    """Only saves time, so a cache that cannot be written is no reason to complain."""
+    """Remember a key. It only saves time, so failing to write it is no reason to complain."""
     temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""From encoded images to uint8 arrays of one shape, by several threads."""
+"""From encoded images to uint8 arrays of one shape, with several threads."""
 
 import io
 import os
@@ -23,7 +23,7 @@ Advance = Callable[[int], None]
 
 _GROUP = 128  # images that a thread decodes at a time
 _OWN_SIZE = "split:PATH@64 as the stream makes all of them RGB of 64×64 pixels"
-_PATIENCE = 1.0  # seconds that may pass without a sign of progress
+_PATIENCE = 1.0  # seconds before a progress bar appears
 
 
 class Decoder:
@@ -48,7 +48,7 @@ class Decoder:
             try:
                 while group := list(islice(images, _GROUP)):
                     pending.append(pool.submit(self._group, split, group))
-                    # Not more than the threads need: decoded images are large.
+                    # No more than the threads need: decoded images are large.
                     if len(pending) > 2 * threads:
                         yield _finished(pending, advance)
                 while pending:
@@ -81,7 +81,7 @@ class Decoder:
 
 @contextmanager
 def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
-    """Gives a function to call with how many more are done; a bar appears if it takes long."""
+    """Yields a function to call with how many more are done; a bar appears if it takes long."""
     began = time.monotonic()
     done = 0
     bar = None
@@ -90,7 +90,7 @@ def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
         nonlocal bar, done
         done += count
         if bar is None and show and done < total and time.monotonic() - began > _PATIENCE:
-            # Both names are needed only by who waits: importing them takes as long as a bar.
+            # Imported only if a bar is shown, as it takes long.
             from rich.console import Console
             from rich.progress import Progress
 
@@ -151,25 +151,25 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
 
 
 def _kind(image: "Image.Image") -> str:
-    """Pillow's name of the kind; I;16 for all grey of 16 bits, whatever the order of its bytes."""
+    """Pillow's mode of the image; I;16 for all 16-bit grey, whatever its byte order."""
     # Pillow calls 16 bits I in PGM, and in older releases in PNG: neither can hold more.
     wide = image.mode == "I" and image.format in ("PNG", "PPM")
     return "I;16" if wide or image.mode.startswith("I;16") else image.mode
 
 
 def _upright(image: "Image.Image") -> "Image.Image":
-    """Turned and mirrored as its EXIF data say; as it is where they cannot be read."""
+    """Turned and mirrored as its EXIF data say; unchanged if they cannot be read."""
     from PIL import ExifTags, Image
 
     if image.format == "TIFF":  # Pillow has turned it already, and older releases do not say so
         return image
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # of many kinds, as with broken images, but viewers show such an image
+    except Exception:  # of many kinds, as with broken images, but viewers show such images
         return image
     if orientation == 1:
         return image
-    # ImageOps.exif_transpose writes all EXIF data anew besides, and fails where some are odd.
+    # ImageOps.exif_transpose also rewrites all EXIF data, and fails if some are odd.
     turn = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -183,7 +183,7 @@ def _upright(image: "Image.Image") -> "Image.Image":
 
 
 def _on_white(image: "Image.Image") -> "Image.Image":
-    """What can be seen through laid on white; without that, the colours nobody sees would show."""
+    """Transparent images composited on white; otherwise invisible colours would show."""
     from PIL import Image
 
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
@@ -193,7 +193,7 @@ def _on_white(image: "Image.Image") -> "Image.Image":
 
 
 def _in_8_bits(image: "Image.Image") -> "Image.Image":
-    """Grey of 16 bits scaled to 8: Pillow's own conversion makes all from 255 on white."""
+    """16-bit grey scaled to 8 bits: Pillow's own conversion turns everything from 255 on white."""
     from PIL import Image
 
     scaled = (np.asarray(image).astype(np.uint32) + 128) // 257  # to the nearest, 65535 to 255

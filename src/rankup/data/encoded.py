@@ -1,4 +1,4 @@
-"""What a data set on disk is before it is decoded: images as bytes, labels as numbers.
+"""A data set on disk before it is decoded: images as bytes, labels as numbers.
 
 A layout finds the files of a data set; reading it gives its classes and two encoded splits.
 """
@@ -24,10 +24,10 @@ class EncodedSplit(Protocol):
     def labels(self) -> Labels: ...
 
     def images(self) -> Iterator[bytes | None]:
-        """Every image as it lies in its file; None where there is none."""
+        """Every image as stored in its file; None where there is none."""
 
     def where(self, index: int) -> str:
-        """The file, and where it holds several images the row counted from 0, of an image."""
+        """An image's file, and if that holds several its row, counted from 0."""
 
 
 @dataclass(frozen=True)

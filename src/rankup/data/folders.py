@@ -16,7 +16,7 @@ SUFFIXES = frozenset(
 )
 TEST_FOLDERS = ("test", "validation", "val")
 
-# Where there are no splits, every so many images of a class one is for testing.
+# Without splits, one in this many images of a class is for testing.
 TEST_EVERY = 5
 
 
@@ -36,7 +36,7 @@ class ImageFolder:
 
 
 def find(root: Path) -> ImageFolder | None:
-    """The images in a folder, in the order of their names; None where there are none."""
+    """The images in a folder, ordered by name; None if there are none."""
     train = root / "train"
     # A class may be called "train" too: a split holds folders, a class holds images.
     if train.is_dir() and _classes(train):
@@ -107,7 +107,7 @@ class FolderSplit:
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    """The names of the folders of images in a folder; none where no folder in it holds any."""
+    """The names of the folders of images in a folder; empty if no folder in it holds any."""
     inner = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
     empty = [f for f in inner if not _images(f)]
     if len(empty) == len(inner):
@@ -130,8 +130,8 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int],
 
 
 def _images(folder: Path) -> list[Path]:
-    # A pipe would be waited for; a link to nothing is named where it is read.
+    # Reading a pipe would block; a broken link is reported when it is read.
     files = (f for f in folder.iterdir() if f.is_symlink() or f.is_file())
     images = (f for f in files if f.suffix.lower() in SUFFIXES)
-    # By name: paths themselves sort differently on another system. Hidden files are no images.
+    # By name: paths themselves sort differently on other systems. Hidden files are not images.
     return sorted((f for f in images if not f.name.startswith(".")), key=lambda f: f.name)

@@ -1,4 +1,4 @@
-"""A part of the training data held out, to choose settings by: test data is for reports alone."""
+"""Holding out part of the training data to choose settings by: test data is only for reports."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from rankup.errors import RankupError
 def hold_out(stream: Stream, share: float, seed: int) -> Stream:
     """The stream with a share of every task's training data in place of its test data.
 
-    What tasks share they still share: permuted tasks hold out the same images.
+    Tasks still share what they shared: permuted tasks hold out the same images.
 
     >>> from rankup.data.streams import make_stream
     >>> whole = make_stream("s-digits")[0]

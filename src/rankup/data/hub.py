@@ -1,4 +1,4 @@
-"""The named data sets, and how a person who asks for it gets one from the Hugging Face Hub."""
+"""The named data sets, and how to download one from the Hugging Face Hub on request."""
 
 import os
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from rankup.data.errors import DataError
 @dataclass(frozen=True)
 class Named:
     repository: str
-    tests: tuple[str, ...]  # the split to test on, or else the next
-    side: int | None = None  # what images of another size are brought to
+    tests: tuple[str, ...]  # the split to test on, the first that exists
+    side: int | None = None  # the size that images are scaled to
 
 
 NAMED = {
@@ -24,11 +24,11 @@ NAMED = {
 
 
 def download(name: str, folder: Path) -> Path:
-    """Download a data set's parquet files to a folder, unless they are there."""
+    """Download a data set's parquet files to a folder, unless they are already there."""
     import filelock
 
     named = NAMED[name]
-    # A name of its own until it is whole, and always the same: an interrupted download goes on.
+    # A temporary name until complete, and always the same: an interrupted download goes on.
     temporary = folder.with_name(f".{folder.name}.tmp")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -51,12 +51,12 @@ def _fetch(named: Named, folder: Path) -> None:
             allow_patterns=[f"*{split}-*.parquet" for split in ("train", named.tests[0])],
             local_dir=folder,
         )
-    # Which errors a network gives depends on the HTTP library below; all mean the same here.
+    # Which errors a network gives depends on the HTTP library; all mean the same here.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{named.repository} could not be downloaded from the Hugging Face Hub: {reason}"
         ) from error
-    # Without a network the Hub's client takes a download that was interrupted for the whole.
+    # Offline, the Hub's client takes an interrupted download for a complete one.
     if parquet.find(folder, named.tests[:1]) is None:
         raise DataError(f"{named.repository} on the Hugging Face Hub holds no parquet files")

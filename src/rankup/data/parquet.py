@@ -1,5 +1,5 @@
 """Hub-layout parquet: `SPLIT-00000-of-0000N.parquet`, an image column of encoded bytes and a label
-column of whole numbers, the classes' names in the schema's `huggingface` metadata."""
+column of whole numbers, with the class names in the schema's `huggingface` metadata."""
 
 import json
 import re
@@ -20,7 +20,7 @@ IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 TESTS = ("test", "validation")
 
-# Few enough that a batch of encoded images is small, enough that a batch costs little.
+# Few enough for a batch of encoded images to be small, enough for little overhead.
 _ROWS = 256
 
 
@@ -41,9 +41,9 @@ class ParquetFolder:
 
 
 def find(root: Path, tests: Sequence[str] = TESTS) -> ParquetFolder | None:
-    """The parquet files of a folder or of one folder in it; None where there are none.
+    """The parquet files of a folder or of one folder in it; None if there are none.
 
-    The test split is the first of `tests` that is there.
+    The test split is the first of `tests` that exists.
     """
     folder = _folder_with_parquet(root)
     if folder is None:
@@ -81,7 +81,7 @@ class ParquetSplit:
 
 @dataclass(frozen=True)
 class _Shard:
-    """One parquet file, with all of it at hand but its images."""
+    """One parquet file, with everything loaded but its images."""
 
     file: Path
     image_column: str
@@ -187,7 +187,7 @@ def _column(file: Path, schema: Any, expected: tuple[str, ...]) -> str:
 
 
 def _names(schema: Any, label: str) -> tuple[str, ...] | None:
-    """The classes' names, where the metadata has them in the form in which the Hub writes them."""
+    """The class names, if the metadata has them in the Hub's format."""
     try:
         metadata = json.loads((schema.metadata or {})[b"huggingface"])
         return tuple(map(str, metadata["info"]["features"][label]["names"]))
@@ -211,8 +211,8 @@ def _class_names(shards: Sequence[_Shard]) -> tuple[str, ...]:
 
 
 def _check_countable(shards: Sequence[_Shard]) -> None:
-    """Labels that are ids must not become as many classes: the memory would not hold their names,
-    and where there are more classes than images, some class has none."""
+    """Labels that are ids must not be taken for class numbers: that many names would not fit in
+    memory, and with more classes than images, some class has none."""
     images = sum(len(shard.labels) for shard in shards)
     for shard in shards:
         outside = np.flatnonzero(shard.labels >= images)

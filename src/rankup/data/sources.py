@@ -13,7 +13,7 @@ from rankup.data.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and their classes. The arrays may be maps of files that cannot be written."""
+    """Images and their classes. The arrays may be read-only memory maps."""
 
     x: npt.NDArray[np.uint8]  # [N, C, H, W]
     y: npt.NDArray[np.int64]  # [N]
@@ -28,7 +28,7 @@ class Source:
 
 
 def digits() -> Source:
-    """scikit-learn's 8×8 digits: 1,797 images, of each class every fifth for testing.
+    """scikit-learn's 8×8 digits: 1,797 images, every fifth of each class for testing.
 
     >>> digits().train.x.shape, digits().test.x.shape
     ((1442, 1, 8, 8), (355, 1, 8, 8))
@@ -53,10 +53,10 @@ def load_source(
 ) -> Source:
     """A data set: `digits`, `mnist`, `cifar100`, `mini-imagenet`, or the path of a folder.
 
-    A named one lies in the folder of its name in `data`, else in `RANKUP_DATA`; `download` fetches
-    one that is missing from the Hugging Face Hub. A folder holds Hub-layout parquet files or a
-    folder of images per class. Images are decoded once and kept in the cache. With `side` those of
-    a folder become RGB and are scaled to as many pixels each way; without it all must be alike.
+    A named one is in the folder of its name in `data`, or else in `RANKUP_DATA`; `download` fetches
+    a missing one from the Hugging Face Hub. A folder holds Hub-layout parquet files or a folder of
+    images per class. Images are decoded once and kept in the cache. With `side` those of a folder
+    become RGB and are scaled to that many pixels each way; without it all must be alike.
     """
     if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
         raise DataError(f"side must be a whole number of at least 1, got {side!r}")
@@ -93,7 +93,7 @@ def _named_folder(name: str, data: Path | None, download: bool) -> Path:
     downloaded = cache.cache_folder() / "hub" / name
     given = data or os.environ.get("RANKUP_DATA")
     places = [Path(os.path.expanduser(given)) / name] if given else []
-    # Who says where the data is does not want to get another copy.
+    # If `data` is given, another copy is not wanted.
     if not data or download:
         places.append(downloaded)
     for place in places:

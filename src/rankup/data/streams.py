@@ -27,8 +27,8 @@ class StreamInfo:
     description: str
     source: str
     kind: str  # permuted, rotated or split
-    tasks: int | None  # how many there are unless told otherwise; None: it must be told
-    side: int | None = None  # pixels each way that its images are brought to; None: as they are
+    tasks: int | None  # the default number of tasks; None: it must be given
+    side: int | None = None  # pixels each way that its images are scaled to; None: as they are
 
 
 STREAMS = {
@@ -46,11 +46,11 @@ STREAMS = {
     "s-miniimagenet": StreamInfo("miniImageNet, 5 classes per task", "mini-imagenet", "split", 20),
 }
 
-# `split:PATH` is a stream of a data set of one's own, `split:PATH@64` one of images of a size.
+# `split:PATH` is a stream of a data set of one's own, `split:PATH@64` one with images of one size.
 OWN = "split:"
 _SIZED = re.compile(r"(.+)@(\d+)")
 _LARGEST = 4096  # pixels each way
-_MOST_TASKS = 10_000  # nobody learns more, but a slip of the finger may ask for them
+_MOST_TASKS = 10_000  # nobody learns more, but a typo may ask for them
 
 OWN_DESCRIPTION = (
     "a data set of your own, its classes divided among --tasks tasks; with PATH@64 its images are "
@@ -87,7 +87,7 @@ class Stream:
         return self.tasks[index]
 
     def first(self, count: int) -> "Stream":
-        """Its first tasks alone.
+        """Only its first tasks.
 
         >>> make_stream("s-digits").first(2)
         Stream('s-digits', 2 tasks)
@@ -99,7 +99,7 @@ class Stream:
         return Stream(self.name, self.tasks[:count])
 
     def to(self, device: "torch.device | str") -> "Stream":
-        """The stream on a device; what its tasks share, they share there."""
+        """The stream on a device; tensors that its tasks share stay shared."""
         there: dict[torch.Tensor, torch.Tensor] = {}
         return Stream(self.name, tuple(task.moved(device, there) for task in self.tasks))
 
@@ -117,12 +117,12 @@ def make_stream(
     `split:PATH@64` where its images are to be scaled to 64×64 pixels.
 
     Args:
-        tasks: how many there are: of permutations and angles the first so many, of classes all, in
-            as many equal parts.
-        seed: of permutations, angles, and which classes come together.
-        data: the folder that holds the data sets; else the environment's RANKUP_DATA.
-        download: get a data set that is not there.
-        progress: show how far reading is.
+        tasks: how many: the first so many permutations or angles, or all classes in as many equal
+            parts.
+        seed: of permutations, angles, and which classes are grouped.
+        data: the folder that holds the data sets; by default the environment's RANKUP_DATA.
+        download: fetch a missing data set.
+        progress: show progress while reading.
 
     >>> stream = make_stream("p-digits", tasks=3)
     >>> [task.name for task in stream]
@@ -138,7 +138,7 @@ def make_stream(
         raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
     if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
         raise DataError(f"tasks must be a whole number of at least 1, got {count!r}")
-    count = int(count)  # which may have been NumPy's
+    count = int(count)  # it may have been NumPy's
     if count > _MOST_TASKS:
         raise DataError(f"tasks must be at most {_MOST_TASKS:,}, got {count:,}")
 
@@ -148,13 +148,13 @@ def make_stream(
         info.source, data=data, download=download, progress=progress, side=info.side
     )
     make = {"permuted": _permuted, "rotated": _rotated, "split": _split}[info.kind]
-    # Where a folder lies must not change what is drawn, so all paths share a name.
+    # A folder's location must not change what is drawn, so all paths share a name.
     drawn_as = name if name in STREAMS else "split"
     return Stream(name, tuple(make(source, drawn_as, count, seed)))
 
 
 def stream_info(name: str) -> StreamInfo:
-    """What is known of a stream by its name alone."""
+    """What is known of a stream from its name alone."""
     if name in STREAMS:
         return STREAMS[name]
     path = name.removeprefix(OWN)
@@ -172,7 +172,7 @@ def stream_info(name: str) -> StreamInfo:
 
 
 def _permuted(source: "Source", stream: str, count: int, seed: int) -> "list[Task]":
-    """Every task permutes the pixels in its own way, but the first, which leaves them."""
+    """Every task permutes the pixels in its own way, except the first, which keeps their order."""
     import torch
 
     from rankup.data.transforms import Permutation
@@ -253,7 +253,7 @@ def _of_classes(source: "Source", name: str, classes: list[int]) -> "Task":
             absent = source.class_names[classes[min(missing)]]
             raise DataError(f"{source.name} has no {part} images of its class {absent!r}")
     train, test = np.flatnonzero(train_y >= 0), np.flatnonzero(test_y >= 0)
-    # Indexing copies, and so it must: a source's arrays may be maps of files.
+    # Indexing copies, as it must: a source's arrays may be memory maps.
     return Task(
         name,
         len(classes),

@@ -12,18 +12,18 @@ from rankup.data.transforms import Transform
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned at once. Tensors of several tasks may share memory.
+    """A unit of learning. Tensors of several tasks may share memory.
 
     Args:
-        name: what the network will know the task by.
+        name: the name under which the network will know the task.
         classes: how many classes it has, at least 2.
         train_x: inputs to learn from, `[N, C, H, W]` or `[N, D]`: uint8 (0 … 255 for 0 … 1),
-            floating point, or int64 (indices, as of tokens).
+            floating point, or int64 (indices, such as tokens).
         train_y: their classes, int64 `[N]`.
         test_x: inputs to test with, of the same kind.
         test_y: their classes.
-        transform: of all its inputs, as a permutation or a rotation.
-        class_names: what the classes are called, 0 first, where that is known.
+        transform: applied to all its inputs, such as a permutation or a rotation.
+        class_names: the names of the classes, in order, if known.
 
     >>> x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     >>> Task("mine", 3, x, y, x, y)
@@ -48,7 +48,7 @@ class Task:
         count = self.classes
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 2:
             raise DataError(f"task {self.name!r} has {count!r} classes, expected at least 2")
-        object.__setattr__(self, "classes", int(count))  # which may have been NumPy's
+        object.__setattr__(self, "classes", int(count))  # it may have been NumPy's
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if len(self.class_names) not in (0, self.classes):
             raise DataError(
@@ -79,7 +79,7 @@ class Task:
         return self.moved(device, {})
 
     def moved(self, device: torch.device | str, there: dict[Tensor, Tensor]) -> "Task":
-        """The task on a device. What is in `there`, moved before, is not copied again."""
+        """The task on a device. Tensors in `there`, moved before, are not copied again."""
         for tensor in (self.train_x, self.train_y, self.test_x, self.test_y):
             if tensor not in there:
                 there[tensor] = tensor.to(device)

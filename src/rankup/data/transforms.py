@@ -1,7 +1,7 @@
 """What happens to a batch of images on its way into a network.
 
-Pure functions of `[B, C, H, W]` tensors that run in batches on any device. What is random comes in
-as tensors, and nothing waits for the device, so all of it may be captured in a CUDA graph.
+Pure functions of `[B, C, H, W]` tensors that run in batches on any device. Randomness is passed in
+as tensors, and nothing waits for the device, so all of it can be captured in a CUDA graph.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch.nn.functional import grid_sample
 
 from rankup.data.errors import DataError
 
-_LEAST_ROWS = 4096  # that a thread is started for
+_LEAST_ROWS = 4096  # per thread
 
 
 class Transform(Protocol):
@@ -70,14 +70,14 @@ class Permutation:
 
 
 def _take(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
-    """`table[:, columns]`, with as many threads as torch has: its own index_select is many times
-    slower for bytes."""
+    """`table[:, columns]`, with as many threads as torch has: torch's own index_select is many
+    times slower for bytes."""
     taken = np.empty(table.shape, table.dtype)
     size = max(_LEAST_ROWS, math.ceil(len(table) / torch.get_num_threads()))
     parts = [slice(start, start + size) for start in range(0, len(table), size)]
 
     def take(part: slice) -> None:
-        # With this mode numpy writes where it is told to and not into a buffer of its own.
+        # With this mode numpy writes directly to `out`, without a buffer of its own.
         np.take(table[part], columns, axis=1, out=taken[part], mode="clip")
 
     if len(parts) > 1:
@@ -112,9 +112,9 @@ class Rotation:
         return grid_sample(x, self.grid(x).expand(len(x), -1, -1, -1), align_corners=False)
 
     def grid(self, x: Tensor) -> Tensor:
-        """Where each pixel of such images comes from, `[H, W, 2]`, as `grid_sample` takes it."""
+        """Where each pixel of such images comes from, `[H, W, 2]`, as `grid_sample` expects it."""
         height, width = x.shape[2:]
-        # From numbers, not from a tensor of them: a copy to the device would wait for it.
+        # From Python numbers, not a tensor: a copy to the device would wait for it.
         cos, sin = math.cos(math.radians(self.angle)), math.sin(math.radians(self.angle))
         rows = torch.arange(height, device=x.device, dtype=x.dtype)[:, None] - (height - 1) / 2
         columns = torch.arange(width, device=x.device, dtype=x.dtype)[None] - (width - 1) / 2
@@ -131,8 +131,8 @@ class Rotation:
 def transform_each(
     transforms: Sequence[Transform | None], like: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What gives every sample of a batch a transform of its own, by its number among these; None
-    where that is none. `like` is a batch of the same shape, device and dtype.
+    """A function that applies to every sample of a batch one of these transforms, chosen by its
+    index; None if all of them are None. `like` is a batch of the same shape, device and dtype.
 
     >>> turn = transform_each([None, Permutation(torch.tensor([1, 0]))], torch.zeros(2, 2))
     >>> turn(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([0, 1]))
@@ -162,14 +162,14 @@ def transform_each(
 
 
 class Augmentation(NamedTuple):
-    """What is random about one batch's augmentation."""
+    """The random draws for one batch's augmentation."""
 
     coins: Tensor  # bool [B]
     offsets: Tensor  # int64 [B, 2], each 0 … 2·pad
 
 
 def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augmentation:
-    """The coins and offsets of a batch of that many images, on the generator's device."""
+    """The coins and offsets for a batch of that many images, on the generator's device."""
     device = generator.device
     coins = torch.randint(2, (batch,), generator=generator, device=device) == 1
     offsets = torch.randint(2 * pad + 1, (batch, 2), generator=generator, device=device)
@@ -182,7 +182,7 @@ def to_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return x
     if x.dtype != torch.uint8:
         return x.to(dtype)
-    # One operation, since bytes times a fraction are floats; dividing takes twice as long.
+    # One operation, as bytes times a float are floats; dividing takes twice as long.
     usual = torch.get_default_dtype() == torch.float32
     return x.mul(1 / 255) if usual else x.to(torch.float32).mul_(1 / 255)
 
@@ -195,8 +195,8 @@ def flip(x: Tensor, coins: Tensor) -> Tensor:
 def crop(x: Tensor, pad: int, offsets: Tensor) -> Tensor:
     """Windows of the images' own size, from images padded by reflection on all sides.
 
-    `offsets` are the windows' top left corners in the padded images; `pad` leaves the image as it
-    is.
+    `offsets` are the windows' top left corners in the padded images; an offset of `pad` leaves the
+    image unchanged.
     """
     return _gather(x, *_window(x, pad, offsets))
 
@@ -219,7 +219,7 @@ def _window(x: Tensor, pad: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_pad(pad: int, shape: Sequence[int]) -> None:
-    """Refuse to pad images of that shape, `[…, H, W]`, by more than they reflect."""
+    """Refuse to pad images of that shape, `[…, H, W]`, by more than they can reflect."""
     height, width = shape[-2:]
     if not 0 <= pad < min(height, width):
         raise DataError(
@@ -229,14 +229,14 @@ def check_pad(pad: int, shape: Sequence[int]) -> None:
 
 
 def _reflected(start: Tensor, size: int) -> Tensor:
-    """`size` places from each start on, those outside of 0 … size - 1 mirrored back into it."""
+    """`size` places from each start on, mirroring those outside of 0 … size - 1 back into it."""
     places = (start + torch.arange(size, device=start.device)).abs()
     return (size - 1) - ((size - 1) - places).abs()
 
 
 def _gather(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    # One flat gather: seven times as fast on the CPU as indexing by rows and columns, and padding
-    # never has to be made.
+    # One flat gather: seven times as fast on the CPU as indexing by rows and columns, and the
+    # padding is never materialised.
     places = rows[:, :, None] * x.shape[3] + columns[:, None, :]  # [B, H, W]
     pixels = x.flatten(2)  # [B, C, H·W]
     return pixels.gather(2, places.flatten(1)[:, None].expand_as(pixels)).view_as(x)

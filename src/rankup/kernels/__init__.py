@@ -15,30 +15,30 @@ _SCHEME = sysconfig.get_default_scheme()
 
 @cache
 def is_available() -> bool:
-    """Whether there is all that kernels need, and one that does next to nothing can be run."""
+    """Whether everything that kernels need is there, and a trivial one can be run."""
     if not _is_there():
         return False
     try:
         from rankup.kernels.trial import run
 
         run()
-    except Exception:  # of Triton, of its compilers or of a disk: torch has operations, too
+    except Exception:  # from Triton, its compilers or a disk: torch has operations, too
         return False
     return True
 
 
 def _is_there() -> bool:
-    """Triton comes with torch where torch has GPUs to run on; it needs a compiler of C, and
-    Python's own headers."""
+    """Triton comes with torch if torch has GPUs to run on; it needs a C compiler and Python's own
+    headers."""
     compilers = os.environ.get("CC", "gcc"), "clang"
-    # Debian has them where Python would have them elsewhere, too.
+    # On Debian they are where Python has them on other systems.
     folders = (sysconfig.get_path("include", s) for s in (_SCHEME, "posix_prefix"))
     headers = any(Path(folder, "Python.h").exists() for folder in folders)
     return find_spec("triton") is not None and headers and any(map(shutil.which, compilers))
 
 
 def in_use() -> AbstractContextManager[object]:
-    """Inside, operations of torch that a kernel stands for are done by it, where it fits."""
+    """Inside, kernels replace the torch operations that they stand for, where they fit."""
     if not is_available():
         return nullcontext()
     from rankup.kernels.exchange import Exchange
@@ -47,7 +47,7 @@ def in_use() -> AbstractContextManager[object]:
 
 
 def refuse_second_derivatives() -> None:
-    """Refuse in a backward pass of ours to be differentiated: torch would take what it gives for
+    """Refuse to differentiate a backward pass of ours: torch would take its result for
     constant."""
     if torch.is_grad_enabled():
         raise RuntimeError("kernels of ours have no second derivatives")

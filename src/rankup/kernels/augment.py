@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PIXELS = 512  # of an image that a program makes
+_PIXELS = 512  # of an image per program
 
 
 def augmented(
@@ -26,9 +26,9 @@ def augmented(
         images: bytes, `[N, C, H, W]`.
         rows: which of them, `[B]`.
         coins: whether to mirror each, `[B]`.
-        offsets: where its window begins in the image padded by so many pixels, `[B, 2]`.
+        offsets: where its window begins in the image padded by `pad` pixels, `[B, 2]`.
         pixels: as in a recipe.
-        channels_last: how the batch lies in memory.
+        channels_last: the batch's memory layout.
     """
     _, channels, height, width = images.shape
     batch = torch.empty(

@@ -1,8 +1,8 @@
 """Kernels of convolutions from their factors, and the factors' gradients from the kernels': five
 or six launches for all layers of a network where torch's own operations take seventeen for each.
 
-Layers with many factors multiply them in sixteen bits, which is what the kernel has in the end.
-Seeded ones, most of them, lose nothing by it: they are signs."""
+Layers with many factors multiply them in sixteen bits, in which the kernel ends up anyway. Most of
+them are seeded and lose nothing by it: they are signs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch import Tensor
 from rankup.kernels import products, refuse_second_derivatives
 from rankup.layers import FactoredConv
 
-_MANY = 512  # factors of a layer from which on its products are large ones
+_MANY = 512  # a layer with more factors than this has large products
 _SUM = 128  # factors whose gradients are summed up together
-_SHARED = 96 * 1024  # bytes of a processor's memory that large tiles take
+_SHARED = 96 * 1024  # bytes of shared memory that large tiles take
 _EVEN = 8  # numbers of sixteen bits that are read at once
 
 
 class Tiling(NamedTuple):
-    """What a program of a kernel does at once."""
+    """How much a program of a kernel does at once."""
 
     outputs: int
     inputs: int
@@ -50,7 +50,7 @@ class Factors(NamedTuple):
     new_V: Tensor
     selector: Tensor  # a number for each factor, the frozen ones first
     shape: tuple[int, int, int]  # channels, height and width of the kernel
-    seeded: int = 0  # frozen ones, the first, whose entries differ in their signs alone
+    seeded: int = 0  # frozen ones, the first, whose entries differ only in sign
 
     @classmethod
     def of(cls, layer: FactoredConv) -> Self:
@@ -66,7 +66,7 @@ class Factors(NamedTuple):
 
     @property
     def has_many(self) -> bool:
-        """Whether its products are worth tiles of their own; these want rows that are aligned."""
+        """Whether its products are worth tiles of their own; these need aligned rows."""
         outputs, inputs = self.new_U.shape[1], self.new_V.shape[1]
         return len(self.U) > _MANY and outputs % _EVEN == inputs % _EVEN == 0
 
@@ -80,8 +80,8 @@ class Factors(NamedTuple):
 
 
 class Builder:
-    """Builds kernels from tensors that stay where they are, whatever becomes of their numbers: it
-    knows them by their addresses."""
+    """Builds kernels from tensors that it knows by their addresses: they stay where they are,
+    though their numbers change."""
 
     def __init__(self, layers: Sequence[Factors]) -> None:
         self.layers = layers
@@ -104,7 +104,7 @@ class Builder:
         return [next(found[own]) for own in self._many]
 
     def backward(self, grads: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Gradients by each layer's learned tensors."""
+        """Gradients of each layer's learned tensors."""
         found = {}
         for group in self._groups:
             own = [grad for grad, many in zip(grads, self._many, strict=True) if many == group.many]
@@ -114,7 +114,7 @@ class Builder:
 
 
 def _has_room(device: torch.device) -> bool:
-    """Whether a GPU's processors have the memory for large tiles."""
+    """Whether a GPU has enough shared memory for large tiles."""
     if device.type != "cuda":
         return True
     properties = torch.cuda.get_device_properties(device)
@@ -122,7 +122,7 @@ def _has_room(device: torch.device) -> bool:
 
 
 class _Room(NamedTuple):
-    """Where what becomes of a layer's factors goes."""
+    """Buffers for what is computed from a layer's factors."""
 
     kernel: Tensor
     by_kernel: Tensor
@@ -131,7 +131,7 @@ class _Room(NamedTuple):
     by_selector: Tensor
     parts: Tensor  # of the selector's gradient, from some of the outputs each
     by_weight: Tensor  # as by_kernel, in the order of the matrix
-    half_U: Tensor  # where there are many: all factors in sixteen bits, times their selectors
+    half_U: Tensor  # if there are many: all factors in sixteen bits, times their selectors
     half_V: Tensor  # seeded ones are 1 and -1
 
     @classmethod
@@ -176,7 +176,7 @@ class _Group:
         self.many = many
         forward, backward = (_FORWARD, _BACKWARD) if many else (_FEW, _FEW)
         self._rooms = [_Room.of(layer, backward, many) for layer in layers]
-        # Kernels know tensors by how far they are, in eights, from one of their kind.
+        # Kernels know tensors by their distance, in eights, from one of the same dtype.
         self._floats, self._halves = layers[0].selector, self._rooms[0].kernel
         pairs = zip(layers, self._rooms, strict=True)
         places = [[self._distance(t) for t in (*layer[:5], *room)] for layer, room in pairs]
@@ -236,7 +236,7 @@ class _Group:
         kind: Any, tiling: Tiling, sizes: Any, device: torch.device
     ) -> tuple[Tiling, Tensor]:
         rows = [(n, *tile) for n, own in enumerate(sizes) for tile in kind(tiling, *own[:4])]
-        # What takes longest is begun first, so that little is waited for in the end.
+        # The longest work is begun first, so that little is waited for in the end.
         rows.sort(key=lambda row: sizes[row[0]][1], reverse=True)
         return tiling, torch.tensor(rows, dtype=torch.int32, device=device)
 
@@ -253,9 +253,8 @@ class _Build(torch.autograd.Function):
         return None, *ctx.builder.backward(grads)
 
 
-# What each program does: of which rows and columns. Programs that follow each other read the same
-# part of the larger table. New factors are looked at after the old ones, from a tile of their own
-# on.
+# Which rows and columns each program works on. Successive programs read the same part of the larger
+# table. New factors come after the old ones and begin in a tile of their own.
 
 
 def _weight_tiles(

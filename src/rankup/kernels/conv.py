@@ -1,6 +1,6 @@
-"""Convolutions of few channels, as in the first stage of a thin network, for images whose channels
-lie last in memory. Where channels are no multiple of eight, cuDNN copies all images into wider ones
-first, for each of its three products again."""
+"""Convolutions of few channels, as in the first stage of a thin network, for channels-last images.
+If the number of channels is not a multiple of eight, cuDNN first copies all images into wider ones,
+again for each of its three products."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from rankup.kernels import refuse_second_derivatives
 
-_CHANNELS = 64  # the most that a program looks at, which is all
-_SEEN = 128  # the same of numbers under a row of a kernel
-_ROWS = 64  # positions of images that a program looks at together
-_PARTS = 128  # a kernel's gradient is summed up in so many parts at most
+_CHANNELS = 64  # the most that a program handles, which is all
+_SEEN = 128  # the same for numbers under a row of a kernel
+_ROWS = 64  # positions of images that a program handles together
+_PARTS = 128  # a kernel's gradient is summed in at most this many parts
 _SUM = 64  # entries of a kernel whose parts are summed up together
 
 
@@ -44,16 +44,16 @@ def fits(
         and 0 < max(inputs, outputs) <= _CHANNELS
         and max(inputs, outputs) * size[1] <= _SEEN
         and bool(inputs % 8 or outputs % 8)
-        and 0 < input.numel() // inputs * max(inputs, outputs) < 2**31  # numbered in 32 bits
+        and 0 < input.numel() // inputs * max(inputs, outputs) < 2**31  # indexed in 32 bits
         and input.is_contiguous(memory_format=torch.channels_last)
-        and input.stride(1) == 1  # one channel lies both ways
+        and input.stride(1) == 1  # one channel fits both layouts
     )
 
 
 def conv2d(
     input: Tensor, weight: Tensor, bias: None = None, stride: Any = 1, *rest: Any, **more: Any
 ) -> Tensor:
-    """As `F.conv2d` where it fits."""
+    """Like `F.conv2d`, if it fits."""
     dtype = _dtype(input, weight)
     kernel = weight.to(dtype).contiguous(memory_format=torch.channels_last)
     y: Tensor = _Conv.apply(input.to(dtype), kernel, _both(stride)[0])
@@ -61,7 +61,7 @@ def conv2d(
 
 
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
-    """The dtype of the product, which autocast may choose; None where torch would refuse them."""
+    """The dtype of the product, which autocast may choose; None if torch would refuse them."""
     kinds = {x.dtype, weight.dtype}
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in kinds:
         return torch.get_autocast_dtype(x.device.type)
@@ -125,7 +125,7 @@ def _convolved(
 
 
 def _unit(channels: int) -> int:
-    """Channels come in groups of so many, which a kernel knows when it is compiled: it reads that
+    """The size of the groups that channels come in, known when a kernel is compiled: it reads that
     many numbers at once."""
     return math.gcd(channels, 4)
 
@@ -166,14 +166,14 @@ def _to_kernel(x: Tensor, kernel: Tensor, by_y: Tensor, stride: int) -> Tensor:
     return by_kernel
 
 
-# A row of pixels under a kernel is one piece of memory, `[WIDE, channels]`, at which programs look
-# as at `SEEN` numbers. Compiled for each size of images, by which they divide all the time.
+# A row of pixels under a kernel is contiguous in memory, `[WIDE, channels]`; programs treat it as
+# `SEEN` numbers. Compiled for each size of images, by which they divide all the time.
 _sized = triton.jit(do_not_specialize=["n", "groups_in", "groups_out", "each"])
 
 
 @triton.jit
 def _column(groups, UNIT: tl.constexpr, SEEN: tl.constexpr):
-    """Numbers of a row under the kernel, and in which of its columns they are."""
+    """Indices of the numbers under a row of the kernel, and their columns."""
     k = tl.arange(0, SEEN)
     return k, tl.max_constancy(k // (groups * UNIT), UNIT)
 
@@ -203,7 +203,7 @@ def _convolve(
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient by an input is a convolution, too, with the kernel flipped in all dimensions."""
+    """The gradient of an input is a convolution, too, with the kernel flipped in all dimensions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
     r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)
     k, column = _column(groups_in, IN, SEEN)
@@ -229,7 +229,7 @@ def _multiply(
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """A part of the gradient by one row of a kernel: `Σ by_y · x` over some of the positions."""
+    """A part of the gradient of one row of a kernel: `Σ by_y · x` over some of the positions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
     part, row = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, CHANNELS)

@@ -1,4 +1,4 @@
-"""Operations of torch that kernels of ours stand for."""
+"""Torch operations that our kernels stand for."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankup.kernels import conv, norm
 
-# What says whether arguments fit, and what then takes them.
+# A check whether arguments fit, and what then takes them.
 _OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] = {
     F.batch_norm: (norm.fits, norm.batch_norm),
     torch.conv2d: (conv.fits, conv.conv2d),
@@ -17,7 +17,7 @@ _OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] 
 
 
 class Exchange(TorchFunctionMode):
-    """Inside, they are done by our kernels wherever they are called, if these are made for it."""
+    """Inside, our kernels take over wherever these are called with arguments that fit."""
 
     def __torch_function__(
         self,
@@ -34,7 +34,7 @@ class Exchange(TorchFunctionMode):
 
 
 def _is_watched() -> bool:
-    """Whether torch.func maps what is computed, which knows no nodes of ours; or whether somebody
-    keeps what it saves, as to compute it once more in a backward pass, which no mode reaches."""
+    """Whether a torch.func transform is active, which does not support nodes of ours, or hooks take
+    saved tensors, as for recomputing them in a backward pass, which no mode reaches."""
     kept = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return kept is not None or torch._C._are_functorch_transforms_active()

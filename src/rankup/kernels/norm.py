@@ -1,5 +1,5 @@
-"""Batch norms by the statistics of a batch of images whose channels lie last in memory: four
-launches, forward and back, where torch's own operations take seven that are longer, too."""
+"""Batch norms by the statistics of a batch of channels-last images: four launches, forward and
+backward, where torch's own operations take seven that are longer, too."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rankup.kernels import refuse_second_derivatives
 
-_ROWS = 256  # positions of images that a program looks at together
+_ROWS = 256  # positions of images that a program handles together
 _CHANNELS = 32
-# Programs share an input in so many parts at most. Fewer leave room for what other seeds do at the
-# same time, and every program sums up what all of them have found.
+# Programs share an input in at most this many parts. Fewer leave room for what other seeds do at
+# the same time, and every program sums up the results of all.
 _PARTS = 64
 _WARPS = 8
 _EVEN = 4  # channels that are read together, or twice as many
@@ -39,7 +39,7 @@ def fits(
         and x.dim() == 4
         and x.dtype in _DTYPES
         and x.shape[1] % _EVEN == 0
-        and x.shape[1] < x.numel() < 2**31  # numbered by kernels in 32 bits
+        and x.shape[1] < x.numel() < 2**31  # indexed by kernels in 32 bits
         and x.is_contiguous(memory_format=torch.channels_last)
         and weight is not None
         and bias is not None
@@ -62,7 +62,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As `F.batch_norm` in training."""
+    """Like `F.batch_norm` in training."""
     y: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps)
     return y
 
@@ -110,7 +110,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 class _Work:
-    """How an input is shared out, as a matrix `[positions, channels]`, among programs."""
+    """How an input, as a matrix `[positions, channels]`, is divided among programs."""
 
     def __init__(self, x: Tensor) -> None:
         channels = x.shape[1]
@@ -131,7 +131,7 @@ class _Work:
         self.x = x
 
     def parts(self) -> Tensor:
-        """Room for two numbers of each channel from every part."""
+        """Room for two numbers per channel from every part."""
         return self.x.new_empty(2, self._parts, self.x.shape[1], dtype=torch.float32)
 
     def launch(self, kernel: Any, *given: Any, **more: Any) -> None:
@@ -149,14 +149,14 @@ def _channels(CHANNELS: tl.constexpr):
 
 @triton.jit
 def _rows(tile, n, ROWS: tl.constexpr):
-    """A tile's positions, and which of them are there."""
+    """A tile's positions, and which of them exist."""
     r = tile * ROWS + tl.arange(0, ROWS)
     return r, (r < n)[:, None]
 
 
 @triton.jit
 def _load(at, n, m, tile, c, ROWS: tl.constexpr):
-    """A tile as floats, zeros where nothing is."""
+    """A tile as floats, zeros beyond the input."""
     r, is_row = _rows(tile, n, ROWS)
     places = at + r[:, None] * m + c[None, :]
     return tl.load(places, mask=is_row & (c < m)[None, :], other=0).to(tl.float32)
@@ -193,7 +193,7 @@ def _statistics(
     x, parts, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Each part's mean, and the summed squares of what deviates from it."""
+    """Each part's mean, and the summed squared deviations from it."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)
@@ -249,7 +249,7 @@ def _to_affine(
     x, by_y, parts, found, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Each part's sums for the gradients by bias and weight."""
+    """Each part's sums for the gradients of bias and weight."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)

@@ -1,6 +1,6 @@
-"""The kernels behind `build.py`: products of factors, for all layers of a network at once. On which
-part of which layer a program works, it finds in a table of tiles; a layer's tensors, in the order
-of `Factors` and `_Room`, in a table of places."""
+"""The kernels behind `build.py`: products of factors, for all layers of a network at once. A
+program finds the part of a layer that it works on in a table of tiles, and the layer's tensors, in
+the order of `Factors` and `_Room`, in a table of places."""
 
 import triton
 import triton.language as tl
@@ -41,7 +41,7 @@ def _tile(tiles):
 
 @triton.jit
 def _of(base, places, layer, column: tl.constexpr):
-    """Where a layer's tensor begins: at a multiple of eight numbers, as the compiler sees."""
+    """Where a layer's tensor begins: at a multiple of eight numbers, which the compiler sees."""
     return base + tl.load(places + _TENSORS * layer + column) * 8
 
 
@@ -81,8 +81,8 @@ def _product(
     RANK: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Σ_r selector[r] · us[r, o] · vs[r, i] over so many factors. In sixteen bits, us are times the
-    selector already."""
+    """Σ_r selector[r] · us[r, o] · vs[r, i] over `count` factors. In sixteen bits, us are already
+    multiplied by the selector."""
     total = tl.zeros((OUT, IN), tl.float32)
     is_out, is_in = o < outputs, i < inputs
     for start in range(0, count, RANK):
@@ -104,8 +104,8 @@ def _product(
 
 @triton.jit
 def _rows(floats, places, sizes, layer, first, RANK: tl.constexpr):
-    """Some factors, old or new ones, from the first on: tables of their U and V, which they are
-    among all, which of the tables' rows, and which of these there are."""
+    """Some factors, old or new ones, from `first` on: tables of their U and V, their indices among
+    all, their rows in the tables, and which of these exist."""
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     is_new = first >= old
     if is_new:
@@ -119,7 +119,7 @@ def _rows(floats, places, sizes, layer, first, RANK: tl.constexpr):
 
 @triton.jit
 def _scale(floats, places, sizes, layer, at):
-    """What a row of `half_V` is to be multiplied by: seeded factors are signs there."""
+    """What to multiply a row of `half_V` by: seeded factors are signs there."""
     size = tl.abs(tl.load(_of(floats, places, layer, _V)))
     return tl.where(at < _size(sizes, layer, _SEEDED), size, 1.0)
 
@@ -138,8 +138,8 @@ def halve(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Factors in sixteen bits: U times the selector and what V is to be multiplied by, and V where
-    it is not that of seeded factors, which is there for good."""
+    """Factors in sixteen bits: U times the selector and V's scale, and V except that of seeded
+    factors, which is there for good."""
     layer, first, _ = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     us, vs, at, r, has = _rows(floats, places, sizes, layer, first, RANK)
@@ -214,7 +214,7 @@ def in_order(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """The gradient by a kernel as one by the matrix: what reads it, reads it many times."""
+    """A kernel's gradient in the order of the matrix: what reads it, reads it many times."""
     layer, first_o, first_i = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     o, i = first_o + tl.arange(0, OUT)[:, None], first_i + tl.arange(0, IN)[None, :]
@@ -239,7 +239,7 @@ def _seen(
     RANK: tl.constexpr,
     NUMBERS: tl.constexpr,
 ):
-    """The gradient by a weight, as V sees it: `[RANK, OUT]`."""
+    """The gradient of a weight, projected by V: `[RANK, OUT]`."""
     seen = tl.zeros((RANK, OUT), tl.float32)
     is_out = o < outputs
     for start in range(0, inputs, IN):
@@ -271,7 +271,7 @@ def to_selector(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """A share of the selector's gradient, that of some outputs, and new factors' by U."""
+    """The selector's gradient from some of the outputs, and the gradient of new factors' U."""
     layer, first, part = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)

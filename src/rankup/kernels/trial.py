@@ -1,4 +1,4 @@
-"""A kernel that does next to nothing, to see whether there can be others."""
+"""A kernel that does next to nothing, to see whether others can run."""
 
 import torch
 import triton

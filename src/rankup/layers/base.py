@@ -62,7 +62,7 @@ class Start:
 
 
 def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-    """Raise where `change`, as `Module.to` applies it to every tensor, would alter the dtype."""
+    """Raise if `change`, applied to every tensor as by `Module.to`, would alter the dtype."""
     other = change(torch.empty(0, dtype=dtype)).dtype
     if other != dtype:
         raise RankupError(
@@ -72,8 +72,8 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
 
 
 class TaskLayer(nn.Module, ABC):
-    """What all layers share: the life of a task, from `start` over `open` and `learned` to `close`
-    and `install`."""
+    """What all layers share: the stages of a task, from `start` through `open` and `learned` to
+    `close` and `install`."""
 
     spec: LayerSpec
 
@@ -102,8 +102,8 @@ class TaskLayer(nn.Module, ABC):
         """What a committed task added."""
 
     def merged(self, task: int) -> nn.Module:
-        """torch's own layer that computes what this one does for a committed task. Layers that
-        rivals alone have are not merged."""
+        """Torch's own layer that computes what this one does for a committed task. Layers that only
+        rivals have are not merged."""
         raise NotImplementedError
 
     def open(self, values: Tensors) -> None:
@@ -117,8 +117,8 @@ class TaskLayer(nn.Module, ABC):
         self._parameters.clear()
 
     def install(self, tables: Tensors, tasks: int = 1) -> None:
-        # All tables at once: a thread that reads `_buffers` once has those from before or those
-        # from after, never some of each.
+        # All tables at once: a thread that reads `_buffers` once has either the old or the new
+        # ones, never some of each.
         self._buffers = {**self._buffers, **tables}
         # Last, so that a thread which runs one task finds it in the tables.
         self.count += tasks
@@ -155,7 +155,7 @@ class TaskLayer(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         refuse_other_dtype(fn, self.dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Some changes move nothing: they are asked of a tensor that is where the layer is.
+        # Some changes move nothing, so this one is tried on a tensor on the layer's device.
         self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
 
@@ -173,7 +173,7 @@ class TaskLayer(nn.Module, ABC):
         self.edition += 1
 
     def _task_read(self, what: str) -> int:
-        """The one task that is run, of which a module's forward reads something by itself."""
+        """The one active task, of which a module's forward reads something directly."""
         task = active_task()
         if not isinstance(task, int):
             raise TaskStateError(self._unreadable(what))
@@ -244,7 +244,7 @@ def row_by_row(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tens
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """What to compute in for numbers that are stored in this dtype."""
+    """The dtype to compute in for numbers stored in this one."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -255,10 +255,10 @@ def over_last(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def over_channels(rows: Tensor, x: Tensor) -> Tensor:
-    """A row per sample, `[B, C]`, broadcast over the dimensions behind x's channels."""
+    """A row per sample, `[B, C]`, broadcast over the dimensions after x's channels."""
     return over_space(rows, x.dim() - 2)
 
 
 def over_space(rows: Tensor, dims: int) -> Tensor:
-    """Numbers for channels, the last dimension, broadcast over so many behind them."""
+    """Numbers for channels, the last dimension, broadcast over `dims` after them."""
     return rows[(..., *(None,) * dims)]

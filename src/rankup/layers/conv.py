@@ -21,10 +21,10 @@ _FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.c
 
 class FactoredConv(FactoredLayer):
     """A convolution as a sum of factors: a convolution to R channels (V), a scale for each (the
-    selector), a convolution of single positions (U)."""
+    selector), and a pointwise convolution (U)."""
 
     torch_layer: ClassVar[type[Any]]
-    space: ClassVar[str]  # what an input's dimensions behind the channels are
+    space: ClassVar[str]  # what an input's dimensions after the channels are
 
     def __init__(
         self, spec: FactoredSpec, seed: int, dtype: torch.dtype, device: torch.device
@@ -33,7 +33,7 @@ class FactoredConv(FactoredLayer):
         if spec.conv is None:
             raise RankupError(f"layer {spec.name!r} has no geometry of a convolution")
         self.conv = spec.conv
-        # As torch's own has them, for a module's forward to look at; setting them changes nothing.
+        # As in torch's own, for a module's forward to read; setting them changes nothing.
         self.kernel_size, self.stride = spec.conv.kernel_size, spec.conv.stride
         self.padding, self.dilation = spec.conv.padding, spec.conv.dilation
         self.padding_mode, self.groups = spec.conv.padding_mode, 1
@@ -91,14 +91,14 @@ class FactoredConv(FactoredLayer):
         return y + self._per_channel(self.new_bias) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype) -> Tensor:
-        """The kernel of the task being learned, laid out as a GPU is fastest with it."""
+        """The kernel of the task being learned, in the layout that is fastest on a GPU."""
         kernel = self._kernel(self._dense(self._blocks(self.count)))
         images = torch.channels_last if self.conv.dims == 2 else torch.preserve_format
         return kernel.to(dtype, memory_format=images)
 
     @property
     def is_built_with_others(self) -> bool:
-        """Whether a kernel of ours can build the convolution's for the task being learned."""
+        """Whether `kernels.build` can build the weights for the task being learned."""
         return (
             self.conv.dims == 2
             and self.dtype == torch.float32
@@ -108,9 +108,9 @@ class FactoredConv(FactoredLayer):
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         kernel = self._kernel(matrix)
-        # Of double precision torch casts nothing there.
+        # Autocast leaves double precision alone.
         if torch.is_autocast_enabled(x.device.type) and self.dtype != torch.float64:
-            # Cast and brought into the input's layout at once; torch would do it one by one.
+            # Cast and brought into the input's layout at once; torch would take two steps.
             images = self.conv.dims == 2
             last = images and x.is_contiguous(memory_format=torch.channels_last)
             kernel = kernel.to(
@@ -121,7 +121,7 @@ class FactoredConv(FactoredLayer):
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
         # A CPU takes hardly less time for a convolution to one channel than to sixteen, so new
-        # factors go together with the frozen ones, though gradients by these are thrown away.
+        # factors join the frozen ones, though gradients of these are thrown away.
         if len(blocks) > 1:
             U, V, selector = map(torch.cat, zip(*blocks, strict=True))
             blocks = [(U, V, selector)]

@@ -1,4 +1,4 @@
-"""What linear and convolutional layers share whose weights are a sum of factors."""
+"""What linear and convolutional layers with weights that are a sum of factors share."""
 
 import math
 from abc import abstractmethod
@@ -26,7 +26,7 @@ read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
 
 
 class Tables(NamedTuple):
-    """What a mixed batch reads of a layer, all of it from one moment: another thread may commit a
+    """A consistent snapshot of what a mixed batch reads of a layer: another thread may commit a
     task in the meantime."""
 
     U: Tensor
@@ -37,7 +37,7 @@ class Tables(NamedTuple):
 
 
 class FactoredLayer(TaskLayer):
-    """`W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ` over the factors up to task t, W₀ where one was kept.
+    """`W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ` over the factors up to task t, with W₀ if one was kept.
 
     Tables: `U [R, out]` and `V [R, in]`, seeded factors first, so that a task's factors are a
     prefix; `S [T, R]`, zero-padded; `B [T, out]`.
@@ -82,8 +82,8 @@ class FactoredLayer(TaskLayer):
 
     @property
     def weight(self) -> Tensor:
-        """W of the task that is run, as torch's own layer has it: a module's forward may look at
-        its dtype, or at more."""
+        """W of the active task, shaped as in torch's own layer: a module's forward may read its
+        dtype, or more."""
         conv = self.spec.conv
         inputs = (conv.channels, *conv.kernel_size) if conv else (self.spec.inputs,)
         shape = self.spec.outputs, *inputs
@@ -94,7 +94,7 @@ class FactoredLayer(TaskLayer):
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias of the task that is run: a module's forward may look whether there is one."""
+        """The bias of the active task: a module's forward may check whether there is one."""
         if not self.spec.bias:
             return None
         return self._read_of_task("bias", (self.spec.outputs,), self._bias)
@@ -138,7 +138,7 @@ class FactoredLayer(TaskLayer):
 
     def _tables(self) -> Tables:
         U, V, S, *rest = read_tables(self._buffers)
-        rank = S.shape[1]  # on a GPU, steps of a task being learned may have filled U and V up
+        rank = S.shape[1]  # on a GPU, steps of a task being learned may have padded U and V
         return Tables(U[:rank], V[:rank], S, *rest)
 
     def _mixed_by_hidden(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
@@ -160,7 +160,7 @@ class FactoredLayer(TaskLayer):
         return self._map_own(x, own, B.index_select(0, tasks) if self.spec.bias else None)
 
     def _mixed_start(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor | None:
-        """What the sum of the factors is added to: the biases and what a kept weight gives."""
+        """What the sum of the factors is added to: the biases and the output of a kept weight."""
         B, base = tables.B, tables.base
         biases = self._per_sample(B.index_select(0, tasks), x) if self.spec.bias else None
         if base is None:
@@ -223,8 +223,8 @@ class FactoredLayer(TaskLayer):
         if start.selectors != "previous":
             selector[:old] = start.selectors
         # Over seeded factors a selector cannot start at zero, or the layer would compute nothing
-        # and never learn; this deviation gives W the usual scale for its inputs. Where a kept W₀
-        # does the computing, zero is the start that leaves it as it was.
+        # and never learn; this deviation gives W the usual scale for its inputs. With a kept W₀,
+        # zero is the start that leaves it as it was.
         if self.base_weight is None:
             gain = 1 if self.spec.before_batch_norm else 2
             deviation = math.sqrt(gain * self.spec.outputs / max(1, rank.seeded))
@@ -238,8 +238,8 @@ class FactoredLayer(TaskLayer):
         used = self.spec.rank.used(task)
         if task < self.count:
             return [(self.U[:used], self.V[:used], self.S[task, :used])]
-        # Old and new apart: autograd then spends nothing on the frozen ones. Zeros at the end of
-        # the old ones, which make the shapes of several tasks the same, do no harm.
+        # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
+        # of the old ones, which give several tasks the same shapes, do no harm.
         old = len(self.U)
         blocks = [(self.U, self.V, self.new_selector[:old])] if old else []
         if self.spec.rank.added(task):
@@ -256,7 +256,7 @@ class FactoredLayer(TaskLayer):
         return self._factored(x, blocks)
 
     def _takes_dense(self, x: Tensor, rank: int) -> bool:
-        """Which form runs: a rule of shapes, the task's own rank and the device."""
+        """Which form runs, by the shapes, the task's own rank and the device."""
         return dense_is_cheaper(self._positions(x), rank, self.spec.inputs, self.spec.outputs)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
@@ -295,7 +295,7 @@ class FactoredLayer(TaskLayer):
     @property
     @abstractmethod
     def _pointwise(self) -> bool:
-        """Whether an output sees one position of the input alone."""
+        """Whether an output sees only one position of the input."""
 
     @abstractmethod
     def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
@@ -311,7 +311,7 @@ class FactoredLayer(TaskLayer):
 
     @abstractmethod
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
-        """`rows [B, n]`, shaped to multiply what came of `x` and has n channels."""
+        """`rows [B, n]`, shaped to multiply a result of `x` with n channels."""
 
 
 def _scaled(U: Tensor, selectors: Tensor) -> Tensor:

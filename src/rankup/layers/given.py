@@ -1,5 +1,5 @@
-"""What a layer need not compute, because whoever trains it has computed it before. It comes to the
-layer as the active task does, through context variables."""
+"""What a layer need not compute, because its learner already has. Like the active task, it reaches
+the layer through context variables."""
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -14,14 +14,14 @@ PROJECTED: ContextVar[tuple[str, Tensor] | None] = ContextVar("rankup_projected"
 
 
 def projected(layer: str, rows: Tensor) -> AbstractContextManager[None]:
-    """Inside, the frozen factors of the layer by that name have seen its inputs already: `rows` are
-    what its `project` gave for them."""
+    """Inside, the inputs of the layer of that name are already projected by its frozen factors:
+    `rows` are what its `project` gave for them."""
     return set_to(PROJECTED, (layer, rows))
 
 
 class Built(NamedTuple):
-    """A layer's weight for the task being learned, and what to wait for, as it was made on a stream
-    beside."""
+    """A layer's weight for the task being learned, and the event to wait for, as it is made on a
+    side stream."""
 
     weight: Tensor
     ready: torch.cuda.Event
@@ -31,6 +31,6 @@ BUILT: ContextVar[dict[str, Built] | None] = ContextVar("rankup_built", default=
 
 
 def built(weights: dict[str, Built]) -> AbstractContextManager[None]:
-    """Inside, layers by these names have their weights for the task being learned already, as
-    factored convolutions have from their `build`."""
+    """Inside, layers of these names already have their weights for the task being learned, such as
+    those from the `build` of factored convolutions."""
     return set_to(BUILT, weights)

@@ -22,7 +22,7 @@ class TaskHead(TaskLayer):
     """A full output layer per task, each with its own number of classes.
 
     Tables: `weights [ΣC, in]` and `biases [ΣC]`, one task's classes after another's; a task's rows
-    stay where they are, and so does their alignment. `rows [T, widest]` says which they are, −1
+    stay where they are, and so does their alignment. `rows [T, widest]` holds their indices, −1
     where a task has fewer classes than the widest.
     """
 
@@ -46,15 +46,15 @@ class TaskHead(TaskLayer):
 
     @property
     def out_features(self) -> int:
-        """How many answers the head gives: the classes of the task that is run, or in a mixed
-        batch those of the task that has most."""
+        """How many answers the head gives: the classes of the active task, or in a mixed
+        batch those of the task with the most."""
         if isinstance(active_task(), Tensor):
             return self.rows.shape[1]
         return len(self._own(self._task_read("number of classes"))[0])
 
     @property
     def weight(self) -> Tensor:
-        """The weight of the task that is run, for a module's forward to look at."""
+        """The weight of the active task, for a module's forward to read."""
         shape = self.out_features, self.in_features
         return self._read_of_task("weight", shape, lambda task: self._own(task)[0])
 
@@ -106,7 +106,7 @@ class TaskHead(TaskLayer):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # As many classes in all, but maybe not of each task: it is refused, but is loaded by now.
+        # As many classes in all, but maybe not per task: that is refused, but loaded by now.
         self.ends = _ends(self.rows)
 
     def added(self, task: int) -> Tensors:
@@ -137,5 +137,5 @@ class TaskHead(TaskLayer):
 
 
 def _ends(rows: Tensor) -> list[int]:
-    """Where each task's classes end, before the first of them 0."""
+    """Where each task's classes end, starting with a 0."""
     return [0, *(rows >= 0).sum(1).cumsum(0).tolist()]

@@ -12,7 +12,7 @@ from rankup.layers.factored import FactoredLayer, read_tables
 from rankup.layers.given import PROJECTED
 from rankup.layers.node import FactoredMap
 
-_MANY = 32  # samples from which on a CPU is faster with samples as columns, if factors are few
+_MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
 
 
 class FactoredLinear(FactoredLayer):
@@ -27,7 +27,7 @@ class FactoredLinear(FactoredLayer):
         return self.spec.outputs
 
     def project(self, x: Tensor) -> Tensor:
-        """What the frozen factors see of inputs `[N, in]`: constant while a task is learned."""
+        """Inputs `[N, in]` projected by the frozen factors: constant while a task is learned."""
         return x @ self.V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class FactoredLinear(FactoredLayer):
         learning, sequences = task >= self.count, x.dim() != 2
         if not x.is_cpu or learning or sequences or self._takes_dense(x, used) or _transformed(x):
             return super()._of_one_task(x, task)
-        # The same in fewer operations: on a CPU, starting one takes longer than its arithmetic.
+        # The same in fewer operations: on a CPU, launching one takes longer than its arithmetic.
         U, V, S, B, base = read_tables(self._buffers)
         U, V, selector = U[:used], V[:used], S[task, :used]
         if len(x) >= _MANY:
@@ -73,7 +73,7 @@ class FactoredLinear(FactoredLayer):
         return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))
 
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
-        """What the node computes, in operations that torch knows."""
+        """What the node computes, in torch's own operations."""
         old, added = len(self.U), self.spec.rank.added(self.count)
         y = (seen * self.new_selector[:old]) @ self.U
         if added:
@@ -106,12 +106,12 @@ class FactoredLinear(FactoredLayer):
         return hidden @ U
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        # A matrix for each sample's one position is never less work. In place, because a product
-        # that is added to something otherwise begins with a copy of that.
+        # A matrix per sample for just one position is never less work. In place, because adding a
+        # product to something otherwise begins with a copy of that.
         if x.dim() != 2 or _transformed(x):
             return super()._mixed(x, tasks)
         U, V, S, B, base = read_tables(self._buffers)
-        if len(U) != (rank := S.shape[1]):  # filled up by steps of a task being learned, on a GPU
+        if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU
             U, V = U[:rank], V[:rank]
         hidden = F.linear(x, V).mul_(S.index_select(0, tasks))
         y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
@@ -145,8 +145,8 @@ def _sequence(x: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor) -> bool:
-    """Whether autocast, a transform of torch.func or derivatives in forward mode are on: these know
-    neither nodes of our own nor operations in place on what they have not seen."""
+    """Whether autocast, a transform of torch.func or forward-mode derivatives are on: these support
+    neither nodes of our own nor in-place operations on what they have not seen."""
     return (
         torch.is_autocast_enabled(x.device.type)
         or torch._C._are_functorch_transforms_active()

@@ -1,4 +1,4 @@
-"""The ways of a mixed batch through the heads of all tasks."""
+"""Ways to run a mixed batch through the heads of all tasks."""
 
 import math
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from rankup.layers.rules import HeadsShape, block_count, block_size
 
 
 class Blocks(NamedTuple):
-    """A batch in blocks, each of samples of one task, some places in them left over."""
+    """A batch in blocks of samples of one task each, with some places unused."""
 
     samples: Tensor  # [blocks · size]: which sample is at a place
     tasks: Tensor  # [blocks]
@@ -20,13 +20,13 @@ class Blocks(NamedTuple):
 
 
 def in_blocks(tasks: Tensor, known: int, size: int) -> Blocks:
-    """Sorts by task. All shapes follow from that of the batch: nothing waits for the device."""
+    """Sort by task. All shapes follow from that of the batch: nothing waits for the device."""
     count, device = block_count(len(tasks), known, size), tasks.device
     ordered, order = torch.sort(tasks)
     edges = torch.searchsorted(ordered, torch.arange(known + 1, device=device))
     blocks = (edges.diff() + (size - 1)) // size  # of each task
     ends = blocks.cumsum(0)
-    moved = (ends - blocks) * size - edges[:-1]  # how far a task's samples go from where they were
+    moved = (ends - blocks) * size - edges[:-1]  # how far a task's samples move
     at = torch.arange(len(tasks), device=device) + moved.index_select(0, ordered)
     numbered = torch.arange(count, device=device)
     return Blocks(
@@ -50,8 +50,8 @@ class Heads:
         return HeadsShape(samples, positions, self.known, self.inputs, self.widest, self.total)
 
     def answers(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """For every `x[i]`, `[positions, in]`, the answers of a task of its own; anything where
-        that has fewer classes than the widest."""
+        """For every `x[i]`, `[positions, in]`, the answers of its own task; arbitrary where that
+        has fewer classes than the widest."""
         weights = self._of(tasks, self.weights).transpose(1, 2)
         if self.biases is None:
             return torch.bmm(x, weights)

@@ -1,7 +1,7 @@
 """The factored map of a task being learned as one node of autograd's graph.
 
-Most of a small network's step is the cost of starting operations, not arithmetic. Written out, the
-node starts half as many as autograd would, and none for what is frozen.
+Most of a small network's step is the cost of launching operations, not arithmetic. Written out, the
+node launches half as many as autograd would, and none for what is frozen.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 class FactoredMap(torch.autograd.Function):
     """`((x Vᵀ) · selector) U + bias` over old factors, which are frozen, and new ones.
 
-    `projected` is `x V_oldᵀ` where that was computed before. New factors, the bias or the old
+    `projected` is `x V_oldᵀ` if that was computed before. New factors, the bias or the old
     factors may be missing.
     """
 
@@ -33,7 +33,7 @@ class FactoredMap(torch.autograd.Function):
         _, scaled, U, _ = parts
         ctx.new = 0 if new_U is None else len(new_U)
         ctx.is_projected = projected is not None
-        # All of it is held by others or needed anyway: to be differentiable twice takes no memory.
+        # All of it is held by others or needed anyway: second derivatives take no memory.
         ctx.save_for_backward(x, selector, new_U, new_V, old_U, old_V, *parts)
         return scaled @ U if bias is None else torch.addmm(bias, scaled, U)
 
@@ -41,8 +41,8 @@ class FactoredMap(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, selector, new_U, new_V, old_U, old_V, hidden, scaled, U, V = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # The gradient is to be differentiated as well, and what was computed when it was not
-            # looked at would be taken for constant.
+            # The gradient is to be differentiated as well, and what was computed without recording
+            # would be taken for constant.
             projected = hidden[:, : len(old_U)] if ctx.is_projected else None
             hidden, scaled, U, V = _parts(x, selector, new_U, new_V, old_U, old_V, projected)
         wants_x, _, wants_U, wants_V, wants_bias, *_ = ctx.needs_input_grad
@@ -69,9 +69,9 @@ def _parts(
     old_V: Tensor,
     projected: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What each factor sees of x, before and after the selector, and the factors U and V."""
+    """Each factor's projection of x, before and after the selector, and the factors U and V."""
     U = old_U if new_U is None else torch.cat([old_U, new_U])
-    # What was projected before is what comes first, so no gradient goes on to x and V.
+    # Only a network's inputs are projected before, so no gradient goes on through V to x.
     V = old_V if new_V is None or projected is not None else torch.cat([old_V, new_V])
     if projected is None:
         hidden = x @ V.t()  # [N, R]

@@ -22,7 +22,7 @@ _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d":
 
 
 class TaskNorm(TaskLayer):
-    """Normalisation with weights, and where it has them statistics, per task.
+    """Normalisation with weights and, if it has any, statistics per task.
 
     Batch statistics are not running averages. The task being learned uses those of its batch, in
     training and evaluation alike; committed tasks use the ones pooled at their commit.
@@ -42,7 +42,7 @@ class TaskNorm(TaskLayer):
         self.register_buffer("base_bias", None)
         self.pool: Pool | None = None
         self._wide = at_least_float32(dtype)
-        # As torch's own have them, for a module's forward to look at; setting them changes nothing.
+        # As in torch's own, for a module's forward to read; setting them changes nothing.
         self.eps = spec.eps
         if spec.is_over_last:
             self.normalized_shape, self.elementwise_affine = spec.shape, spec.weight
@@ -55,7 +55,7 @@ class TaskNorm(TaskLayer):
 
     @property
     def weight(self) -> Tensor | None:
-        """The weight of the task that is run: a module's forward may look whether there is one."""
+        """The weight of the active task: a module's forward may check whether there is one."""
         return self._read("weight") if self.spec.weight else None
 
     @property
@@ -151,7 +151,7 @@ class TaskNorm(TaskLayer):
         return read(0) if self.spec.shared else self._read_of_task(key, self.spec.shape, read)
 
     def _rows(self) -> Tensors:
-        buffers = self._buffers  # once: another thread may exchange them for those of one more task
+        buffers = self._buffers  # once: another thread may swap in those of one more task
         tables = {key: buffers[table] for key, table in self._TABLES.items()}
         return {key: table for key, table in tables.items() if table is not None}
 
@@ -184,8 +184,8 @@ class TaskNorm(TaskLayer):
         if self.spec.is_batch and (x.dim() == 2 or (x.is_cuda and x.dtype == self.dtype)):
             return self._mixed_batch_norm(x, tasks)
         if not len(x):
-            return x  # torch does not normalise no channels at all
-        # As one sample that has the channels of all: a row per channel is then one per sample.
+            return x  # torch cannot normalise zero channels
+        # As one sample with the channels of all: rows per channel are then rows per sample.
         rows = {key: row.view(-1) for key, row in _rows_of(self._rows(), tasks).items()}
         merged = x.reshape(1, len(x) * x.shape[1], *x.shape[2:])
         if self.spec.is_batch:
@@ -206,8 +206,8 @@ class TaskNorm(TaskLayer):
         return y.to(self.dtype)
 
     def _mixed_batch_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """One pass over `x`, after a little arithmetic: on the tables, or where they have more
-        tasks than the batch has samples, on what it needs of them."""
+        """One pass over `x`, after a little arithmetic: on the tables, or if they have more tasks
+        than the batch has samples, on the rows that it needs."""
         tables = self._rows()
         few = len(tables["var"]) <= len(tasks)
         rows = self._widened(tables if few else _rows_of(tables, tasks))

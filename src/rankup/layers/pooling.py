@@ -64,6 +64,6 @@ class Pool:
         self.count = total
 
     def statistics(self) -> Tensors:
-        # A norm that the module never runs has seen nothing; any statistics do.
+        # A norm that the module never runs has seen nothing; any statistics will do.
         var = self.squares / self.count if self.count else torch.ones_like(self.mean)
         return {"mean": self.mean, "var": var}

@@ -1,5 +1,5 @@
-"""Which form of a layer runs. Rules of shapes alone, never of timing: the same shapes give the same
-bits every time."""
+"""Which form of a layer runs, by shapes alone, never by timing: the same shapes give the same bits
+every time."""
 
 from typing import Literal, NamedTuple
 
@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 def dense_is_cheaper(positions: int, rank: int, inputs: int, outputs: int) -> bool:
     """Whether building W and applying it takes fewer multiplications than applying the factors.
 
-    A rule of shapes and the task's own rank alone: later tasks cannot change which form runs, and
-    with it the bits.
+    Only shapes and the task's own rank count: later tasks cannot change which form runs, and with
+    it the bits.
     """
     dense = rank * inputs * outputs + positions * inputs * outputs
     factored = positions * rank * (inputs + outputs)
@@ -19,7 +19,7 @@ MixedWay = Literal["hidden", "factors", "weights"]
 
 
 class MixedShape(NamedTuple):
-    """What the way of a mixed batch through a layer is chosen by."""
+    """What decides how a mixed batch runs through a layer."""
 
     samples: int
     positions: int  # positions in a sample at which the layer applies its matrix
@@ -27,11 +27,11 @@ class MixedShape(NamedTuple):
     rank: int
     inputs: int
     outputs: int
-    pointwise: bool  # as no kernel of several taps is
+    pointwise: bool  # not a kernel of several taps
 
 
 class _MixedCost(NamedTuple):
-    """What a device does while it moves one number to or from its memory."""
+    """What a device computes while it moves one number to or from its memory."""
 
     multiplications: float
     with_own_kernels: float  # multiplications of a convolution that has a kernel per sample
@@ -42,9 +42,9 @@ _MIXED_COST = {"cpu": _MixedCost(12, 12), "cuda": _MixedCost(40, 1)}
 
 def mixed_way(shape: MixedShape, device: str) -> MixedWay:
     """What a row per sample scales: the hidden channels that V gives, U, or all factors, summed to
-    a weight per sample. Whatever takes least, reckoned in numbers moved.
+    a weight per sample. The cheapest of them, measured in numbers moved.
 
-    A rule of shapes alone: the same batch shape takes the same way every time.
+    Only shapes count: the same batch shape takes the same way every time.
     """
     samples, positions, tasks, rank, inputs, outputs, pointwise = shape
     at_once, with_own_kernels = _MIXED_COST.get(device, _MIXED_COST["cpu"])
@@ -66,19 +66,19 @@ HeadsWay = Literal["gathered", "together", "sorted"]
 
 
 class HeadsShape(NamedTuple):
-    """What the way of a mixed batch through the heads is chosen by."""
+    """What decides how a mixed batch runs through the heads."""
 
     samples: int
     positions: int  # positions in a sample for which there is an answer
     tasks: int
     inputs: int
-    widest: int  # classes of the task that has most
+    widest: int  # classes of the task with the most
     total: int  # classes of all tasks
 
 
 class _HeadsCost(NamedTuple):
-    """What a device does while it moves one number to or from its memory, and how many it could
-    move while it sorts, and while the host starts a product with all heads, not with each."""
+    """What a device computes while it moves one number to or from its memory, and how many it could
+    move while it sorts, and while the host launches a product with all heads, not with each."""
 
     multiplications: float
     sorting: float
@@ -90,10 +90,10 @@ _HEADS_COST = {"cpu": _HeadsCost(4, 5 << 18, 0), "cuda": _HeadsCost(20, 1 << 27,
 
 def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
     """How a mixed batch finds its heads: a copy of one for each sample, the answers of all heads
-    together and each sample's picked from them, or a copy of one for each block of samples that
-    were sorted by task. Whatever takes least, reckoned in numbers moved.
+    together with each sample's picked from them, or a copy of one for each block of samples sorted
+    by task. The cheapest of them, measured in numbers moved.
 
-    A rule of shapes alone: the same batch shape takes the same way every time.
+    Only shapes count: the same batch shape takes the same way every time.
     """
     samples, positions, tasks, inputs, widest, total = shape
     at_once, sorting, starting = _HEADS_COST.get(device, _HEADS_COST["cpu"])
@@ -109,7 +109,7 @@ def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
 
 def block_size(samples: int, tasks: int) -> int:
     """How many samples of one task make a block: small enough that half-filled blocks, one for
-    each task, are few beside the batch."""
+    each task, are few compared to the batch."""
     return max(1, samples // (2 * max(1, tasks)))
 
 

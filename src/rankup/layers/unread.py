@@ -1,4 +1,4 @@
-"""Tensors of which only the kind can be seen: what a mixed batch has in place of one task's."""
+"""Tensors of which only the kind can be read: what a mixed batch gets in place of one task's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _LOOKS = {getattr(Tensor, name).__get__ for name in _PROPERTIES} | {
 
 
 class Unread(Tensor):
-    """A stand-in for a weight of which a module's forward only looks at the kind, as in
+    """A stand-in for a weight of which a module's forward only reads the kind, as in
     `x.to(self.conv.weight.dtype)`. Anything that needs its values is refused."""
 
     refusal: str

@@ -32,13 +32,13 @@ class MethodInfo(NamedTuple):
     home: str  # its file and class
     help: str  # in one line
     options: type[Options] = Options
-    continual: bool = True  # sees one task after another, as all but a bound on them do
+    continual: bool = True  # sees tasks one after another; False for an upper bound
     open_ended: bool = False  # need not know at the start how many tasks there will be
-    # Fields of a recipe that are other for this method, unless the command line says them itself.
+    # Recipe fields that this method overrides, unless they are given on the command line.
     recipe: Mapping[str, Any] = MappingProxyType({})
 
 
-# Methods that are made for plain gradient descent, at the rate of their authors.
+# For methods designed for plain gradient descent, with their authors' learning rate.
 _SGD = MappingProxyType(
     {"optimiser": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.0}
 )
@@ -119,7 +119,7 @@ def method_class(name: str) -> "type[Method]":
 
 
 def method_options(name: str, given: Mapping[str, Any]) -> Options:
-    """A method's options; what is not given has its default.
+    """A method's options; those not given take their defaults.
 
     >>> method_options("finetune", {"strength": 3})
     Traceback (most recent call last):

@@ -12,14 +12,14 @@ from rankup.methods.replay import ReplayLearner, ReplayMethod
 
 
 def projected(grads: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Tensor]:
-    """The nearest gradient that does not point against the reference: without its part along the
-    reference where their inner product is negative, else as it is.
+    """The nearest gradient that does not point against the reference: its component along the
+    reference is removed where their inner product is negative; otherwise it is unchanged.
 
     >>> projected([torch.tensor([-1.0, 2.0])], [torch.tensor([2.0, 0.0])])
     [tensor([0., 2.])]
     """
     along, square = _inner(grads, reference), _inner(reference, reference)
-    # With a reference of zero the share is no number, but nothing is harmful then.
+    # With a zero reference the share is NaN, but then nothing is harmful.
     harmful, share = along < 0, along / square
     return [
         torch.where(harmful, own - share * other, own)
@@ -28,7 +28,7 @@ def projected(grads: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Tens
 
 
 def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    # Summed in float64: what is left along the reference is then no more than rounding.
+    # Summed in float64, so that only rounding error remains along the reference.
     products = [(a * b).sum(dtype=torch.float64) for a, b in zip(one, other, strict=True)]
     return torch.stack(products).sum()
 
@@ -43,10 +43,10 @@ class AGEMLearner(ReplayLearner):
 
 
 class AGEM(ReplayMethod):
-    """No step goes against the gradient, by all weights and heads, of a batch of the memory.
+    """No step goes against the gradient of a memory batch, taken over all weights and heads.
 
-    The memory holds samples of each class drawn at random. Norms are shared; batch norms also see
-    the batches of the memory.
+    The memory holds random samples of each class. Norms are shared; batch norms also see the
+    memory batches.
     """
 
     learner_class = AGEMLearner

@@ -25,11 +25,11 @@ Own = TypeVar("Own", bound=Options)
 @dataclass(frozen=True)
 class Setting:
     """What a method is made from: a module for the architecture, how the rank update would grow
-    it, the recipe, the seed of all that is random, the tasks to come and the method's own options.
+    it, the recipe, the seed of all randomness, the tasks to come and the method's own options.
 
-    Of the tasks to come a method may ask how many there are, how many classes each has and, to
-    refuse what it cannot mix, of what shape and dtype inputs are; their data is for those that are
-    marked as not continual.
+    A method may look at the number of tasks to come, their numbers of classes and, to refuse what
+    it cannot mix, the shapes and dtypes of their inputs; only methods marked as not continual may
+    use their data.
     """
 
     module: nn.Module
@@ -40,7 +40,7 @@ class Setting:
     options: Options
 
     def options_of(self, kind: type[Own]) -> Own:
-        """The options, as those of the method that they are for."""
+        """The options, typed as the method's own."""
         assert isinstance(self.options, kind)
         return self.options
 
@@ -48,8 +48,8 @@ class Setting:
 class Method(ABC):
     """One way to learn a stream.
 
-    A method keeps what it knows on disk between tasks: `load(folder, setting)` after
-    `save(folder)` gives a method that goes on as this one would.
+    A method keeps its state on disk between tasks: `load(folder, setting)` after `save(folder)`
+    gives a method that continues as this one would.
     """
 
     setting: Setting
@@ -59,7 +59,7 @@ class Method(ABC):
 
     @classmethod
     def check(cls, setting: Setting) -> None:
-        """Refuse a setting that does not suit the method: none. Nothing is made before it."""
+        """Refuse an unsuitable setting before anything is made; by default none is refused."""
         return
 
     @property
@@ -69,34 +69,34 @@ class Method(ABC):
 
     @property
     def begins_afresh(self) -> bool:
-        """Whether its next task is the first that the network which will learn it learns."""
+        """Whether the network that will learn the next task has learned none before."""
         return self.learned == 0
 
     @abstractmethod
     def begin(self, task: Task) -> Learner:
-        """Open the next task, or raise and be as before."""
+        """Open the next task, or raise and leave the state unchanged."""
 
     @abstractmethod
     def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits of the task with that index, which was learned or is open."""
+        """Logits for the task with that index, which is learned or open."""
 
     @abstractmethod
     def end(self) -> None:
-        """Make what was learned of the open task a part of what is known."""
+        """Add what was learned of the open task to what is known."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Drop the open task, if there is one, and be as before it."""
+        """Drop the open task, if there is one, and restore the state before it."""
 
     @abstractmethod
     def footprint(self) -> Footprint:
-        """Everything it must store to answer for all tasks and to learn the next."""
+        """The size of all it must store to answer for all tasks and to learn the next."""
 
     @abstractmethod
     def saving(self, folder: Path) -> Callable[[], None]:
-        """Take what it knows now; what is given back writes it to a folder, in any thread. Until
-        that is done it may answer for tasks, and learn none: `predict` may exchange tensors for
-        others, and must not change any."""
+        """Capture the current state and return a function that writes it to a folder, from any
+        thread. Until that is done the method may answer but not learn: `predict` may replace
+        tensors, but must not modify any in place."""
 
     def save(self, folder: Path) -> None:
         self.saving(folder)()
@@ -104,7 +104,7 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def is_in(cls, folder: Path) -> bool:
-        """Whether the folder holds one that was saved whole; a killed save may leave bits of it."""
+        """Whether the folder holds a complete save; a killed one may leave fragments."""
 
     @classmethod
     @abstractmethod
@@ -119,7 +119,7 @@ class Method(ABC):
         return self.setting.seed
 
     def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
-        """Learn the next task, or raise `TaskFailed` and be as before."""
+        """Learn the next task, or raise `TaskFailed` and leave the state unchanged."""
         with outside_inference(), learning_on(next(self.setting.module.parameters()).device):
             (failure,) = learn([self], [task], Engine(), [resume], [on_epoch])
         if failure is not None:

@@ -1,4 +1,4 @@
-"""Small whole numbers as bits without a gap, so that what is stored is what is counted."""
+"""Small whole numbers packed as bits without gaps, so that stored size equals counted size."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Whole numbers below 2**bits as bytes: the lowest bit of all of them, then the next.
+    """Whole numbers below 2**bits as bytes: the lowest bits of all of them, then the next bits.
 
     >>> pack(torch.tensor([1, 3, 0, 2, 1]), 2)
     tensor([83,  1], dtype=torch.uint8)

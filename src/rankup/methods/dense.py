@@ -1,5 +1,5 @@
-"""What rivals share that train one dense network: its weights, a head for each task, and how all
-of it is kept between tasks."""
+"""Shared by the rivals that train one dense network: its weights, a head for each task, and how
+all of it is kept between tasks."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -38,16 +38,16 @@ _FILE = "weights.safetensors"
 class DenseMethod(Method):
     """One dense network, trained task after task.
 
-    A method overrides what differs: `learner`, what a step is; `consolidate`, what is to be done
-    with a task that was learned. What it has to remember beside the weights is in `kept`, replayed
-    samples in `buffer`: tensors by name that are replaced and never changed, saved and counted as
-    they are.
+    A method overrides what differs: `learner`, which defines a step; `consolidate`, what to do
+    once a task has been learned. What it must remember besides the weights is in `kept`, replayed
+    samples are in `buffer`: tensors by name, replaced but never modified in place, saved and
+    counted as they are.
     """
 
-    # Norms are the network's, with running averages as torch keeps them, or each task has its own.
+    # Norms are shared, with torch's running averages, or each task has its own.
     norms: ClassVar[Literal["shared", "per task"]] = "shared"
 
-    # Old tasks' heads stay as they were learned, or go on learning, from replayed samples.
+    # Old tasks' heads stay as they were learned, or keep learning from replayed samples.
     heads: ClassVar[Literal["frozen", "learning"]] = "frozen"
 
     def __init__(self, setting: Setting) -> None:
@@ -59,19 +59,19 @@ class DenseMethod(Method):
         self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
         replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
         self.body = copy_of(setting.module, replaced)
-        # By one name, so that all of these methods start from the same weights.
+        # The same name for all, so that all of these methods start from the same weights.
         with seeds.drawing(plan.device, seeds.number(setting.seed, "finetune")):
             self._take_over(redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
-        self._updating: set[str] = set()  # buffers that their modules change by themselves
+        self._updating: set[str] = set()  # buffers that their modules update by themselves
         self._feed: Feed | None = None  # of the open task
-        self._before: tuple[Tensors, Tensors, Tensors]  # what abandoning it goes back to
+        self._before: tuple[Tensors, Tensors, Tensors]  # the state that `abandon` restores
 
     @torch.no_grad()
     def _take_over(self, drawn: nn.Module) -> None:
-        """The tensors of a module like that which was given, in all that is left of it."""
-        # By all names: the first of one that layers share may be that of a layer that is replaced.
+        """Copy a redrawn module's tensors into the parts of the body that were not replaced."""
+        # By all names: a shared tensor's first name may be that of a replaced layer.
         named: Tensors = dict(drawn.named_parameters(remove_duplicate=False))
         named |= dict(drawn.named_buffers(remove_duplicate=False))
         replaced = tuple(f"{part.spec.name}." for part in self.parts)
@@ -80,15 +80,15 @@ class DenseMethod(Method):
                 tensor.copy_(named[name])
 
     def feed(self, task: Task) -> Feed:
-        """What is learned of, when this task comes."""
+        """The data to learn from when this task comes."""
         return Feed(task, self.recipe, self.device, self.plan.dtype)
 
     def learner(self, feed: Feed) -> Learner:
-        """What learns the task that was just opened."""
+        """The learner of the task that was just opened."""
         return ModuleLearner(self.body, feed, self.learned)
 
     def consolidate(self, feed: Feed) -> None:
-        """What is to be done with the open task once it was learned: nothing."""
+        """What to do once the open task has been learned; nothing by default."""
 
     @property
     def learned(self) -> int:
@@ -118,7 +118,7 @@ class DenseMethod(Method):
     def end(self) -> None:
         feed = self._feed
         assert feed is not None
-        # Weights that stay parameters may be views of all that was learned.
+        # Weights that stay parameters may be views into a tensor of all that was learned.
         for parameter in self.body.parameters():
             parameter.data = parameter.data.clone()
         self._updating |= self._changed_from(self._before[0])
@@ -184,17 +184,17 @@ class DenseMethod(Method):
 
     @property
     def _who(self) -> dict[str, str]:
-        """Said in its file, which another seed or method might take for its own. One entry: those
-        of several would be written in any order."""
+        """Recorded in its file, so that no other seed or method takes it for its own. A single
+        entry, because several would be written in arbitrary order."""
         return {"of": f"{type(self).__name__} with seed {self.seed}"}
 
     def _take(self, groups: dict[str, Tensors]) -> None:
-        """Know what was saved."""
+        """Take over the saved state."""
         self._updating = self._changed_from(groups.get("shared", {}))
         with torch.no_grad():
             for name, tensor in self._shared().items():
                 saved = groups["shared"][name]
-                if saved.shape != tensor.shape:  # torch would spread it
+                if saved.shape != tensor.shape:  # torch would broadcast it
                     raise RuntimeError(f"{name} is of shape {list(saved.shape)}")
                 tensor.copy_(saved)
         self.kept, self.buffer = groups.get("kept", {}), groups.get("buffer", {})
@@ -208,7 +208,7 @@ class DenseMethod(Method):
             )
 
     def _changed_from(self, values: Tensors) -> set[str]:
-        """The shared buffers that hold other values now."""
+        """The shared buffers whose values now differ."""
         return {
             name
             for name, tensor in self._shared().items()
@@ -216,13 +216,13 @@ class DenseMethod(Method):
         }
 
     def _hold(self) -> None:
-        """Have modules change their buffers no more once tasks depend on them, by the flag that
-        they look at; those inside of them go on as they are."""
+        """Stop modules from updating their buffers once tasks depend on them, through their
+        `training` flag; their submodules are left alone."""
         for name in self._updating:
             self.body.get_submodule(name.rpartition(".")[0]).training = False
 
     def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
-        """The layer of which each task has its own."""
+        """The per-task layer in place of this one, if any."""
         factory = self.seed, plan.dtype, plan.device
         if isinstance(spec, HeadSpec):
             if self.heads == "frozen":
@@ -238,10 +238,10 @@ class DenseMethod(Method):
             for part, tables in zip(self.parts, extended, strict=True):
                 part.close()
                 part.install(tables)
-            self._feed = None  # in here: what Ctrl-C finds appended is not to be abandoned
+            self._feed = None  # in here, so that Ctrl-C never abandons what is appended
 
     def _of_tasks(self) -> Tensors:
-        """What each learned task has of its own, by its index."""
+        """The tensors that belong to each learned task, by its index."""
         return {
             f"{index}/{part.spec.name}.{key}": tensor
             for index in range(self.learned)
@@ -250,7 +250,7 @@ class DenseMethod(Method):
         }
 
     def _shared(self) -> Tensors:
-        """Weights and statistics that all tasks share, each once, whoever else it belongs to."""
+        """Weights and statistics that all tasks share, each listed once."""
         known = {
             id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()
         } | {id(t) for part in self.body.modules() for t in _counters(part)}
@@ -269,7 +269,7 @@ def _counters(part: nn.Module) -> Iterator[Tensor]:
 
 
 def _read(path: Path, who: dict[str, str]) -> Tensors:
-    """What a file holds that was written by that method with that seed."""
+    """The tensors of a file that this method must have written with this seed."""
     try:
         content = path.read_bytes()
         with safetensors.safe_open(path, "pt") as file:

@@ -14,12 +14,12 @@ class ERRingLearner(ReplayLearner):
 
 
 class ERRing(ReplayMethod):
-    """Every step is on the task's batch and a batch of the memory together, each sample answered
-    by its own task's head.
+    """Every step is on the task's batch and a memory batch together, each sample answered by its
+    own task's head.
 
-    The memory is first in, first out: of each class the last samples that training drew. Those of
-    the task being learned come into it when the task ends, as its batches hold them until then.
-    Norms are shared; batch norms see the task's batch and the memory's as one.
+    The memory is first in, first out: it holds the last samples of each class that training drew.
+    Those of the task being learned enter it when the task ends, as its batches hold them until
+    then. Norms are shared; batch norms see the task's batch and the memory's as one.
     """
 
     learner_class = ERRingLearner

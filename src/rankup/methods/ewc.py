@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: what old tasks rest on is held where they left it."""
+"""Elastic weight consolidation: weights that old tasks rely on are held where they left them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rankup.modes import evaluating
 from rankup.steps import Learner
 from rankup.trace import trace
 
-_BYTES = 2**26  # that the gradients of samples may take which are computed at once
-_TIMES_ON_GPU = 16  # as much, because it waits for Python unless they are many
+_BYTES = 2**26  # for the per-sample gradients computed at once
+_TIMES_ON_GPU = 16  # times as many bytes there: small batches would leave it waiting for Python
 
 
 class EWC(DenseMethod):
@@ -32,14 +32,14 @@ class EWC(DenseMethod):
 
     The importance is the diagonal of the Fisher information, summed over tasks. The anchor is where
     the latest task left the weights, as in the online form of Schwarz et al. (2018), or each task
-    pulls towards its own. These anchors need not be told apart: Σₜ Fₜ (θ − θₜ)² is, but for a
-    constant, Σₜ Fₜ times the squared distance from their mean weighted by Fₜ.
+    pulls towards its own. The latter need not be kept apart: up to a constant, Σₜ Fₜ (θ − θₜ)² is
+    Σₜ Fₜ times the squared distance from their mean weighted by Fₜ.
 
-    Stored are the weights, the heads and an importance for each shared weight. The latest anchor is
-    the weights as they are between tasks; only the mean of all anchors is stored beside them.
+    The weights, the heads and an importance for each shared weight are stored. The latest anchor is
+    simply the weights between tasks; only the mean of all anchors is stored in addition.
 
-    Norms are shared as torch keeps them: their weights are held like all others, their running
-    statistics are not. Without strength this is `finetune`, bit for bit.
+    Norms are shared, as torch keeps them: their weights are held like all others, their running
+    statistics are not. With zero strength this is `finetune`, bit for bit.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -73,16 +73,16 @@ class EWC(DenseMethod):
         old = self.options.gamma * self.kept.get("importance", torch.zeros_like(added))
         kept = {"importance": old + added}
         if self.options.anchors == "all":
-            # What no task needs is not held, wherever its anchor is.
+            # A weight that no task needs is not held, wherever its anchor is.
             share = (added / kept["importance"]).nan_to_num()
             kept["anchor"] = torch.lerp(self.kept.get("anchor", weights), weights, share)
         self.kept = kept
 
-    @torch.no_grad()  # that `grad` sees through; heads, which it knows nothing of, need none
+    @torch.no_grad()  # `grad` works regardless; heads, which it does not see, need no gradient
     def importance(self, feed: Feed) -> Tensor:
-        """The mean over samples of squared gradients of the log-likelihood, each sample with a
-        label that is drawn from the network's own answer for it, as the Fisher information asks
-        for. In eval mode: norms neither mix samples nor learn statistics."""
+        """The mean over samples of squared gradients of the log-likelihood, with each label drawn
+        from the network's own answer, as the definition of the Fisher information requires. In
+        eval mode: norms neither mix samples nor update statistics."""
         index = self.learned
         rows = seeds.generator(self.seed, "importance", index)
         labels = seeds.generator(self.seed, "importance labels", index, device=self.device)
@@ -98,9 +98,9 @@ class EWC(DenseMethod):
         return flat(squares.values()) / seen
 
     def _add_products(self, squares: Tensors, x: Tensor, labels: Tensor) -> set[str]:
-        """Squared gradients of samples by the weights of Linear layers that see each sample once,
-        and which weights these are. A sample's gradient is the product of what comes back and what
-        went in, so that no gradient need be made: its squares are the products of the squares."""
+        """Add the squared per-sample gradients for Linear layers that see each sample once, and
+        return the names of their weights. A sample's gradient is the outer product of output
+        gradient and input, so its squares are products of squares and it is never formed."""
         if not self._once:
             return set()
         went_in, added = dict[str, Tensor](), dict[str, Tensor]()
@@ -123,7 +123,7 @@ class EWC(DenseMethod):
         if not added:
             return set()
         done = set()
-        # Nothing comes back to a layer that runs in vain.
+        # A layer whose output is unused gets no gradient.
         came_back = torch.autograd.grad(surprise, list(added.values()), materialize_grads=True)
         for (name, inputs), grads in zip(went_in.items(), came_back, strict=True):
             own = grads.square()
@@ -135,7 +135,7 @@ class EWC(DenseMethod):
         return done
 
     def _add_squares(self, squares: Tensors, x: Tensor, labels: Tensor, but: set[str]) -> None:
-        """Squared gradients of samples by all other weights: every gradient is made."""
+        """Add the squared per-sample gradients of all other weights, forming each gradient."""
         weights = {name: weight for name, weight in self._weights().items() if name not in but}
         if not weights:
             return
@@ -155,7 +155,7 @@ class EWC(DenseMethod):
                 return of_all
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:  # what a module calls, as `x.view`, may not work for all at once
+            except RuntimeError:  # what a module calls, such as `x.view`, may not work under vmap
                 each = [alone(*one) for one in zip(x, labels, strict=True)]
                 stacked = map(torch.stack, zip(*each, strict=True))
                 return dict(zip(weights, stacked, strict=True))
@@ -173,7 +173,7 @@ class EWC(DenseMethod):
 
 
 class HeldLearner(ModuleLearner):
-    """A module whose parameters `names` are held to an anchor by springs of given stiffness."""
+    """A module whose parameters `names` are tied to an anchor by springs of given stiffness."""
 
     stiffness: Tensor
     anchor: Tensor
@@ -193,12 +193,12 @@ class HeldLearner(ModuleLearner):
         self.look_at("anchor", anchor)
 
     def forward(self, draw: Draws) -> Tensor:
-        # Not by get_parameter: under vmap they are no parameters.
+        # Not by get_parameter: under vmap they are not `nn.Parameter`s.
         now = dict(self.body.named_parameters())
         moved = flat(now[name] for name in self.names) - self.anchor
         return super().forward(draw) + (self.stiffness * moved.square()).sum() / 2
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers of some tensors, one after another."""
+    """All values of some tensors in one vector."""
     return torch.cat([tensor.flatten() for tensor in tensors])

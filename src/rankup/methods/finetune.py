@@ -4,4 +4,4 @@ from rankup.methods.dense import DenseMethod
 
 
 class FineTune(DenseMethod):
-    """All weights but the heads are shared and go on learning; norms are shared too."""
+    """All weights but the heads are shared and keep learning; norms are shared too."""

@@ -14,8 +14,8 @@ from rankup.specs import FactoredSpec
 
 
 class GuardedMethod(DenseMethod):
-    """A method that keeps the weights of `layers` for the tasks that need them. Norms are per task;
-    what else a module may have is learned with the first task and constant after it."""
+    """A method that preserves the weights of `layers` for the tasks that need them. Norms are per
+    task; all other parameters are learned with the first task and constant after it."""
 
     norms = "per task"
 
@@ -24,20 +24,20 @@ class GuardedMethod(DenseMethod):
         self.layers = [spec for spec in self.plan.layers if isinstance(spec, FactoredSpec)]
 
     def constant(self) -> Tensors:
-        """Whether each parameter that tasks share is frozen, if nothing else is said."""
+        """Whether each parameter that tasks share is frozen, by default."""
         shared = [name for name, t in self._shared().items() if isinstance(t, nn.Parameter)]
         return {name: torch.tensor(self.learned > 0, device=self.device) for name in shared}
 
 
 class GuardedLearner(ModuleLearner):
-    """A module of whose parameters some numbers must not move. A gradient of zero would not hold
-    them: Adam goes on by its averages, and weight decay asks for no gradient. So they are put back
-    after every step, whatever that made of them.
+    """A module some of whose parameter entries must not move. Zeroing their gradients would not
+    hold them: Adam moves on by its averages, and weight decay needs no gradient. So they are
+    restored after every step.
 
     Args:
-        frozen: which numbers are to stay, for parameters by their names in the module; masks are
+        frozen: masks of the entries to hold, by the parameters' names in the module; masks are
             broadcast.
-        held: what frozen numbers are, by the same names, where that is not what they are now.
+        held: values of the frozen entries, by the same names, if not the current ones.
     """
 
     def __init__(
@@ -64,5 +64,5 @@ class GuardedLearner(ModuleLearner):
 
 
 def buffer_name(kind: str, name: str) -> str:
-    """The buffer's name for what a learner knows of a parameter: such names have no dots."""
+    """The name of a learner's buffer about a parameter: buffer names must not contain dots."""
     return f"{kind}/{name}".replace(".", "/")

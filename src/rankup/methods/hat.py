@@ -1,5 +1,5 @@
 """Hard attention to the task (Serrà et al., ICML 2018): every task learns which units it uses, and
-what units in use compute from one another stays as it is."""
+what units in use compute from one another no longer changes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rankup.modes import evaluating
 from rankup.specs import FactoredSpec
 from rankup.steps import Learner
 
-_FARTHEST = 6  # from zero that an embedding may be
-# What an input that is not zero can be, for all that is known of the module between layers.
+_FARTHEST = 6  # largest absolute value of an embedding
+# Probe values for nonzero inputs, as nothing is known of what the module does between layers.
 _CAN_BE = (math.nan, 1e4, -1e4, 1e-4, -1e-4)
 _SATURATED = 50  # where the compensation of a gradient stops growing
 
@@ -35,16 +35,16 @@ _gates: ContextVar[Tensors] = ContextVar("rankup_gates")
 
 
 def gated(gates: Tensors) -> AbstractContextManager[None]:
-    """Inside, these are the gates of layers, by name and for each unit."""
+    """Inside, layers use these gates, given by layer name and with one entry per unit."""
     return set_to(_gates, gates)
 
 
 class HardAttention(GuardedMethod):
-    """A layer's outputs are multiplied by a gate for each unit; a convolution's behind the batch
-    norm that alone reads it, which would turn a zero into something else. Once a task was learned
-    its gates are bits. Weights from a unit in use to a unit in use are frozen.
+    """A layer's outputs are multiplied by a gate for each unit; a convolution's are gated after the
+    batch norm that is its only reader, which would turn zeros into something else. Once a task has
+    been learned its gates are bits. Weights from a unit in use to a unit in use are frozen.
 
-    Norms are per task. What is neither gated nor a task's own is learned with the first task.
+    Norms are per task. What is neither gated nor per task is learned with the first task.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -78,19 +78,19 @@ class HardAttention(GuardedMethod):
         self.kept["masks"] = torch.cat([self.kept["masks"], bits[None]])
 
     def mask(self, task: int) -> Tensor:
-        """Which units a task uses: a gate is open or closed as soon as the task is looked at."""
+        """Which units a task uses: whenever it answers, each gate is either open or closed."""
         masks = self.kept["masks"]
         if task < len(masks):
             return unpack(masks[task], 1, self.units).bool()
         return self._embedding.detach() > 0
 
     def claimed(self) -> Tensor:
-        """Which units are in use by tasks that were learned."""
+        """Which units learned tasks use."""
         none = torch.zeros(self.units, dtype=torch.bool, device=self.device)
         return torch.stack([none, *(self.mask(task) for task in range(self.learned))]).any(0)
 
     def split(self, units: Tensor) -> Tensors:
-        """What is about all units as each layer's."""
+        """Split a tensor over all units into one per layer."""
         parts = torch.split(units, [spec.outputs for spec in self.layers])
         return {spec.name: part for spec, part in zip(self.layers, parts, strict=True)}
 
@@ -107,11 +107,11 @@ class HardAttention(GuardedMethod):
         return frozen
 
     def reached(self, claimed: Tensors, feed: Feed) -> Tensors:
-        """Which inputs of each layer can be other than zero when only claimed units are in use.
+        """Which inputs of each layer can be nonzero when only claimed units are in use.
 
-        NaN stands for "can be": it goes through sums, ReLUs, means and whatever else is between
-        layers, and where all that comes together is zero, zero it is. What compares numbers, as
-        `torch.where` does, may make zeros of it: hence also large and small ones of both signs.
+        NaN stands for "can be nonzero": it propagates through sums, ReLUs, means and whatever else
+        is between layers, and where all operands are zero, the result is zero. Comparisons, as in
+        `torch.where`, may turn it into zeros: hence also large and small values of both signs.
         """
         none: dict[str, Any] = {"dtype": torch.bool, "device": self.device}
         any_claimed = torch.stack([units.any() for units in claimed.values()]).any()
@@ -135,7 +135,7 @@ class HardAttention(GuardedMethod):
 
         with ExitStack() as hooks:
             for part in self.parts:
-                if isinstance(part, TaskNorm):  # has biases; its gate, if it has one, comes next
+                if isinstance(part, TaskNorm):  # has biases; its gate, if any, comes next
                     hooks.enter_context(part.register_forward_hook(anything))
             for spec in self.layers:
                 layer, gated_part = self.body.get_submodule(spec.name), self.gated_parts[spec.name]
@@ -149,7 +149,7 @@ class HardAttention(GuardedMethod):
 
 
 class HatLearner(GuardedLearner):
-    """A task with the embedding its gates come from."""
+    """A task with the embedding that determines its gates."""
 
     unclaimed: Tensor
 
@@ -169,17 +169,17 @@ class HatLearner(GuardedLearner):
         self.embedding.data = learned["embedding"].detach()
 
     def draws(self, generator: torch.Generator) -> Draws:
-        """An epoch's rows and the gates' slope, which in every epoch grows from almost none to a
-        step's."""
+        """An epoch's rows and the gates' slope, which grows in every epoch from almost flat to
+        almost a step function."""
         steepest, steps = self.options.s_max, self.feed.steps_per_epoch
-        # From its end, which an epoch of a single step has.
+        # Built from the end, so that an epoch of a single step has the final slope.
         place: dict[str, Any] = {"device": generator.device, "dtype": torch.float32}
         slopes = torch.linspace(steepest, 1 / steepest, steps, **place)
         return super().draws(generator) | {"slope": slopes.flip(0)}
 
     def forward(self, draw: Draws) -> Tensor:
         """The loss, with a price on units that no task uses yet."""
-        # A sigmoid whose derivative keeps its digits where it is almost 1: `_compensation`
+        # A sigmoid whose derivative stays precise where its value is almost 1: `_compensation`
         # multiplies what is left of it by large numbers.
         gates = F.logsigmoid(draw["slope"] * self.embedding).exp()
         with gated(self.split(gates)):
@@ -196,7 +196,7 @@ class HatLearner(GuardedLearner):
         self.embedding.detach().clamp_(-_FARTHEST, _FARTHEST)
 
     def _compensation(self, slope: Tensor) -> Tensor:
-        """Makes a gate's gradient as wide as that of a sigmoid of slope 1, however steep it is."""
+        """The factor that makes a gate's gradient as wide as that of a sigmoid of slope 1."""
         embedding = self.embedding.detach()
         steep = (slope * embedding).clamp(-_SATURATED, _SATURATED)
         return self.options.s_max / slope * (steep.cosh() + 1) / (embedding.cosh() + 1)
@@ -207,5 +207,5 @@ def _gate(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> 
 
 
 def _over(spec: FactoredSpec, units: Tensor) -> Tensor:
-    """Numbers for a layer's units, broadcast over its outputs."""
+    """Values per unit of a layer, shaped to broadcast over its outputs."""
     return over_space(units, spec.dims)

@@ -1,4 +1,4 @@
-"""Heads of all tasks that go on learning, for methods that replay samples of old tasks."""
+"""Heads of all tasks that keep learning, for methods that replay samples of old tasks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rankup.layers import Start, TaskLayer, Tensors
 from rankup.layers.base import over_last
 from rankup.specs import HeadSpec
 
-FEATURES = -1  # in place of a task: heads give back what they see
+FEATURES = -1  # in place of a task: heads return their inputs
 
 
 class LearningHeads(TaskLayer):
     """A full output layer per task, all of them parameters from the beginning, so that shapes stay
-    the same as tasks come in. Those of tasks to come are zero and get no gradient; a task starts
-    where `TaskHead` would start it."""
+    the same as tasks come in. Heads of tasks to come are zero and get no gradient; a task's head
+    starts as `TaskHead` would."""
 
     spec: HeadSpec
     weight: Tensor
@@ -41,14 +41,14 @@ class LearningHeads(TaskLayer):
         total, widest = sum(classes), max(classes)
         self.weight = nn.Parameter(torch.zeros(total, spec.inputs, **self._factory))
         self.bias = nn.Parameter(torch.zeros(total, **self._factory)) if spec.bias else None
-        # Which of all answers are a task's own, [T, widest], and where it has none.
+        # Which of all answers are a task's own, [T, widest], and where it has too few classes.
         starts = torch.tensor([own.start for own in self.slices], device=device)[:, None]
         places = torch.arange(widest, device=device)
         missing = places >= torch.tensor(classes, device=device)[:, None]
         columns = (starts + places).masked_fill(missing, 0)
         self.register_buffer("columns", columns, persistent=False)
         self.register_buffer("missing", missing, persistent=False)
-        self.alike = total == widest * len(classes)  # equally many classes in all tasks
+        self.alike = total == widest * len(classes)  # all tasks have the same number of classes
 
     def forward(self, x: Tensor) -> Tensor:
         task = self._task(x)
@@ -64,10 +64,10 @@ class LearningHeads(TaskLayer):
         return F.linear(x, self.weight, self.bias)
 
     def own(self, answers: Tensor, tasks: Tensor) -> Tensor:
-        """Each sample's answers by the head of its own task, from those of all heads; −∞ where
-        that has fewer classes than the widest."""
-        # Every answer goes to one place at most, so that a GPU adds up the same gradients every
-        # time; picking rows of the weights would not.
+        """Each sample's answers by the head of its own task, picked from those of all heads; −∞
+        where that head has fewer classes than the widest."""
+        # Each answer goes to at most one place, so that a GPU's gradients are deterministic;
+        # indexing rows of the weights would not be.
         columns = over_last(self.columns.index_select(0, tasks), answers)
         logits = answers.gather(-1, columns.expand(*answers.shape[:-1], -1))
         if self.alike:
@@ -85,7 +85,7 @@ class LearningHeads(TaskLayer):
         return self.added(self.count)
 
     def close(self) -> None:
-        """All stay open."""
+        """Do nothing: all heads stay open."""
 
     def extended(self, *added: Tensors) -> Tensors:
         (own,) = added  # methods commit their tasks one at a time

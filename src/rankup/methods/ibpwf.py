@@ -23,19 +23,19 @@ from rankup.specs import FactoredSpec
 
 _EDGE = 1e-6  # how near to 0 and 1 a probability may come
 _STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn
-_FASTER = 30.0  # times that log-odds learn as fast as weights: they have further to go
+_FASTER = 30.0  # log-odds learn this many times as fast as weights: they have further to go
 
 _drawn: ContextVar[Tensors | None] = ContextVar("rankup_drawn_selections", default=None)
 
 
 def drawn(selections: Tensors) -> AbstractContextManager[None]:
-    """Inside, layers by these names learn with these selections `[K]`, each from 0 to 1."""
+    """Inside, layers with these names learn with these selections `[K]`, each from 0 to 1."""
     return set_to(_drawn, selections)
 
 
 class WeightFactors(TaskWeightMethod):
-    """Stored are the factors that some task selects; of each task which ones, their scales, its
-    biases, its head and its norms; and what is believed of the prior's sticks."""
+    """Stores the factors that some task selects; for each task which ones, their scales, its
+    biases, its head and its norms; and the current posterior of the sticks."""
 
     @property
     def options(self) -> IbpWfOptions:
@@ -57,17 +57,17 @@ class WeightFactors(TaskWeightMethod):
 
 
 class DictionaryWeight(TaskWeight):
-    """`W_t = Σ_k b_{t,k} λ_{t,k} · u_k v_kᵀ`, b of zeros and ones.
+    """`W_t = Σ_k b_{t,k} λ_{t,k} · u_k v_kᵀ`, where b is 0 or 1.
 
-    A factor that a task selected is `taken`: it is in the tables `U [K, out]` and `V [K, in]`, and
-    no parameter any more. Others are drawn anew for each task, so that none has to be stored which
-    no task selected. Tables of tasks: `selections [T, K]`, `scales [T, K]`, 0 where a factor is not
-    selected, `biases [T, out]`.
+    A factor that a task has selected is `taken`: it is in the tables `U [K, out]` and `V [K, in]`
+    and no longer a parameter. Others are drawn anew for each task, so that factors that no task
+    selected need not be stored. Tables of tasks: `selections [T, K]`, `scales [T, K]`, 0 where a
+    factor is not selected, `biases [T, out]`.
 
     `sticks [2, K]` are the logarithms of a and b of the Kumaraswamy posterior of each stick v_k
-    after all tasks so far, the next one's prior, and `expected [K]` what that prior makes of a new
-    task's selection, as log-odds. The task being learned has its own as differences from them, so
-    that weight decay pulls to the prior.
+    after all tasks so far, which is the next task's prior, and `expected [K]` are the log-odds of
+    a new task's selection under that prior. The task being learned stores its own values as
+    differences from these, so that weight decay pulls towards the prior.
     """
 
     U: Tensor
@@ -114,7 +114,7 @@ class DictionaryWeight(TaskWeight):
 
     def weight(self, task: int) -> Tensor:
         if task < self.count:
-            # Factors that the task does not select add nought, whatever becomes of them later.
+            # Factors that the task does not select add zero, whatever becomes of them later.
             return _product(self.U, self.scales[task], self.V)
         return self.selecting(torch.where(self.selected(), self.odds().sigmoid(), 0))
 
@@ -128,8 +128,8 @@ class DictionaryWeight(TaskWeight):
         return super().forward(x) if selection is None else self._learn(x, selection)
 
     def _learn(self, x: Tensor, selection: Tensor) -> Tensor:
-        """The layer's outputs, by way of the factors where there are so few samples that a weight
-        would cost more."""
+        """The layer's outputs, computed through the factors where there are so few samples that
+        forming the weight would cost more."""
         rows, shape = math.prod(x.shape[:-1]), (self.spec.inputs, self.spec.outputs)
         if self.spec.conv or dense_is_cheaper(rows, self.factors, *shape):
             return self._map(x, self.selecting(selection), self.bias(self.count))
@@ -143,7 +143,7 @@ class DictionaryWeight(TaskWeight):
         return _product(U, self.new_scales * selection, V)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """The factors of the task being learned: its own where they are free."""
+        """The factors of the task being learned: its own where they are not taken."""
         taken = self.taken[:, None]
         return torch.where(taken, self.U, self.new_U), torch.where(taken, self.V, self.new_V)
 
@@ -156,7 +156,7 @@ class DictionaryWeight(TaskWeight):
 
     def start(self, classes: int, start: Start) -> Tensors:
         draw, outputs = self._draw("factors"), self.spec.outputs
-        # With this length of its vectors W has Kaiming's deviation if as many as expected are in.
+        # At this length of u and v, W has Kaiming's deviation if as many are selected as expected.
         length = (2 * outputs / float(self.expected.sigmoid().sum())) ** 0.25
         values = {
             "U": length * F.normalize(seeds.normal(self.factors, outputs, generator=draw)),
@@ -170,8 +170,8 @@ class DictionaryWeight(TaskWeight):
         return {name: value.to(**self._factory) for name, value in values.items()}
 
     def learned(self) -> Tensors:
-        """Rounds the selection; a scale takes in how probable its factor was, because in the mean
-        no more of it was learned with."""
+        """Round the selection; a scale is multiplied by its factor's probability, because training
+        saw only that share of it on average."""
         parts, chosen = super().learned(), self.selected()
         own = chosen & ~self.taken
         learned = {
@@ -210,13 +210,13 @@ class DictionaryWeight(TaskWeight):
         }
         if self.spec.bias:
             added["bias"] = self.biases[task]
-        # Each task's take the place of those before it.
+        # Each task's sticks replace those before it, so only the last task stores them.
         return added | {"sticks": self.sticks} if task == self.count - 1 else added
 
 
 class BuffetLearner(WeightLearner):
-    """Maximises the evidence's lower bound: a sample of the relaxed selection in every step, and a
-    price for what departs from the prior."""
+    """Maximises the evidence lower bound: every step samples the relaxed selection and pays for
+    the divergence from the prior."""
 
     def __init__(self, body: nn.Module, feed: Feed, index: int, options: IbpWfOptions) -> None:
         super().__init__(body, feed, index)
@@ -251,14 +251,14 @@ def relaxed(odds: Tensor, temperature: float, uniform: Tensor) -> Tensor:
 
 
 def divergence(odds: Tensor, posterior: Tensor, prior: Tensor, uniform: Tensor) -> Tensor:
-    """Kullback and Leibler's, of sticks and selections together, from what the prior says of them:
-    an estimate by one sample of the sticks, exact in the rest.
+    """The Kullback–Leibler divergence of sticks and selections together from their prior:
+    estimated from one sample of the sticks, exact in the rest.
 
     Args:
-        odds: of the selections, as logarithms, `[…, K]`.
+        odds: log-odds of the selections, `[…, K]`.
         posterior: logarithms of the sticks' a and b, `[2, …, K]`.
-        prior: the same of their prior.
-        uniform: what the sample is made from, `[…, K]`.
+        prior: the same for their prior.
+        uniform: uniform noise to draw the sample from, `[…, K]`.
     """
     (a, b), (c, d) = posterior.exp().unbind(), prior.exp().unbind()
     log_v = torch.log(-torch.expm1(torch.log1p(-uniform) / b)) / a
@@ -272,17 +272,17 @@ _EULER = 0.5772156649015329
 
 
 def logistic_divergence(apart: Tensor) -> Tensor:
-    """Between relaxed Bernoulli variables of the same temperature, whatever that is, whose log-odds
-    are so far apart: z·coth(z/2) − 2, which is that between logistic ones."""
+    """The divergence between relaxed Bernoulli variables of equal temperature (any) whose log-odds
+    differ by z: z·coth(z/2) − 2, the same as between logistic variables."""
     near, far = apart.abs() < 0.1, apart.abs().clamp_min(0.1)
-    # By exp(−z): exp(z) overflows where z is large, and its gradient is no number there.
+    # With exp(−z): exp(z) overflows where z is large, and its gradient is NaN there.
     return torch.where(
         near, apart.square() / 6, far - 2 * far * torch.exp(-far) / torch.expm1(-far) - 2
     )
 
 
 def expected_odds(sticks: Tensor) -> Tensor:
-    """Log-odds of the product of all sticks so far, each at its mean, within bounds."""
+    """Log-odds of the product of the sticks up to each one, all at their means, clamped."""
     a, b = sticks.exp().unbind()
     log_mean = torch.lgamma(1 + 1 / a) + torch.lgamma(1 + b) - torch.lgamma(1 + 1 / a + b)
     return log_odds(log_mean.cumsum(-1)).clamp(-_STEEPEST, _STEEPEST)

@@ -36,8 +36,8 @@ _ROWS = 1024  # samples whose features are computed at once
 
 
 def herded(features: Tensor, count: int) -> Tensor:
-    """So many different rows of `features`, the first of which always have the mean that is
-    nearest to the mean of all: each is the best to add to those before it.
+    """Up to `count` distinct rows of `features`, chosen greedily: each is the one that brings the
+    mean of those chosen so far nearest to the mean of all.
 
     >>> herded(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), 2)
     tensor([1, 2])
@@ -57,8 +57,8 @@ def herded(features: Tensor, count: int) -> Tensor:
 
 
 class Lists:
-    """The places of lists of exemplars, one list for each class of each task, and room behind
-    them."""
+    """The slots of lists of exemplars, one list for each class of each task, followed by free
+    room."""
 
     def __init__(self, lengths: Sequence[Sequence[int]], room: int) -> None:
         flat = torch.tensor([length for task in lengths for length in task], dtype=torch.long)
@@ -70,11 +70,11 @@ class Lists:
 
 
 class ICaRLLearner(ReplayLearner):
-    """Beside the loss of every sample by its own task's head, all old heads are held to what the
-    network answered when the task began.
+    """Besides the loss of every sample under its own task's head, all old heads are distilled from
+    the network as it was when the task began.
 
-    That network's batch norms normalise as those of the learning one do, by the batch. Nothing
-    then pulls before something has changed.
+    The old network's batch norms use batch statistics, as those of the learning network do, so
+    that there is no pull until something has changed.
     """
 
     weights: Tensor
@@ -90,7 +90,7 @@ class ICaRLLearner(ReplayLearner):
         images: Tensor,
         options: IcarlOptions,
     ) -> None:
-        # As many exemplars in a step as make each of them seen about once in an epoch.
+        # As many exemplars per step as it takes to see each about once per epoch.
         most = min(options.budget, index * len(feed))
         replay = math.ceil(feed.batch_size * most / len(feed))
         super().__init__(body, feed, index, slots, images, replay)
@@ -101,7 +101,7 @@ class ICaRLLearner(ReplayLearner):
         for norm in old.modules():
             if isinstance(norm, _BatchNorm):
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-        # Summed over a head's answers, averaged over the heads: as much for many as for one.
+        # Summed over a head's answers, averaged over heads: the same weight for many as for one.
         weights = torch.zeros(len(head.weight), dtype=feed.dtype, device=feed.device)
         weights[: head.slices[index].start] = options.strength / index
         self.look_at("weights", weights)
@@ -128,7 +128,7 @@ class ICaRLLearner(ReplayLearner):
             return self._of(net).all(net(x))
 
     def _of(self, net: nn.Module) -> LearningHeads:
-        # Not an attribute: its tensors would be listed a second time.
+        # Not an attribute, or its tensors would be registered twice.
         return cast(LearningHeads, net.get_submodule(self._head))
 
 
@@ -137,9 +137,9 @@ class ICaRL(DenseMethod):
     with the class whose exemplars' mean feature is nearest, for the one being learned with its
     head.
 
-    `buffer` has a list of exemplars by the name `task/class`, most telling first, so that a list
-    is shortened from its end when more classes share the budget. Features have length 1. Norms are
-    shared; batch norms see the task's batch and the exemplars as one.
+    `buffer` holds a list of exemplars under each name `task/class`, most representative first, so
+    that lists are shortened from the end as more classes share the budget. Features have length 1.
+    Norms are shared; batch norms see the task's batch and the exemplars as one.
     """
 
     heads = "learning"
@@ -158,7 +158,7 @@ class ICaRL(DenseMethod):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.options = setting.options_of(IcarlOptions)
-        self._means: dict[int, Tensor] = {}  # of learned tasks, while the network does not change
+        self._means: dict[int, Tensor] = {}  # of learned tasks, cached until the network changes
 
     def begin(self, task: Task) -> Learner:
         self._means = {}
@@ -188,7 +188,7 @@ class ICaRL(DenseMethod):
         )
 
     def means(self, task: int) -> Tensor:
-        """What the network makes of a learned task's exemplars now, a row for each class."""
+        """The current mean features of a learned task's exemplars, a row for each class."""
         if task in self._means:
             return self._means[task]
         means = torch.stack([self._mean(images) for images in self._lists(task)])
@@ -198,7 +198,7 @@ class ICaRL(DenseMethod):
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """What the heads see of inputs, each of length 1."""
+        """The features that the heads see, each of length 1."""
         return F.normalize(super().predict(x, FEATURES))
 
     def _mean(self, images: Tensor) -> Tensor:

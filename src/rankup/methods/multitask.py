@@ -1,4 +1,4 @@
-"""All tasks at once: not continual learning, but what one network could reach if it were not."""
+"""All tasks at once: not continual learning, but a bound on what one network could reach."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rankup.steps import Learner
 
 
 class Multitask(DenseMethod):
-    """One network and a head per task. The first task that comes brings all the others with it, and
-    an epoch is a pass over the data of all of them. What is not a head is shared, norms included,
-    which see batches of all tasks.
+    """One network and a head per task. The first task to come brings all the others with it, and
+    an epoch is a pass over the data of all of them. Everything but the heads is shared, including
+    norms, which see mixed batches.
 
-    With `single_head` there is one head over the classes of all tasks, each of which is a class of
-    its own, also where tasks have the same ones, as permutations do. An answer is right only if it
-    is the right class of all.
+    With `single_head` there is one head over the classes of all tasks, which count as distinct
+    even where tasks have the same ones, as permutations do. An answer is right only if it is the
+    right class among all.
     """
 
     heads = "learning"
@@ -53,7 +53,7 @@ class Multitask(DenseMethod):
         return MultitaskLearner(self.body, feed, self.learned)
 
     def end(self) -> None:
-        with undisturbed():  # some of the tasks without the others would be no state to go on from
+        with undisturbed():  # it cannot resume with some of the tasks but not the others
             super().end()
             while self.learned < len(self.setting.tasks):
                 self._append([part.learned() for part in self.parts])
@@ -71,15 +71,15 @@ class AllHeads(LearningHeads):
 
     def open(self, values: Tensors) -> None:
         for task, own in enumerate(self.slices):
-            self.count = task  # what is drawn, and where it goes, depends on it
+            self.count = task  # determines what is drawn and where it goes
             super().open(self.start(own.stop - own.start, Start()))
         self.count = 0
 
 
 class SingleHead(AllHeads):
-    """One head over the classes of all tasks: its answers are all logits for a mixed batch, and for
-    a task its own and one more, the largest of all others. Whoever takes the largest of these is
-    right only where the right class is the largest of all."""
+    """One head over the classes of all tasks. For a mixed batch it returns all logits; for a task
+    its own logits and one more, the largest of all others, so that their argmax is right only
+    where the right class has the largest logit of all."""
 
     def forward(self, x: Tensor) -> Tensor:
         logits, task = self.all(x), self._task(x)
@@ -102,17 +102,17 @@ class MultitaskLearner(ModuleLearner):
 
 
 class Part(Feed):
-    """One task of several. It is never made as a whole: all of them would take much memory."""
+    """One task of several. Its inputs are never all materialised: that would take much memory."""
 
     made = None
 
 
 class Union(Feed):
-    """The data of several tasks as if it were one's. Images that tasks share are held once, and
-    transformed when they are gathered.
+    """The data of several tasks as if it were one task's. Images that tasks share are held once,
+    and transformed when they are gathered.
 
     Args:
-        one_label: whether classes are counted through all tasks, or in each from 0 on.
+        one_label: whether classes are numbered across all tasks, or from 0 in each.
     """
 
     made = None
@@ -140,7 +140,7 @@ class Union(Feed):
             rows = starts[held] + torch.arange(len(task.train_y), device=device)
             labels = task.train_y + (sum(t.classes for t in here[:number]) if one_label else 0)
             tables.append(torch.stack([rows, labels, torch.full_like(rows, number)]))
-        self._samples = torch.cat(tables, 1)  # of each where its image is, its label and its task
+        self._samples = torch.cat(tables, 1)  # for each its image's row, its label and its task
         self._images = torch.cat([*images.values()]) if len(images) > 1 else here[0].train_x
         self._transform = transform_each([t.transform for t in here], to_float(self._images[:1]))
         whole = replace(here[0], name=f"all {len(here)} tasks", transform=None)

@@ -1,4 +1,4 @@
-"""Adam-NSCL: weights move only where old tasks have next to no inputs."""
+"""Adam-NSCL: weights move only in directions in which old tasks have next to no inputs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rankup.steps import Learner, exact
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_BYTES = 2**27  # that a layer's inputs may take which are multiplied at once
-_WIDE = 4096  # inputs of a layer whose covariance is too large to be kept
+_BYTES = 2**27  # for the layer inputs multiplied at once
+_WIDE = 4096  # inputs from which on a layer's covariance is too large to keep
 _MAIN = 1024  # directions that are kept in its place
-_REST = ".rest"  # after a layer's name: how much energy all others hold
+_REST = ".rest"  # suffix to a layer's name: the energy of all other directions
 
 
 class NSCL(DenseMethod):
@@ -33,18 +33,18 @@ class NSCL(DenseMethod):
     Learning*: every step of the optimiser, not its gradient, is projected onto the directions in
     which the inputs of each layer, over all tasks so far, have the least energy.
 
-    A bias is the weight of an input that is always 1, and protected as that. The authors take the
+    A bias is the weight of an input that is always 1, and protected as such. The authors take the
     eigenvectors whose eigenvalues are below a multiple of the smallest, and look at the share of
     energy that these hold; here that share is given, so that it means the same for every layer.
-    Directions that hold nothing are free in any case. The authors' code divides a projection by its
-    norm as well, a lower rate where there is more room: here the rate is the recipe's.
+    Directions that hold nothing are always free. The authors' code also divides a projection by its
+    norm, which lowers the rate where there is more room: here the rate is the recipe's.
 
-    Stored are the weights, the heads and half of each covariance, which is symmetric: as a sum over
-    samples, which needs no count of them. A layer with thousands of inputs, as the first of an MLP
-    on large images, keeps the 1,024 directions that hold most energy instead, and how much all
-    others hold, which are free.
+    The weights, the heads and half of each symmetric covariance are stored, the latter as a sum
+    over samples, so that no count is needed. A layer with thousands of inputs, such as the first of
+    an MLP on large images, keeps the 1,024 directions with the most energy instead, and the total
+    energy of all others, which are free.
 
-    Each task has norms of its own, so that nothing is shared but what is projected; the authors
+    Each task has norms of its own, so that everything that is shared is projected; the authors
     share theirs, under a penalty.
     """
 
@@ -86,8 +86,8 @@ class NSCL(DenseMethod):
         return Without(main_directions(kept, self.kept[name + _REST], energy))
 
     def consolidate(self, feed: Feed) -> None:
-        """Add what each layer sees of the task. Norms take the statistics of a batch here, so
-        batches are large and shuffled."""
+        """Add each layer's inputs for the task. Norms use batch statistics here, so batches are
+        large and shuffled."""
         sums = {name: unpacked(t).double() for name, t in self.kept.items() if t.dim() == 1}
         kept = {name: t.clone() for name, t in self.kept.items() if name not in sums}
 
@@ -132,7 +132,7 @@ class Within(Free):
 
 
 class Without(Free):
-    """Onto all that is orthogonal to a few directions, which are rows of length 1 or 0."""
+    """Onto the orthogonal complement of a few directions, given as rows of length 1 or 0."""
 
     directions: Tensor  # [n, in + 1]
 
@@ -145,19 +145,19 @@ class Without(Free):
 
 
 class Confined(nn.Module):
-    """A layer that may move from where it is only within a subspace of its inputs."""
+    """A layer whose weights may move only within a subspace of its inputs."""
 
     start: Tensor  # [out, in + 1]
 
     def __init__(self, layer: Layer, free: Free) -> None:
         super().__init__()
-        self._layer = [layer]  # in a list, or its tensors would be listed a second time
+        self._layer = [layer]  # in a list, or its tensors would be registered twice
         self.register_buffer("start", as_matrix(layer).clone())
         self.free = free.to(self.start)
 
     def settle(self) -> None:
-        """Projecting all that was moved is projecting each step, as a projection is linear and
-        changes nothing when it is repeated; rounding errors do not add up."""
+        """Project the total move, which is the same as projecting each step, as a projection is
+        linear and idempotent; rounding errors do not accumulate."""
         (layer,) = self._layer
         matrix = self.start + self.free(as_matrix(layer) - self.start)
         inputs = layer.weight[0].numel()
@@ -181,18 +181,18 @@ class ConfinedLearner(ModuleLearner):
 
 
 def as_matrix(layer: Layer) -> Tensor:
-    """`[out, in]`: a kernel's taps are inputs, and a bias the weight of one more."""
+    """`[out, in]`: a kernel's taps count as inputs, and a bias is the weight of one more."""
     weight = layer.weight.detach().flatten(1)
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)
 
 
 def inputs(layer: Layer, x: Tensor) -> Tensor:
-    """What `as_matrix` is multiplied with, a row for each answer the layer gives."""
+    """The vectors that `as_matrix` multiplies, a row for each output position."""
     if not isinstance(layer, nn.Linear):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
         dims = range(len(layer.kernel_size))
-        for dim in dims:  # each of space gets a last one of its taps: [B, C, places…, taps…]
+        for dim in dims:  # each spatial dim adds a last one for its taps: [B, C, places…, taps…]
             taps, apart = layer.kernel_size[dim], layer.dilation[dim]
             x = x.unfold(2 + dim, (taps - 1) * apart + 1, layer.stride[dim])[..., ::apart]
         x = x.movedim(1, 1 + len(dims)).flatten(1 + len(dims))
@@ -201,15 +201,15 @@ def inputs(layer: Layer, x: Tensor) -> Tensor:
 
 
 def add_covariance(total: Tensor, layer: Layer, x: Tensor) -> None:
-    """Add Σ vvᵀ over the layer's inputs v, not centred; in float64, because what matters are the
-    directions that hold little beside others."""
+    """Add Σ vvᵀ over the layer's inputs v, not centred; in float64, because the directions that
+    matter are those that hold little compared with others."""
     for part in _parts(layer, x):
         rows = inputs(layer, part).double()
         total.addmm_(rows.t(), rows)
 
 
 def _parts(layer: Layer, x: Tensor) -> Sequence[Tensor]:
-    """Parts so small that the layer's inputs fit in memory: a convolution has many of a sample."""
+    """Parts so small that the layer's inputs fit in memory: a convolution has many per sample."""
     taps = layer.weight[0, 0].numel()
     return torch.split(x, max(1, _BYTES // (8 * taps * x[0].numel())))
 
@@ -230,8 +230,8 @@ def null_space(covariance: Tensor, energy: float) -> Tensor:
 
 
 def add_directions(main: Tensor, rest: Tensor, layer: Layer, x: Tensor) -> None:
-    """Add Σ vvᵀ over the layer's inputs v to a sum that is kept as `mainᵀ main`, rows of which are
-    orthogonal; `rest` gets the energy of what is too much for it."""
+    """Add Σ vvᵀ over the layer's inputs v to a sum that is kept as `mainᵀ main` with orthogonal
+    rows; the energy that does not fit into them is added to `rest`."""
     for part in _parts(layer, x):
         for some in torch.split(inputs(layer, part), len(main)):
             rows = torch.cat([main, some]).double()
@@ -241,8 +241,8 @@ def add_directions(main: Tensor, rest: Tensor, layer: Layer, x: Tensor) -> None:
 
 
 def main_directions(main: Tensor, rest: Tensor, energy: float) -> Tensor:
-    """The rows of `main`, but for those that hold no more than a share of all energy together with
-    all that `main` leaves out: at length 1, the others at 0.
+    """The rows of `main` scaled to length 1; to 0 those that, together with all that `main` leaves
+    out, hold no more than a share of the total energy.
 
     >>> main_directions(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor(0.1), energy=0.3)
     tensor([[0., 0.],

@@ -1,5 +1,5 @@
-"""What can be set about each method beside its recipe, each with its help text. No torch here: the
-command line shows them before anything heavy is loaded."""
+"""The options of each method besides its recipe, with their help texts. No torch here: the command
+line shows them before anything heavy is loaded."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -16,7 +16,7 @@ def option(
     above: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A field with its help text, and for a number the least and most it may be or what it must
+    """A field with its help text, and for a number its bounds: least, most, or what it must
     exceed."""
     bounds = {"least": least, "above": above, "most": most}
     return field(default=default, metadata={"help": help, **bounds})

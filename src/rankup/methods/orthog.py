@@ -23,23 +23,23 @@ from rankup.steps import Learner, exact
 from rankup.trace import trace
 
 # Enough for steps whose largest singular value is up to 10, where a weight's are all 1. If all rows
-# go the same way, it is their length times the root of their number: then 10 is soon exceeded, and
-# what comes out is far from orthonormal. Steps at the usual rates are much shorter.
+# of a step are parallel, it is their length times the root of their number: then 10 is soon
+# exceeded, and the result is far from orthonormal. Steps at the usual rates are much shorter.
 _ITERATIONS = 10
 
 
 class Subspaces:
-    """Orthogonal subspaces of equal dimension, one for each task: of an orthogonal matrix, or of
-    the identity, a block of columns each."""
+    """Orthogonal subspaces of equal dimension, one for each task: a block of columns of an
+    orthogonal matrix, or of the identity."""
 
     def __init__(
         self, width: int, tasks: int, basis: str, draw: torch.Generator, place: dict[str, Any]
     ) -> None:
-        owner = torch.arange(width) // (width // tasks)  # of what is left over none
+        owner = torch.arange(width) // (width // tasks)  # leftover columns belong to no task
         self.masks = (owner == torch.arange(tasks)[:, None]).to(**place)  # [T, width]
         self.basis: Tensor | None = None
         if basis == "orthogonal":
-            # In double precision, so that rounding hides how a machine computes it.
+            # In double precision, so that rounding hides differences between machines.
             drawn = torch.empty(width, width, dtype=torch.float64)
             self.basis = nn.init.orthogonal_(drawn, generator=draw).to(**place)
 
@@ -58,9 +58,9 @@ class Subspaces:
 
 
 class OrthogLearner(ERRingLearner):
-    """Weights that are to be orthonormal take steps along the Stiefel manifold: the gradient is
-    projected to its tangent space, and after the step each is replaced by the nearest orthonormal
-    one. Steps of its own also keep seeds apart, each of which has other subspaces."""
+    """Weights to be kept orthonormal take steps along the Stiefel manifold: the gradient is
+    projected onto its tangent space, and after the step each is replaced by the nearest orthonormal
+    one. Having steps of its own also keeps seeds apart, as each has other subspaces."""
 
     orthonormal: Sequence[str] = ()
 
@@ -86,15 +86,15 @@ class OrthogLearner(ERRingLearner):
 
 class Orthog(ERRing):
     """Each task sees the last hidden layer through a projection of its own: of rank ⌊width / T⌋,
-    orthogonal to all other tasks', drawn from the seed and not stored. A ReLU comes after it, the
-    layer's own where the head reads nothing else, and one more where something is in between, as
-    the average over positions is in a ResNet.
+    orthogonal to all other tasks', drawn from the seed and not stored. A ReLU follows it: the
+    layer's own where that is all the head reads, and an extra one where something is in between,
+    such as the average over positions in a ResNet.
 
     With `stiefel`, all weights but the heads are kept orthonormal, in their rows or their columns,
     whichever are fewer: gradients of different tasks then stay orthogonal in all layers. By default
-    that is so where there are convolutions, as with the authors.
+    this is done where there are convolutions, as the authors do.
 
-    The rest is replay as in ER-Ring; norms are shared and heads go on learning, as they do there.
+    The rest is replay as in ER-Ring; as there, norms are shared and heads keep learning.
     """
 
     learner_class = OrthogLearner
@@ -163,7 +163,7 @@ def _stays_orthonormal(setting: Setting) -> bool:
 
 
 def tangent(weight: Tensor, grad: Tensor) -> Tensor:
-    """What of a gradient is along the manifold, by the Euclidean metric."""
+    """The component of a gradient along the manifold, in the Euclidean metric."""
     W, G = _matrix(weight), _matrix(grad)
     across = G @ W.t()
     along = torch.addmm(G, across + across.t(), W, alpha=-0.5)
@@ -171,9 +171,9 @@ def tangent(weight: Tensor, grad: Tensor) -> Tensor:
 
 
 def inverse_roots(grams: Tensor) -> Tensor:
-    """`G^(-1/2)` of matrices `[k, n, n]` whose eigenvalues are 1 and more, as they are after a step
-    along the tangent: by Newton's and Schulz's iteration, which only multiplies."""
-    # Eigenvalues are at most the largest row's sum; scaled, they lie between 0 and 2 about 1.
+    """`G^(-1/2)` of matrices `[k, n, n]` whose eigenvalues are at least 1, as they are after a step
+    along the tangent: by the Newton–Schulz iteration, which needs only products."""
+    # Eigenvalues are at most the largest row sum; scaled, they lie between 0 and 2, around 1.
     scale = 2 / (1 + grams.abs().sum(-1).amax(-1))[:, None, None]
     eye = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device).expand_as(grams)
     Y, Z, more = grams * scale, eye, 1.5 * eye
@@ -184,6 +184,6 @@ def inverse_roots(grams: Tensor) -> Tensor:
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    """A weight as a matrix of at least as many columns as rows; of contiguous memory a view."""
+    """A weight as a matrix with at least as many columns as rows; a view if it is contiguous."""
     matrix = weight.flatten(1)
     return matrix if len(matrix) <= matrix.shape[1] else matrix.t()

@@ -23,9 +23,9 @@ from rankup.steps import Learner
 
 
 class PackNet(GuardedMethod):
-    """A task trains all weights that are free, keeps the largest of them, the share that every task
-    to come will have, and goes on with those alone. It runs with its own weights and with those of
-    tasks before it. Biases and norms are per task."""
+    """A task trains all free weights, keeps the largest of them, an equal share for it and each
+    task to come, and retrains those alone. It runs with its own weights and with those of earlier
+    tasks. Biases and norms are per task."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -33,7 +33,7 @@ class PackNet(GuardedMethod):
         biases = [f"{spec.name}.bias" for spec in self.layers if spec.bias]
         self.weights = {name: self.body.get_parameter(name) for name in weights}
         self.biases = {name: self.body.get_parameter(name) for name in biases}
-        self.bits = len(setting.tasks).bit_length()  # of an owner: 0 is nobody, 1 the first task
+        self.bits = len(setting.tasks).bit_length()  # per owner: 0 is nobody, 1 the first task
         for name, weight in self.weights.items():
             self._keep_owners(name, torch.zeros_like(weight, dtype=torch.int32))
         for name, bias in self.biases.items():
@@ -41,7 +41,7 @@ class PackNet(GuardedMethod):
         self._learner: PackNetLearner  # of the open task
 
     def owners(self, name: str) -> Tensor:
-        """The task that each number of a weight belongs to."""
+        """The task that each entry of a weight belongs to."""
         weight = self.weights[name]
         return unpack(self.kept[_owners(name)], self.bits, weight.numel()).view_as(weight)
 
@@ -54,7 +54,7 @@ class PackNet(GuardedMethod):
         owned = {name: self.owners(name) > 0 for name in self.weights}
         held = {name: torch.where(owned[name], w, 0) for name, w in self.weights.items()}
         if self.learned:
-            # Free weights are drawn anew: from zero they learn less.
+            # Free weights are drawn anew: starting from zero they learn less.
             for name, weight in self.weights.items():
                 weight.copy_(torch.where(owned[name], weight, self._drawn(name)))
             for name, bias in self.biases.items():
@@ -80,7 +80,7 @@ class PackNet(GuardedMethod):
             self.kept[name] = torch.cat([self.kept[name], bias.detach()[None]])
 
     def _of(self, task: int) -> Tensors:
-        """What a task that was learned runs with."""
+        """The weights and biases of a learned task."""
         own = {name: self.kept[name][task] for name in self.biases}
         for name, weight in self.weights.items():
             owners = self.owners(name)
@@ -91,7 +91,7 @@ class PackNet(GuardedMethod):
         self.kept[_owners(name)] = pack(owners, self.bits)
 
     def _drawn(self, name: str) -> Tensor:
-        """A weight as torch's layers start with."""
+        """A weight initialised like those of torch's layers."""
         drawn = torch.empty(self.weights[name].shape, dtype=torch.float32)
         draw = seeds.generator(self.seed, "packnet", name, self.learned)
         return nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=draw).to(self.weights[name])
@@ -101,15 +101,15 @@ class PackNet(GuardedMethod):
 
 
 class PackNetLearner(GuardedLearner):
-    """A task on its way to a share of the free weights: the others become zero and stay it."""
+    """A task that ends up with a share of the free weights: the others become and stay zero."""
 
     def __init__(self, method: PackNet, feed: Feed, frozen: Tensors, held: Tensors) -> None:
         super().__init__(method.body, feed, method.learned, frozen, held)
         options, epochs = method.setting.options_of(PackNetOptions), feed.recipe.epochs
         self.weights = [f"body.{name}" for name in method.weights]
         self.sharers = len(method.setting.tasks) - method.learned
-        # Whoever wants to retrain does so for an epoch at least, the only one if need be: without
-        # it most of what was learned is cut off.
+        # Retraining, if wanted, takes at least one epoch, even if it is the only one: without it
+        # most of what was learned is cut off.
         again = max(1, round(options.retrain * epochs)) if options.retrain else 0
         self.pruned_before = epochs - again
         self.changed += tuple(buffer_name("frozen", name) for name in self.weights)

@@ -26,10 +26,10 @@ class FullNetwork(DenseMethod):
 
 
 class Parallel(Method):
-    """A network per task, each of them a method that learns that one task and no other: of low rank
-    or dense. Norms are each network's own, with statistics of its task's data.
+    """A network per task, each of them a method that learns that one task only: of low rank or
+    dense. Each network has its own norms, with statistics of its task's data.
 
-    All that is random comes from the seed and the task's index: what a task becomes does not depend
+    All randomness comes from the seed and the task's index: the result for a task does not depend
     on the tasks before it.
     """
 
@@ -74,7 +74,7 @@ class Parallel(Method):
 
     def saving(self, folder: Path) -> Callable[[], None]:
         homes = {_home(folder, index): network for index, network in enumerate(self.networks)}
-        # What was learned never changes.
+        # Learned networks never change, so each is saved once.
         left = {
             home: network.saving(home)
             for home, network in homes.items()

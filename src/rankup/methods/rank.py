@@ -25,7 +25,7 @@ from rankup.store import load, save
 
 
 def warn_if_capped(setting: Setting) -> None:
-    """Say where a task gets less rank than was asked for, as `grow` does."""
+    """Warn where a task gets less rank than was asked for, as `grow` does."""
     make_plan(setting.module, _growth(setting)).warn_if_capped()
 
 
@@ -43,7 +43,7 @@ class RankUpdate(Method):
         self.setting, self.net = setting, net
         options, teacher = setting.options_of(RankOptions), None
         folder = options.teacher
-        if folder and self.learned < len(setting.tasks):  # at once, while it can be refused
+        if folder and self.learned < len(setting.tasks):  # now, while it can still be refused
             own = load(_taught_in(Path(folder), setting.seed)).to(net.device)
             teacher = partial(answering, own)
         self._pupil = NetPupil(net, setting.recipe, setting.seed, options.reuse, teacher)
@@ -68,7 +68,7 @@ class RankUpdate(Method):
         return Footprint(parameters=numbers(self.net.size().bytes))
 
     def saving(self, folder: Path) -> Callable[[], None]:
-        # What was committed never changes: there is nothing to be taken now.
+        # Committed tasks never change, so there is nothing to capture now.
         return lambda: save(self.net, folder)
 
     @classmethod
@@ -85,7 +85,7 @@ class RankUpdate(Method):
 
 
 def _refuse_other_tasks(folder: Path, net: IncrementalNet, setting: Setting) -> None:
-    """Somebody may have taught the network another task, which is not to be taken for the next."""
+    """Somebody may have taught the network another task, which must not pass for the next one."""
     expected = {task.name: task.classes for task in setting.tasks}
     known = list(net.classes.items())
     if known != (wanted := list(expected.items())[: len(known)]):
@@ -123,7 +123,7 @@ def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
     try:
         net = load(home)
     except StoreError:
-        return  # told when it is needed: a run that has learned all needs no teacher
+        return  # reported when it is needed: a finished run needs no teacher
     x = torch.zeros(2, *task.train_x.shape[1:], dtype=net.dtype)
     try:
         with torch.no_grad():
@@ -136,7 +136,7 @@ def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
 
 
 def _pixels_of(run: Path) -> object:
-    """How the inputs of a run were scaled; None for a network that is of no run."""
+    """How the inputs of a run were scaled; None for a network outside of a run."""
     path = run / run_files.CONFIG
     if not path.exists():
         return None
@@ -144,7 +144,7 @@ def _pixels_of(run: Path) -> object:
 
 
 def _taught_in(folder: Path, seed: int) -> Path:
-    """Where a teacher's network is: in the folder of a run, of runs with a seed each, or there."""
+    """Where a teacher's network is: in a run's folder, one per seed, or in the folder itself."""
     candidates = (folder / f"seed-{seed}" / "net", folder / "net", folder)
     for candidate in candidates:
         if (candidate / MANIFEST).exists():

@@ -23,7 +23,7 @@ from rankup.steps import Learner
 
 
 class Batch(NamedTuple):
-    """Samples, each of a task of its own."""
+    """Samples, each with its own task."""
 
     x: Tensor
     y: Tensor
@@ -35,15 +35,15 @@ def joined(one: Batch, other: Batch) -> Batch:
 
 
 class MemorySlots(Protocol):
-    """Which task and class each place in a memory belongs to."""
+    """Which task and class each slot of a memory belongs to."""
 
     tasks: Tensor
     labels: Tensor
 
 
 class Slots:
-    """The places of a memory: equally many for every class of every task, one class after another.
-    Whose sample is where so needs no storing."""
+    """The slots of a memory: equally many for every class of every task, one class after another,
+    so that it need not be stored which sample belongs to what."""
 
     def __init__(self, tasks: Sequence[Task], per_class: int) -> None:
         classes = torch.tensor([task.classes for task in tasks])
@@ -53,8 +53,8 @@ class Slots:
 
 
 def check_inputs(who: str, tasks: Sequence[Task]) -> None:
-    """Refuse tasks whose inputs cannot lie in one tensor: bytes among floats would be taken for
-    floats, of up to 255."""
+    """Refuse tasks whose inputs do not fit in one tensor: bytes among floats would be taken for
+    floats of up to 255."""
     first, *others = tasks
     for task in others:
         for what in ("shape", "dtype"):
@@ -67,7 +67,7 @@ def check_inputs(who: str, tasks: Sequence[Task]) -> None:
 
 
 def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
-    """Rows of a task's training data, a row of them for each class; in the order given."""
+    """Row indices of a task's training data, a tensor for each class, in the order given."""
     labels = feed.task.train_y.index_select(0, order)
     rows = [order[labels == label] for label in range(feed.task.classes)]
     for label, own in enumerate(rows):
@@ -89,7 +89,7 @@ def remembered(feed: Feed, rows: Tensor) -> Tensor:
     if x.dtype != torch.uint8:
         return made
     lowest, highest = (float(value) for value in made.aminmax())
-    if lowest < -0.001 or highest > 1.001:  # bytes lose twice as much to rounding
+    if lowest < -0.001 or highest > 1.001:  # rounding to bytes loses twice as much
         raise RankupError(
             f"task {feed.task.name!r} transforms bytes to values from {lowest:g} to {highest:g}, "
             "and a memory keeps them as bytes, which stand for 0 to 1"
@@ -98,11 +98,11 @@ def remembered(feed: Feed, rows: Tensor) -> Tensor:
 
 
 class ReplayLearner(ModuleLearner):
-    """A module with heads that learn, a task and a memory of earlier ones. Every sample is told
-    apart by a tensor of tasks, so that one captured graph serves all tasks but the first.
+    """A module with heads that learn, a task and a memory of earlier ones. A tensor gives the task
+    of every sample, so that one captured graph serves all tasks but the first.
 
     Args:
-        slots: whose sample is where in the memory.
+        slots: the task and class of each slot of the memory.
         images: what the memory holds, in the order of its slots.
         replay: how many of its samples a step looks at.
     """
@@ -123,7 +123,7 @@ class ReplayLearner(ModuleLearner):
     ) -> None:
         super().__init__(body, feed, index)
         self.held, self.replay = len(images), replay
-        # At its full size from the beginning: shapes stay the same as tasks come in.
+        # At full size from the beginning, so that shapes stay the same as tasks come in.
         memory = feed.task.train_x.new_zeros(len(slots.tasks), *feed.task.train_x.shape[1:])
         memory[: self.held] = images.view(-1, *memory.shape[1:])
         for name, tensor in {
@@ -141,8 +141,8 @@ class ReplayLearner(ModuleLearner):
         drawn = super().draws(generator)
         if not self.held:
             return drawn
-        # The memory is gone through again and again, each time in another order: a step sees as
-        # much of it as fits.
+        # Steps go through the memory again and again, in a new order each time, taking `replay`
+        # samples each.
         shape, device = (self.feed.steps_per_epoch, self.replay), generator.device
         count = math.prod(shape)
         passes = math.ceil(count / self.held), self.held
@@ -160,7 +160,7 @@ class ReplayLearner(ModuleLearner):
         return Batch(self.inputs(draw), y, self.task.expand(len(y)))
 
     def replayed(self, draw: Draws) -> Batch:
-        """A batch of the memory."""
+        """A batch from the memory."""
         rows = draw["memory"]
         if self._augments_memory:
             drawn = {"rows": rows, "coins": draw["memory_coins"], "offsets": draw["memory_offsets"]}
@@ -170,24 +170,24 @@ class ReplayLearner(ModuleLearner):
         return Batch(self._laid_out(x), take(self.memory_y, rows), take(self.memory_tasks, rows))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Every sample is answered by its own task's head."""
+        """The loss, with every sample answered by its own task's head."""
         with active(batch.tasks), self._autocast():
             return loss_of(self.feed.recipe, self.body(batch.x), batch.y)
 
     def forward(self, draw: Draws) -> Tensor:
-        """Without a memory, the loss of the task's own batch."""
+        """The loss of the task's own batch, without the memory."""
         return self.loss(self.current(draw))
 
     @property
     def _augments_memory(self) -> bool:
-        # What was transformed before it was remembered cannot be augmented after it.
+        # Samples that were transformed before being stored cannot be augmented afterwards.
         return self.feed.recipe.augments and self.feed.task.transform is None
 
 
 class ReplayMethod(DenseMethod):
-    """One dense network, all heads of which go on learning, with a memory of `memory` samples of
-    each class of each learned task. Norms are shared, with running averages as torch keeps them
-    over all that steps look at, replayed samples included."""
+    """One dense network, all heads of which keep learning, with a memory of `memory` samples of
+    each class of each learned task. Norms are shared, with torch's running averages over
+    everything that steps see, replayed samples included."""
 
     heads = "learning"
     learner_class: ClassVar[type[ReplayLearner]]
@@ -209,8 +209,8 @@ class ReplayMethod(DenseMethod):
         )
 
     def consolidate(self, feed: Feed) -> None:
-        """Remember of each class what comes last in the order; what there is too little of comes
-        round again."""
+        """Remember the samples of each class that come last in the order, repeating them where
+        there are too few."""
         count = self.options.memory
         rows = [
             own.repeat(math.ceil(count / len(own)))[-count:]
@@ -220,6 +220,6 @@ class ReplayMethod(DenseMethod):
         self.buffer = {"images": torch.cat([*self.buffer.values(), images])}
 
     def order(self, feed: Feed) -> Tensor:
-        """Rows of the task's training data, those that are remembered behind the others: any."""
+        """Rows of the task's training data, those to remember last; by default at random."""
         draw = seeds.generator(self.seed, "memory", self.learned)
         return torch.randperm(len(feed), generator=draw).to(feed.device)

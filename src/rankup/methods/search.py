@@ -1,5 +1,5 @@
-"""Where `rankup tune` looks for each method's settings: as many trials for every method, ours
-included. No torch here."""
+"""The search space of `rankup tune` for each method: the same number of trials for every method,
+ours included. No torch here."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from rankup.recipe import Recipe
 from rankup.settings import apart
 
 Values = dict[str, Any]  # fields of the recipe, and the method's own options
-TRIALS = 12  # of each method
+TRIALS = 12  # per method
 
 
 def _each(name: str, *values: Any) -> list[Values]:
@@ -64,7 +64,7 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:
     """All settings to try for a method.
 
     Args:
-        instead: what to try in place of its own search: names with values, as "lr=0.01,0.02".
+        instead: what to try in place of its own search: names with values, like "lr=0.01,0.02".
 
     >>> len(trials("rank")), trials("rank")[0]
     (12, {'lr': 0.01, 'weight_decay': 0.0, 'first_factors': 0.0})
@@ -89,8 +89,8 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:
 
 
 def _parsed(method: str, text: str) -> tuple[str, list[Values]]:
-    """The name and the settings that are given as NAME=A,B,…; refused where the method has no
-    such setting or it cannot have such a value."""
+    """The name and the settings given as NAME=A,B,…; refused where the method has no such setting
+    or the setting cannot have such a value."""
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     if not values:

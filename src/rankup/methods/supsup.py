@@ -16,8 +16,8 @@ from rankup.specs import FactoredSpec
 
 
 class SupSup(TaskWeightMethod):
-    """Weights come from the seed and are never stored, and there are no biases but the heads'. Of
-    each task a bit per weight is stored, its head and its norms."""
+    """Weights come from the seed and are never stored, and there are no biases but the heads'. Each
+    task stores a bit per weight, its head and its norms."""
 
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         share = self.setting.options_of(SupSupOptions).share
@@ -25,7 +25,7 @@ class SupSup(TaskWeightMethod):
 
 
 class MaskedWeight(TaskWeight):
-    """`W_t = W ⊙ m_t`, W of a seed's signs and of one size.
+    """`W_t = W ⊙ m_t`, where W has signs drawn from the seed and one magnitude.
 
     Tables: `masks [T, bytes]`, packed.
     """
@@ -47,7 +47,7 @@ class MaskedWeight(TaskWeight):
         super().__init__(spec, seed, dtype, device)
         self.shape = (spec.outputs, spec.inputs)
         self.kept = max(1, round(share * math.prod(self.shape)))
-        # Kaiming's deviation for as many inputs as a mask leaves.
+        # Kaiming's deviation for the number of inputs that a mask keeps.
         signs = seeds.signs(seed, spec.name, "W", *self.shape, dtype)  # ±1/√inputs
         random = (signs * math.sqrt(2 / share)).to(device)
         self.register_buffer("random", random, persistent=False)
@@ -57,7 +57,7 @@ class MaskedWeight(TaskWeight):
     def weight(self, task: int) -> Tensor:
         if task < self.count:
             return self.random * self.mask(task)
-        # The second term is nought; its gradient goes straight through to all scores.
+        # The second term is zero; it is the straight-through gradient to all scores.
         scores = self.new_scores
         masked = self.random * largest(scores.detach(), self.kept)
         return masked + self.random * (scores - scores.detach())
@@ -81,8 +81,8 @@ class MaskedWeight(TaskWeight):
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """A mask of the `count` largest scores, and of all that are equal to the least of them: to tell
-    those apart would take longer than all the rest.
+    """A mask of the `count` largest scores, and of all that tie with the least of them: breaking
+    ties would take longer than all the rest.
 
     >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 2)
     tensor([[False,  True],

@@ -1,5 +1,5 @@
-"""What methods share whose every weight is a task's own, made from the little that is stored of it:
-the layers, and how they learn. Nothing that a learned task runs on changes ever after."""
+"""Layers and learner shared by methods in which every task has its own weights, made from the
+little that is stored of it. Nothing that a learned task depends on ever changes."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -23,11 +23,11 @@ class TaskWeight(TaskLayer):
 
     spec: FactoredSpec
 
-    reads: ClassVar[tuple[str, ...]]  # buffers that the steps of an open task look at
+    reads: ClassVar[tuple[str, ...]]  # buffers that the steps of an open task read
 
     @abstractmethod
     def weight(self, task: int) -> Tensor:
-        """The weight of a task that was learned or is open, as a matrix `[out, in]`."""
+        """The weight of a learned or open task, as a matrix `[out, in]`."""
 
     def bias(self, task: int) -> Tensor | None:
         return None
@@ -45,7 +45,7 @@ class TaskWeight(TaskLayer):
 
 
 class WeightLearner(ModuleLearner):
-    """The task that a module with such layers has begun."""
+    """Learns the open task of a module with `TaskWeight` layers."""
 
     def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
         super().__init__(body, feed, index)
@@ -58,7 +58,7 @@ class WeightLearner(ModuleLearner):
 
 
 class TaskWeightMethod(DenseMethod):
-    """A network of such layers. Each task has norms of its own too."""
+    """A network of `TaskWeight` layers. Each task also has its own norms."""
 
     norms = "per task"
 

@@ -1,5 +1,5 @@
-"""The networks of the paper as plain modules. A network folder holds what it takes to build them
-again; any other module must be handed to `rankup.load`."""
+"""The networks of the paper as plain modules. A network folder holds what is needed to rebuild
+them; any other module must be passed to `rankup.load`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ _BUILT_IN: dict[str, tuple[type[nn.Module], Callable[..., nn.Module]]] = {
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """A module as plain data: how to build it where it is one of ours, else only its class."""
+    """A module as plain data: how to build it if it is one of ours, otherwise only its class."""
     for name, (kind, _) in _BUILT_IN.items():
         if type(module) is kind:
             return {"model": name, "options": module.options}
@@ -26,7 +26,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
 
 
 def check(description: dict[str, Any]) -> None:
-    """Refuse what `describe` has not written, as that of a model which a newer release has."""
+    """Refuse what `describe` cannot have written, such as a model of a newer release."""
     if (name := description.get("model")) not in (None, *_BUILT_IN):
         raise ValueError(f"it is of a model {name!r}, which this rankup does not have")
 

@@ -9,11 +9,11 @@ from rankup.paper.ours import BEST, LONGER
 from rankup.paper.tables import Row, Section, Table
 from rankup.settings import SEEDED, settings_for
 
-_SEEDS = 2  # the same of all: what is as it is stands in other tables, too, and has more there
+_SEEDS = 2  # for all rows: "as it is" is in other tables, too, with more seeds
 
 Changes = Mapping[str, Mapping[str, Any]]
 
-# Of the paper's method: how factors and selectors start, and how a task is trained.
+# For the paper's method: how factors and selectors start, and how a task is trained.
 _LEARNED: Changes = {
     "as it is": {},
     "first task's factors as long as others": {"first_factors": 0.0},
@@ -26,12 +26,12 @@ _LEARNED: Changes = {
     "pixels from -1 to 1": {"pixels": "centred"},
     "5 epochs": {"epochs": 5},
 }
-# What is learned has settings of its own: here it takes those of seeded factors, to differ in
+# Learned factors have settings of their own: here they take those of seeded factors, to differ in
 # nothing else.
 _AS_SEEDED = {**settings_for("rank", "p-mnist", "mlp", variant=SEEDED).recipe, "first_factors": 0.0}
-# Of the width that all rivals have.
+# At the width of all rivals.
 _SEEDED_CIFAR = {"rank": "0,0", "seeded": "26624,5000", "store": "int8", "epochs": 30}
-# Of seeded factors: how many, in which layer, how stored; and the rest as above.
+# For seeded factors: how many, in which layer, how stored; the rest as above.
 _SEEDED: Changes = {
     "as it is": {},
     "full precision": {"store": "full"},

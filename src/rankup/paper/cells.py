@@ -22,7 +22,7 @@ class Cell:
     method: str = "rank"
     net: str = "mlp"
     recipe: str = "default"
-    # Fields of the recipe and the method's own options, on top of those the method is tuned to.
+    # Recipe fields and the method's own options, on top of its tuned settings.
     settings: tuple[tuple[str, Any], ...] = ()
     rank: str | None = None
     seeded: str | None = None
@@ -37,8 +37,8 @@ class Cell:
         return found
 
     def known(self) -> dict[str, Any]:
-        """All that tells its runs from others, but for the seed: also what a method is tuned to,
-        which may change."""
+        """All that distinguishes its runs from others, except the seed: including the method's
+        tuned settings, which may change."""
         about = {k: v for k, v in vars(self).items() if k not in ("settings", "seeds")}
         variant = variant_of(self.method, self.rank or "1", self.options())
         tuned = settings_for(self.method, self.stream, self.net, self.recipe, variant)
@@ -47,7 +47,7 @@ class Cell:
         return {name: value for name, value in about.items() if value is not None}
 
     def folder(self) -> Path:
-        """Where its results are: runs that are the same have the same name on every machine."""
+        """Where its results are: equal runs have the same name on every machine."""
         text = json.dumps(self.known(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         return Path(f"{self.stream}-{self.net}") / f"{self.method}-{digest}"
@@ -71,11 +71,11 @@ class Cell:
         )
 
     def options(self) -> dict[str, Any]:
-        """The method's own that are set here."""
+        """The method's own options that are set here."""
         return dict(apart(dict(self.settings)).options)
 
     def __str__(self) -> str:
-        """What it is in a line, for whoever looks on.
+        """A description in one line, to show while it runs.
 
         >>> print(cell("p-mnist", "ewc", epochs=5))
         p-mnist, ewc, epochs 5

@@ -7,7 +7,7 @@ from rankup.paper.tables import Row, Section, Table
 from rankup.settings import TUNED
 
 STREAMS = list(printed.STREAMS)
-# In the order of the paper's table; those it has no figures for beside their relatives.
+# In the order of the paper's table; those it has no figures for are next to their relatives.
 RIVALS = [
     "finetune",
     "ewc",
@@ -74,7 +74,7 @@ def forgetting() -> Table:
 
 
 def memory() -> Table:
-    """Parameters and replay buffers on S-CIFAR100; numbers of 32 bits, masks by their bits."""
+    """Parameters and replay buffers on S-CIFAR100, in 32-bit numbers; masks count by their bits."""
     stream = "s-cifar100"
     rows = [
         Row(name, rival(stream, name), printed.MEMORY.get(name, (None, None))) for name in RIVALS
@@ -123,7 +123,7 @@ def _bounds(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[R
         for size, name in (("2", "parallel 2"), ("4", "parallel 4"), ("full", "parallel full"))
     ]
     epochs = EPOCHS[stream]
-    # On split streams the paper's figure is that of one head over all classes.
+    # On split streams the paper's figure is for one head over all classes.
     split = stream.startswith("s-")
     figure = _figure(figures, "multitask", stream)
     rows.append(

@@ -7,25 +7,25 @@ from rankup.paper.cells import Cell, cell
 # Passes over a task's training data, the same for all methods.
 EPOCHS = {"p-mnist": 5, "r-mnist": 5, "s-cifar100": 30, "s-miniimagenet": 30}
 RESNET_EPOCHS = 20
-# As many as still help us, with what was best on held-out data. First factors that are longer than
-# others serve where tasks have nothing in common and add one factor each, and only there.
+# As many epochs as still help us, with the best settings on held-out data. Longer first factors
+# help only where tasks have nothing in common and add one factor each.
 SEVERAL: dict[str, Any] = {"epochs": 20, "lr": 1e-2, "weight_decay": 0.05, "first_factors": 0.0}
-LONGEST = SEVERAL | {"epochs": 60, "weight_decay": 0.1}  # of worth with four factors a task alone
+LONGEST = SEVERAL | {"epochs": 60, "weight_decay": 0.1}  # only pays off with four factors a task
 LONGER: dict[str, dict[str, Any]] = {
     "p-mnist": {"epochs": 20, "lr": 2e-2, "weight_decay": 0.0125, "first_factors": 8.0},
-    # Shifted digits, as a task's own are learned by heart; where they are not, shifts cost.
+    # Shifted digits, as a task's own are memorised; where they are not, shifts hurt.
     "r-mnist": SEVERAL | {"weight_decay": 0.02, "crop": 1},
     "s-cifar100": {"epochs": 60, "lr": 5e-3},
     "s-miniimagenet": {"epochs": 60, "lr": 5e-3, "weight_decay": 0.1, "crop": 12},
 }
 RESNET_LONGER = {"epochs": 80}
-PAPER_EPOCHS = 500  # all of its authors' notebook's
+PAPER_EPOCHS = 500  # as many as in its authors' notebook
 
-# What reaches most at no more stored parameters than the paper's: seeded factors (an extension, see
-# docs/method.md; its relatives are SupSup, VeRA and the deterministic form of IBP-WF), and for
+# The most accurate with no more stored parameters than the paper's: seeded factors (an extension,
+# see docs/method.md, related to SupSup, VeRA and the deterministic form of IBP-WF), and for
 # ResNet18 a learned factor on top of them. With a byte for each selector there can be eight times
 # as many of them on MNIST, where heads take half of what is stored. A wider network has no more
-# selectors: what it stores more is its head and biases.
+# selectors: only its head and biases take more.
 _SEEDED_MNIST = {"rank": "0,0", "seeded": "12288,6000", "store": "int8", "epochs": 20}
 _SEEDED_RESNET = {
     "width": 32,
@@ -63,15 +63,15 @@ BEST: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("s-miniimagenet", "resnet18"): {**_SEEDED_RESNET, "epochs": 80},
 }
-# Learned from by others, where that is not our best: so wide and so long is enough.
+# Networks that others learn from, where these are not our best: this width and length is enough.
 TEACHERS: dict[tuple[str, str], dict[str, Any]] = BEST | {
     ("s-cifar100", "resnet18"): {**_SEEDED_RESNET, "epochs": 40},
     ("s-miniimagenet", "resnet18"): {**_SEEDED_RESNET, "epochs": 60},
 }
 
-# The same network as the paper's, whose tasks are learned from the answers of one with seeded
-# factors in place of labels (knowledge distillation, an extension; see docs/recipes.md). It serves
-# where a network has room for more than a task's samples tell it, which it has not on MNIST.
+# The same network as the paper's, which learns from the answers of one with seeded factors instead
+# of labels (knowledge distillation, an extension; see docs/recipes.md). It helps where a network
+# has room for more than a task's samples tell it, which is not the case on MNIST.
 TAUGHT: dict[tuple[str, str], dict[str, Any]] = {
     ("s-cifar100", "mlp"): LONGER["s-cifar100"],
     ("s-miniimagenet", "mlp"): LONGER["s-miniimagenet"],
@@ -81,7 +81,7 @@ TAUGHT: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def default(stream: str, net: str = "mlp") -> Cell:
-    """Learned for as many epochs as all rivals."""
+    """Trained for as many epochs as all rivals."""
     return cell(stream, net=net, epochs=EPOCHS[stream] if net == "mlp" else RESNET_EPOCHS)
 
 
@@ -106,7 +106,7 @@ def taught(stream: str, net: str = "mlp") -> Cell:
 
 
 def rows(stream: str, net: str = "mlp") -> dict[str, Cell]:
-    """All but the paper's recipe, by names that say in what they differ from rivals."""
+    """All but the paper's recipe, by names that say how they differ from rivals."""
     longest = longer(stream, net)
     found = {"rank": default(stream, net), f"rank, {_epochs(longest)}": longest}
     if (stream, net) in TAUGHT:

@@ -15,7 +15,7 @@ from rankup.report.text import duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Seconds for a seed, a task and an epoch, by stream and network.
+# Seconds per seed, task and epoch, by stream and network.
 Pace = Mapping[tuple[str, str], float]
 
 
@@ -25,12 +25,12 @@ class Share(NamedTuple):
     done: int
     of: int
     spent: float  # seconds
-    left: float | None  # seconds, about; None where nothing like it has been run
+    left: float | None  # estimated seconds; None if nothing like it has been run
 
 
 @dataclass(frozen=True)
 class _ReadOnce(Results):
-    """Results of which every file is read once, however many tables show it."""
+    """Results whose files are read only once, however many tables show them."""
 
     _read: dict[Cell, dict[int, Result]] = field(default_factory=dict)
 
@@ -53,8 +53,8 @@ def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
 
 
 def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
-    """Seconds for a seed, a task and an epoch, by stream and network: the median of what was run on
-    such a device, as some methods take several times as long as others."""
+    """Seconds per seed, task and epoch, by stream and network: the median of what was run on such
+    a device, as some methods take several times as long as others."""
     rates: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         found = results.of(cell)
@@ -66,8 +66,8 @@ def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
 
 
 def overview(results: Results, device: str) -> Table:
-    """A table for the terminal: a line for each part, and one for all of them, in which what
-    several parts show counts once."""
+    """A table for the terminal: a line for each part, and one for all of them, which counts runs
+    that several parts share only once."""
     from rich import box
     from rich.table import Table
 

@@ -1,6 +1,6 @@
-"""How long one waited for results: a file for each time that runs were made, beside the results.
+"""How long one waited for results: a file for each session of runs, beside the results.
 
-Runs that share a GPU each count the time of all, so that their sum says nothing of it.
+Runs that share a GPU each count the time of all, so their sum is meaningless.
 
 pieces/BEGUN-DIGEST.json
 """
@@ -27,7 +27,7 @@ from rankup.files import write_file
 from rankup.paper.cells import Cell
 
 FOLDER = "pieces"
-_OFTEN = 10.0  # seconds after which the time is written down again
+_OFTEN = 10.0  # seconds after which the time is written again
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Piece:
     torch: str
     command: str
     seconds: float = 0.0
-    cells: list[str] = field(default_factory=list)  # the files of those that came to their end
+    cells: list[str] = field(default_factory=list)  # the files of finished cells
 
     @property
     def when(self) -> datetime:
@@ -46,7 +46,7 @@ class Piece:
 
 
 class Watch:
-    """Writes down how long a piece takes, now and again, so that little of that is lost if its
+    """Records every now and then how long a piece has taken, so that little of it is lost if the
     process is killed."""
 
     def __init__(self, path: Path, begun: Piece) -> None:
@@ -74,14 +74,14 @@ class Watch:
 
 @contextmanager
 def piece(root: Path, machine: str, command: str) -> Iterator[Watch]:
-    """Inside, runs are made, of which the watch is told. However it ends, its time is written."""
+    """Inside, the watch is to be told of runs. However it ends, its time is written."""
     now = datetime.now(UTC)
     begun = Piece(now.isoformat(timespec="microseconds"), machine, torch.__version__, command)
     # Two processes may begin in the same second, on one machine or on two.
     who = f"{platform.node()} {os.getpid()} {now.timestamp()}"
     digest = hashlib.sha256(who.encode()).hexdigest()[:6]
     watch = Watch(root / FOLDER / f"{now:%Y-%m-%dT%H-%M-%S}-{digest}.json", begun)
-    watch.write()  # before anything is run, so that nothing is run in vain
+    watch.write()  # before anything is run, as it would be in vain if this failed
     try:
         yield watch
     finally:
@@ -109,9 +109,9 @@ def pieces_in(root: Path) -> list[Piece]:
 
 
 def waits(root: Path, cells: Collection[Cell]) -> list[str]:
-    """How long it took to run these cells, a line for each machine on which some were. What a piece
-    lost by being stopped is counted, and so is what it ran beside these cells; but the time of
-    several that ran beside each other only once."""
+    """How long it took to run these cells, a line for each machine that ran some. Time that a piece
+    lost by being stopped counts, and so does what it ran besides these cells; but the time of
+    pieces that ran side by side counts only once."""
     shown = {str(cell.folder()) for cell in cells}
     by_machine: dict[str, list[Piece]] = {}
     for piece in pieces_in(root):
@@ -129,7 +129,7 @@ def waits(root: Path, cells: Collection[Cell]) -> list[str]:
 
 
 def _waited(pieces: Collection[Piece]) -> float:
-    """Seconds in which at least one of these pieces, in the order in which they were begun, ran.
+    """Seconds in which at least one of these pieces ran, given in the order in which they began.
 
     >>> at = [Piece(f"2026-01-01T10:{m:02}:00", "", "", "", 60.0 * n) for m, n in ((0, 9), (5, 2))]
     >>> _waited(at), _waited(at[:1]), _waited([*at, Piece("2026-01-02", "", "", "", 60.0)])

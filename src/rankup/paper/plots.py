@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from what was run."""
+"""The paper's figures, drawn from our results."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rankup.report.theme import Theme
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-Lines = Mapping[str, Cell]  # cells by the names they are shown with
+Lines = Mapping[str, Cell]  # cells by the names they are shown under
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper: a panel for each stream, with a cell for each of its parts."""
+    """A figure of the paper: a panel for each stream, with a cell for each line or matrix."""
 
     title: str
     panels: Mapping[str, Lines]
     draw: Callable[[str, Lines, Results, Theme], Drawing]
-    differs: str = ""  # where our protocol is not the paper's, or not the same for all
+    differs: str = ""  # how our protocol differs from the paper's, or between methods
 
     def cells(self) -> list[Cell]:
         return list(dict.fromkeys(own for lines in self.panels.values() for own in lines.values()))
 
     def write(self, name: str, results: Results, folder: Path) -> list[str]:
-        """Draw the panels that have anything to show, in light and in dark; give back the names of
-        their files without their endings."""
+        """Draw the panels that have anything to show, in light and in dark; return the names of
+        their files without extensions."""
         shown = {
             stream: {who: own for who, own in lines.items() if results.of(own) is not None}
             for stream, lines in self.panels.items()
@@ -83,7 +83,7 @@ def figure_accuracy() -> Figure:
 
 
 def figure_transition() -> Figure:
-    """Accuracy on every task after learning each, of EWC, Orthog-Subspace and ours."""
+    """Accuracy on every task after learning each, for EWC, Orthog-Subspace and ours."""
     panels = {
         stream: {
             "EWC": rival(stream, "ewc"),
@@ -123,5 +123,5 @@ def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
 
 def _measured(own: Cell, results: Results) -> Measured:
     measured = results.of(own)
-    assert measured is not None  # of what was not run nothing is drawn
+    assert measured is not None  # only what was run is drawn
     return measured

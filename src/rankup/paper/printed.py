@@ -1,4 +1,4 @@
-"""What the paper prints, in per cent and in millions of parameters. None: it prints nothing."""
+"""The paper's figures, in per cent and in millions of parameters. None: it prints no figure."""
 
 STREAMS = {
     "p-mnist": "P-MNIST",

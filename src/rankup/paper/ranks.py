@@ -35,7 +35,7 @@ def rank() -> Table:
 
 
 def _asked(ranks: str) -> dict[str, str]:
-    """Nothing where that is the MLP's rank anyway: other tables ask for the same runs."""
+    """The rank to ask for; none if it is the MLP's default, so that other tables share the runs."""
     return {} if ranks == "11,1" else {"rank": ranks}
 
 
@@ -44,7 +44,7 @@ def _longer(stream: str, ranks: str) -> dict[str, Any]:
 
 
 def first_rank() -> Table:
-    """Accuracy on one rotated task by the rank it is given: where the paper's 11 comes from."""
+    """Accuracy on one rotated task by its rank: where the paper's 11 comes from."""
     rows = [
         Row(f"rank {first}", cell("r-mnist", rank=f"{first},1", tasks=1, epochs=20), (None, None))
         for first in _FIRST
@@ -55,7 +55,7 @@ def first_rank() -> Table:
 
 def reuse() -> Table:
     """What selecting from old factors is worth: ours, ours with the selectors of old factors held
-    at zero, and independent networks of as many parameters."""
+    at zero, and independent networks with as many parameters."""
     sections = []
     for stream, title in printed.STREAMS.items():
         epochs = EPOCHS[stream]
@@ -74,7 +74,7 @@ def full_rank() -> Table:
     """Accuracy of the tasks that come once a layer has reached its full rank."""
     cells = {
         f"width {width or 256}": cell("p-mnist", rank="11,4", width=width, **SEVERAL)
-        for width in (32, 64, None)  # none given: the rank table asks for the same runs
+        for width in (32, 64, None)  # None, so that the rank table shares the runs
     }
     rows = [Row(name, own, [None] * 5) for name, own in cells.items()]
     between = (Tasks(2, 6), Tasks(7, 14), Tasks(15, 20))

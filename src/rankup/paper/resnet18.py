@@ -38,7 +38,7 @@ def resnet18() -> Table:
 
 
 def last_layers() -> Table:
-    """Accuracy on S-CIFAR100 when only the last layers go on learning after the first task."""
+    """Accuracy on S-CIFAR100 when only the last layers keep learning after the first task."""
     rows = [
         Row(
             f"last {last}",

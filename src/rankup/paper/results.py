@@ -22,7 +22,7 @@ from rankup.report.seeds import OverSeeds
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of one seed came to."""
+    """The result of a run of one seed."""
 
     seed: int
     config: dict[str, Any]
@@ -33,7 +33,7 @@ class Result:
     date: str
     machine: str
     command: str
-    failed: str = ""  # why, where it did not come to its end
+    failed: str = ""  # why, if it did not finish
 
     @property
     def matrix(self) -> AccuracyMatrix:
@@ -42,7 +42,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Measured(OverSeeds):
-    """A cell's results, of those seeds that came to their end."""
+    """A cell's results, for the seeds that finished."""
 
     runs: list[Result]
 
@@ -55,12 +55,12 @@ class Results:
         return self.root / f"{cell.folder()}.json"
 
     def of(self, cell: Cell) -> Measured | None:
-        """A cell's results; None where no seed has any."""
+        """A cell's results; None if no seed has any."""
         whole = [result for result in self._wanted(cell) if not result.failed]
         return Measured(whole) if whole else None
 
     def failures(self, cell: Cell) -> list[str]:
-        """Why seeds failed that did."""
+        """Why any seeds failed."""
         return [result.failed for result in self._wanted(cell) if result.failed]
 
     def missing(self, cell: Cell) -> list[int]:
@@ -69,7 +69,7 @@ class Results:
         return [seed for seed in range(cell.seeds) if seed not in found]
 
     def add(self, cell: Cell, results: Sequence[Result]) -> None:
-        """Beside those that are there. A line for each run, so that one can look at the file."""
+        """Add results to those already there. A line for each run, so that the file is readable."""
         runs = self._found(cell) | {result.seed: result for result in results}
         lines = ",\n".join(
             json.dumps(asdict(runs[seed]), ensure_ascii=False) for seed in sorted(runs)
@@ -80,7 +80,7 @@ class Results:
         write_file(path, f'{{"known": {known},\n"runs": [\n{lines}\n]}}\n'.encode())
 
     def _wanted(self, cell: Cell) -> list[Result]:
-        """The runs that were made of the seeds that the cell asks for; there may be others."""
+        """The results of the seeds that the cell asks for; there may be others."""
         found = self._found(cell)
         return [found[seed] for seed in range(cell.seeds) if seed in found]
 
@@ -107,7 +107,7 @@ class Results:
 
 
 def _checked(run: Result) -> Result:
-    """Refuse what no run has written."""
+    """Refuse what no run could have written."""
     amounts = run.parameters, run.buffer, run.seconds
     if type(run.seed) is not int or not all(0 <= float(amount) < math.inf for amount in amounts):
         raise ValueError

@@ -1,5 +1,5 @@
 """Running what a table lacks, one cell after another or several at once, so that it can be stopped
-and gone on with at any time, on one machine or on several."""
+and resumed at any time, on one machine or on several."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rankup.runs.request import Device
 from rankup.runs.run import OnProgress, Progress
 
 _LARGE = ("s-miniimagenet",)  # images of 21,168 numbers
-# How many times as long as others these take to learn the same, measured on an H200.
+# How many times as long as others these take, measured on an H200.
 _SLOW = {"nscl": 5, "agem": 3, "er-ring": 2, "ewc": 2, "hat": 2, "icarl": 2, "supsup": 2}
-WORK = ".work"  # runs that have not come to their end, in the folder of results
+WORK = ".work"  # unfinished runs, in the folder of results
 
 
 class Said(NamedTuple):
-    """What a cell tells while it runs."""
+    """What a cell reports while it runs."""
 
     cell: Cell
     what: Progress | str
@@ -59,7 +59,7 @@ class Runner:
     data: Path | None
     command: str
     download: bool = False
-    teachers: frozenset[Cell] = frozenset()  # whose networks others are yet to learn from
+    teachers: frozenset[Cell] = frozenset()  # whose networks others have yet to learn from
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in cells if self.results.missing(cell)]
@@ -72,7 +72,7 @@ class Runner:
         jobs: int = 1,
         minutes: float | None = None,
     ) -> Generator[Ended, None, None]:
-        """Run cells, so many of them at once; after so many minutes begin no other."""
+        """Run cells, `jobs` of them at once; after `minutes` begin no more."""
         until = None if minutes is None else time.time() + 60 * minutes
         if not cells or minutes == 0:
             return
@@ -114,13 +114,13 @@ class Runner:
         return Ended(cell, failed, time.perf_counter() - begun)
 
     def run(self, cell: Cell, on_progress: OnProgress | None, note: Callable[[str], None]) -> str:
-        """Run the seeds of a cell that were not run; give back why some failed, if they did.
+        """Run a cell's missing seeds; return why some failed, if they did.
 
-        A run that fails of itself has that as its result. One that was refused, or found too little
-        memory, has none: another machine may have what it lacked.
+        If a run itself fails, that is its result. If it was refused or ran out of memory, it has
+        none: another machine may have what it lacked.
         """
         missing, options, teacher = self.results.missing(cell), cell.options(), cell.teacher
-        if not missing:  # another process, or machine, has run them meanwhile
+        if not missing:  # another process or machine has run them meanwhile
             return ""
         try:
             if teacher is not None:
@@ -146,8 +146,8 @@ class Runner:
         on_progress: OnProgress | None,
         note: Callable[[str], None],
     ) -> str:
-        """Have networks of these seeds in the folder of work, and results of those that had none;
-        give back why some failed, if they did."""
+        """Make sure that these seeds have networks in the work folder, and results; return why
+        some failed, if they did."""
         folders = {seed: self._work(cell) / f"seed-{seed}" for seed in seeds}
         started = time.perf_counter()
         launch = Launch(cell.request(self.device, self.data, self.download))
@@ -173,7 +173,7 @@ class Runner:
     def _result(self, cell: Cell, seed: int, failed: str, seconds: float) -> Result:
         run = None if failed else read_run(self._work(cell) / f"seed-{seed}")
         config = dict(run.config) if run else {}
-        if run and cell.teacher is not None:  # where it was on this machine is of no use elsewhere
+        if run and cell.teacher is not None:  # its path on this machine is of no use elsewhere
             config["options"] = {**config["options"], "teacher": str(cell.teacher.folder())}
         return Result(
             seed=seed,
@@ -181,7 +181,7 @@ class Runner:
             accuracy=run.matrix.rows if run else [],
             parameters=run.parameters if run else 0.0,
             buffer=run.buffer if run else 0.0,
-            # Of a run that was stopped and went on, what it took before as well.
+            # For a resumed run, including the time before it was stopped.
             seconds=max(seconds, run.seconds) if run else seconds,
             date=datetime.date.today().isoformat(),
             machine=machine(self.device),
@@ -193,9 +193,9 @@ class Runner:
 class _Job(NamedTuple):
     runner: Runner
     cell: Cell
-    until: float | None  # when to begin no more
+    until: float | None  # time after which no more are begun
     at_once: int  # how many jobs share a GPU
-    small: bool  # none of which can fill it
+    small: bool  # none of them can fill it
 
 
 def _run_job(job: _Job) -> Ended | None:
@@ -208,11 +208,11 @@ def _run_job(job: _Job) -> Ended | None:
 
 
 def phases(cells: Sequence[Cell], jobs: int) -> list[tuple[int, list[Cell]]]:
-    """How many at once of which cells: small networks as many as asked for; a fourth of that of
-    networks that fill a GPU, by many convolutions or by large products. These do not run beside
-    others, whose many short steps would each wait for a long one. Teachers come before all others,
-    few at once, as some of them are large. Of all, long ones come first, so that none is left to
-    run alone when all others are done.
+    """How many of which cells to run at once: of small networks as many as asked for; a quarter of
+    that of networks that fill a GPU, with many convolutions or large products. These do not run
+    beside others, whose many short steps would each wait for a long one. Teachers come first, few
+    at once, as some of them are large. Within a phase long cells come first, so that none is left
+    to run alone when all others are done.
 
     >>> from rankup.paper.cells import cell
     >>> cells = [cell("p-mnist", epochs=epochs) for epochs in (5, 9)]
@@ -240,7 +240,7 @@ def _is_small(cell: Cell) -> bool:
 
 
 def _length(cell: Cell) -> int:
-    """About how long it takes, compared with others."""
+    """Roughly how long it takes, relative to others."""
     return cell.epochs * cell.seeds * (cell.tasks or TASKS) * _SLOW.get(cell.method, 1)
 
 

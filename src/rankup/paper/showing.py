@@ -24,7 +24,7 @@ _INTRODUCTION = (
     "float32 numbers. A name links to the raw numbers: every seed's accuracy matrix, its settings, "
     "the date, the machine, the versions and the command. *not run* means that it has not been."
 )
-PICTURES = "figures"  # the folder of pictures, in that of the results
+PICTURES = "figures"  # the folder of pictures, inside the results
 
 
 def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
@@ -33,7 +33,7 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
         if isinstance(part, Figure):
             try:
                 written = part.write(name, results, results.root / PICTURES)
-            except OSError as error:  # tables can be shown nevertheless
+            except OSError as error:  # tables can still be shown
                 where = results.root / PICTURES
                 tell(Console(stderr=True), f"rankup: {where} cannot be written: {error.strerror}")
                 continue
@@ -74,7 +74,7 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
 
 
 def _pictures(name: str, figure: Figure, results: Results, folder: Path) -> list[str]:
-    """Write a figure's beside the page; give back their names."""
+    """Write a figure's pictures beside the page; return their names."""
     try:
         return figure.write(name, results, folder)
     except OSError as error:
@@ -84,7 +84,7 @@ def _pictures(name: str, figure: Figure, results: Results, folder: Path) -> list
 
 
 def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str]:
-    """How many runs there are, by where they ran."""
+    """How many runs there are, by machine and version."""
     cells = dict.fromkeys(own for part in parts.values() for own in part.cells())
     runs = [run for own in cells if (found := results.of(own)) for run in found.runs]
     where = Counter(

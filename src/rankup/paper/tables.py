@@ -1,5 +1,5 @@
 """A table of the paper: what is measured for each of its numbers, and what the paper prints there.
-It can be shown whether all of it was run or not."""
+It can be shown even if not all of it was run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Tasks:
-    """Accuracy on the tasks from one to another, counted from 1, after the last of all."""
+    """Accuracy on tasks `first` to `last`, counted from 1, after all tasks were learned."""
 
     first: int
     last: int
@@ -47,7 +47,7 @@ class Row:
     name: str
     cell: Cell
     printed: Sequence[float | None]
-    seeds: int | None = None  # the first so many alone, to be compared with others of as many
+    seeds: int | None = None  # show only this many, to compare with rows of as many
 
     @property
     def shown(self) -> Cell:
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """What stands together in a table, as all that was measured on one stream."""
+    """Rows that belong together in a table, such as all that were measured on one stream."""
 
     title: str
     measures: Sequence[Measure]
@@ -69,18 +69,18 @@ class Table:
 
     title: str
     sections: Sequence[Section]
-    differs: str = ""  # where our protocol is not the paper's
+    differs: str = ""  # how our protocol differs from the paper's
 
     def cells(self) -> list[Cell]:
-        """All that has to be run for it, each once."""
+        """All cells that have to be run for it, each once."""
         return list(dict.fromkeys(row.cell for part in self.sections for row in part.rows))
 
 
 def lines(
     section: Section, results: Results, name: Callable[[Row], str] = lambda row: row.name
 ) -> Iterator[list[str]]:
-    """A section's lines as text, the heading first: a measure is followed by what the paper prints
-    and by the difference, where the paper prints anything of that kind."""
+    """A section's lines as text, the heading first: a measure is followed by the paper's figure and
+    the difference, if the paper prints any for it."""
     printed = [
         any(row.printed[number] is not None for row in section.rows)
         for number in range(len(section.measures))
@@ -117,8 +117,8 @@ def rich_tables(table: Table, results: Results) -> Iterable[RichTable]:
 
 
 def markdown(table: Table, results: Results, page: Path) -> str:
-    """All sections, each under its stream's name. Names of what was run link to the raw numbers,
-    from a page that will be in the place given."""
+    """All sections, each under its stream's name. Names of finished cells link to the raw numbers,
+    relative to where `page` will be."""
 
     def linked(row: Row) -> str:
         if results.of(row.cell) is None:
@@ -148,7 +148,7 @@ def _heading(measure: Measure) -> str:
 
 
 def _fractions(measure: Measure, measured: Measured) -> list[float]:
-    """What is measured of each seed."""
+    """The measure's value for each seed."""
     if isinstance(measure, Tasks):
         rows = (run.accuracy[-1][measure.first - 1 : measure.last] for run in measured.runs)
         return [statistics.mean(row) for row in rows]
@@ -171,7 +171,7 @@ def _difference(measure: Measure, measured: Measured | None, said: float | None)
 
 
 def _seeds(cell: Cell, measured: Measured | None) -> str:
-    """A mark where fewer seeds were run than are wanted."""
+    """A mark if fewer seeds were run than wanted."""
     if measured is None or len(measured.runs) == cell.seeds:
         return ""
     return f" ({len(measured.runs)} of {cell.seeds} seeds)"

@@ -1,4 +1,4 @@
-"""What run folders have to show: tables for the terminal, plots, and one HTML page."""
+"""Reports on run folders: tables for the terminal, plots, and one HTML page."""
 
 from rankup.report.comparison import Comparison, is_comparison, read_comparison
 from rankup.report.comparison_page import write_comparison

@@ -23,7 +23,7 @@ INDEX = "compare.json"
 class Index:
     """What `compare.json` holds."""
 
-    asked: dict[str, Any]  # of all methods alike
+    asked: dict[str, Any]  # the same for all methods
     seeds: list[int]
     methods: dict[str, bool]  # in the order given; whether each is continual
     failed: dict[str, str]  # why
@@ -34,12 +34,12 @@ class Entry(OverSeeds):
     """A method with the runs of all seeds that learned all tasks."""
 
     method: str
-    number: int  # its place in the order given, from 1; its colour follows from it
+    number: int  # its place in the order given, from 1; determines its colour
     continual: bool
-    seeds: int  # as many were asked for
+    seeds: int  # how many were asked for
     runs: list[Run]
-    configs: list[dict[str, Any]]  # of these runs, or where there are none of those that began
-    failed: str  # why some seeds have no whole run, if that is known
+    configs: list[dict[str, Any]]  # of these runs, or if there are none of those that began
+    failed: str  # why some seeds have no complete run, if that is known
 
     @property
     def whole(self) -> bool:
@@ -47,7 +47,7 @@ class Entry(OverSeeds):
 
     @property
     def name(self) -> str:
-        """The method's, marked where it is not continual or lacks seeds."""
+        """The method's name, marked if it is not continual or lacks seeds."""
         mark = "" if self.continual else "*"
         part = f" ({len(self.runs)} of {self.seeds} seeds)" if self.runs and not self.whole else ""
         return f"{self.method}{mark}{part}"
@@ -113,7 +113,7 @@ def seed_folder(path: Path, method: str, seed: int) -> Path:
 def read_entry(path: Path, index: Index, method: str) -> Entry:
     folders = [seed_folder(path, method, seed) for seed in index.seeds]
     begun = {f: read_config(f / CONFIG) for f in folders if (f / CONFIG).exists()}
-    # Not as many as a run of its own has by now: one may have been taught more tasks since.
+    # Not the number in the run's own config: it may have been taught more tasks since.
     tasks = {f: index.asked.get("tasks", config.get("tasks")) for f, config in begun.items()}
     runs = [read_run(f) for f in begun if len(read_lines(f)) == tasks[f]]
     return Entry(
@@ -123,6 +123,6 @@ def read_entry(path: Path, index: Index, method: str) -> Entry:
         seeds=len(index.seeds),
         runs=runs,
         configs=[run.config for run in runs] or list(begun.values()),
-        # What became whole since then did not fail.
+        # A method whose runs are all complete by now did not fail.
         failed=index.failed.get(method, "") if len(runs) < len(folders) else "",
     )

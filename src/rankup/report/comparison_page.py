@@ -25,7 +25,7 @@ from rankup.report.page import PAGE, checked_page, embedded, plots_of, render
 
 
 def write_comparison(comparison: Comparison, page: Path) -> Path:
-    """Write the page and beside it its tables, beside a `report.html` its plots, too; return the
+    """Write the page and its tables beside it, for a `report.html` also its plots; return the
     page's path."""
     tables = _tables_of(checked_page(page), comparison)
     try:
@@ -34,15 +34,15 @@ def write_comparison(comparison: Comparison, page: Path) -> Path:
         with plots_of(page) as drawn:
             plots = embedded(write_comparison_plots(comparison, drawn), drawn)
         text = _page(comparison, plots, names)
-        write_file(page, text.encode(errors="replace"))  # the names may be of any bytes
+        write_file(page, text.encode(errors="replace"))  # names may hold any bytes
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page
 
 
 def _tables_of(page: Path, comparison: Comparison) -> Path:
-    """Where a page's tables are written, less their suffix: a page elsewhere than in the
-    comparison's folder gives them its own name, as there may be others beside it."""
+    """Where a page's tables are written, without their suffix: a page outside of the comparison's
+    folder gives them its own name, as there may be other files beside it."""
     is_its_own = page.name == PAGE and page.parent.resolve() == comparison.path.resolve()
     return page.with_name("table") if is_its_own else page.with_suffix("")
 
@@ -69,7 +69,7 @@ def _page(comparison: Comparison, plots: dict[str, list[str]], tables: Mapping[s
         ],
         plots=plots,
         tables={
-            # A "#" or a ":" in a name would lead elsewhere.
+            # An unquoted "#" or ":" in a name would break the link.
             kind: {"name": name, "link": quote(os.fsencode(name))}
             for kind, name in tables.items()
         },

@@ -1,5 +1,5 @@
 """A comparison as PNG files, each in light and in dark: average accuracy as tasks come in, accuracy
-against memory, and the accuracy matrices. Places are worked out here: looking for them is slow."""
+against memory, and the accuracy matrices. Layout is computed here: matplotlib's own is slow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# In inches, of which the page shows one as about a hundred pixels.
+# In inches; the page shows one as about a hundred pixels.
 _WIDTH = 8.6
 _LINE = 0.19  # from one label to the next
 _CHARACTER = 0.083
@@ -36,7 +36,7 @@ _MOST_COLUMNS = 5  # heat maps side by side
 
 
 def write_comparison_plots(comparison: Comparison, folder: Path) -> list[str]:
-    """Write the plots and return their names; there are none where no method has results."""
+    """Write the plots and return their names; there are none if no method has results."""
     if not comparison.shown:
         return []
     return write_figures(lambda theme: _figures(comparison.shown, theme), folder)
@@ -51,8 +51,8 @@ def _figures(entries: Sequence[Entry], theme: Theme) -> dict[str, Figure]:
 
 
 def averages_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
-    """A_t after each task: a line with the mean of all seeds and a band of a deviation on either
-    side for each method, with its name at the line's end."""
+    """A_t after each task: for each method a line with the mean of all seeds, a band of one
+    standard deviation on either side, and its name at the line's end."""
     margin = 0.55 + _CHARACTER * max(len(entry.name) + 6 for entry in entries)
     height = max(3.0, 0.2 + _LINE * len(entries))
     figure = new_figure(_WIDTH, height + 0.75, lay_out=False)
@@ -84,7 +84,7 @@ def averages_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
 
 
 def _end_label(axes: Axes, entry: Entry, theme: Theme, end: float, place: float) -> None:
-    """A method's name at the right, tied to where its line ends."""
+    """A method's name at the right, connected to the end of its line."""
     own, beside = colour(theme, entry.number - 1), axes.get_yaxis_transform()
     inch = 1 / (axes.get_position().width * _WIDTH)  # along the axes
     axes.plot(
@@ -136,10 +136,10 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
         own = colour(theme, entry.number - 1)
         axes.vlines([x], y - deviation, y + deviation, own, linewidths=1.2)
         axes.plot([x], [y], **{**_style(entry, theme), "markersize": 7.5}, clip_on=False, zorder=3)
-    # Labels are set in pixels, in which text has a size.
+    # Labels are placed in pixels, the unit of text sizes.
     canvas: Any = FigureCanvasAgg(figure)
     renderer = canvas.get_renderer()
-    # In their points' colours: where points crowd, a label may be as near to another one's.
+    # In their points' colours: where points crowd, a label may be as near to another point.
     own_colours = [colour(theme, entry.number - 1) for entry in entries]
     texts = [
         figure.text(0, 0, entry.name, size=9, color=own)
@@ -162,7 +162,7 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
             )
         )
         away = math.dist(point, _nearest(box, point))
-        # Also where somebody would take the label for another point's.
+        # Also where the label could be taken for another point's.
         nearer = any(math.dist(other, _nearest(box, other)) < away for other in points)
         if away > 0.2 * inch or nearer:
             _leader(figure, colour(theme, entry.number - 1), point, _nearest(box, point))
@@ -170,7 +170,7 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
 
 
 def _nearest(box: Box, point: tuple[float, float]) -> tuple[float, float]:
-    """Where in a box one is nearest to a point."""
+    """The place in a box that is nearest to a point."""
     x, y = point
     return min(max(x, box.left), box.right), min(max(y, box.bottom), box.top)
 
@@ -186,7 +186,7 @@ def _leader(figure: Figure, own: str, point: tuple[float, float], end: tuple[flo
 
 
 def matrices_plot(entries: Sequence[Entry]) -> Figure:
-    """The accuracy matrices of all methods, each the mean of its seeds, in one scale of colours."""
+    """The accuracy matrices of all methods, each the mean of its seeds, on one colour scale."""
     matrices = [100 * entry.matrix for entry in entries]
     low, high = percent_range(
         min(map(np.nanmin, matrices)), max(map(np.nanmax, matrices)), least=10
@@ -239,7 +239,7 @@ def _style(entry: Entry, theme: Theme) -> dict[str, Any]:
 
 
 def _deviation(entry: Entry) -> Array:
-    """`[T]`: of the seeds' A_t in per cent; none of a single seed's."""
+    """`[T]`: the standard deviation of the seeds' A_t in per cent; 0 for a single seed."""
     if len(entry.runs) == 1:
         return np.zeros(entry.averages.shape[1])
     deviation: Array = 100 * entry.averages.std(axis=0, ddof=1)
@@ -247,7 +247,7 @@ def _deviation(entry: Entry) -> Array:
 
 
 def _tens(means: Array, deviations: Array) -> tuple[float, float]:
-    """A range of whole tens of per cent that holds all of it."""
+    """A range of whole tens of per cent that holds all means and deviations."""
     low, high = float((means - deviations).min()), float((means + deviations).max())
     return percent_range(
         max(0, 10 * math.floor(low / 10)), min(100, 10 * math.ceil(high / 10)), least=10
@@ -255,14 +255,14 @@ def _tens(means: Array, deviations: Array) -> tuple[float, float]:
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """A range of a logarithmic axis with room beside the outermost points, at least a decade."""
+    """A range for a logarithmic axis with room beside the outermost points, at least a decade."""
     low, high = math.log10(min(values)), math.log10(max(values))
     pad = max(0.12 * (high - low), (1 - (high - low)) / 2)
     return 10 ** (low - pad), 10 ** (high + pad)
 
 
 def _memory_ticks(low: float, high: float) -> list[float]:
-    """Round numbers to write at a logarithmic axis, about six."""
+    """About six round numbers as ticks of a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     fine = [m * 10.0**power for power in powers for m in (1, 2, 5)]
     fine = [tick for tick in fine if low <= tick <= high]

@@ -1,4 +1,4 @@
-"""A comparison in words: the cells of its table, the same wherever it stands, and its settings."""
+"""A comparison in words: the cells of its table, the same wherever shown, and its settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cells(entry: Entry) -> tuple[str, ...]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What has to be known to read the table."""
+    """What one has to know to read the table."""
     seeds = comparison.seeds
     told = [
         f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed",
@@ -59,7 +59,7 @@ def summary(comparison: Comparison) -> str:
         said += f" with {comparison.seeds} seeds {each}"
     if total > len(shown):
         said = f"Of {total} methods {len(shown)} learned" + said.split(" learned", 1)[1]
-    # A bound on all others is best by what it is given.
+    # A method that is not continual is best only because it is given more.
     best = next((e for e in comparison.ranked if e.runs and e.continual), comparison.ranked[0])
     return (
         f"{said}; the best on average is {best.method}: {spread(best.accuracy)} %, forgetting "
@@ -84,12 +84,12 @@ def shared_and_own(comparison: Comparison) -> tuple[dict[str, str], dict[str, di
 
 
 def columns(entry: Entry) -> dict[str, str]:
-    """Every setting under a name that no other has, as `recipe.lr`."""
+    """Every setting under a unique name, such as `recipe.lr`."""
     return _merged(entry, _dotted)
 
 
 def _merged(entry: Entry, flat: Callable[[Mapping[str, Any]], dict[str, str]]) -> dict[str, str]:
-    """The settings of all seeds; where these differ, all that there are."""
+    """The settings of all seeds; where they differ, all values."""
     given = [flat({k: v for k, v in c.items() if k not in _OF_A_RUN}) for c in entry.configs]
     names = dict.fromkeys(name for config in given for name in config)
     return {

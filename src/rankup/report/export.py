@@ -29,7 +29,7 @@ _RESULTS = (
 
 
 def write_tables(comparison: Comparison, path: Path) -> dict[str, str]:
-    """Write files of this path with a suffix added, and return their names by suffix."""
+    """Write files at this path with a suffix added, and return their names by suffix."""
     makers = {"csv": as_csv, "md": as_markdown, "tex": as_latex}
     names = {suffix: f"{path.name}.{suffix}" for suffix in makers}
     for suffix, make in makers.items():
@@ -60,7 +60,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def as_latex(comparison: Comparison) -> str:
-    """A `tabular` of booktabs."""
+    """A `tabular` with booktabs rules."""
     said = [*notes(comparison), *failures(comparison)]
     lines = [
         r"% \usepackage{booktabs}",

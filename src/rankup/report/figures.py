@@ -36,10 +36,10 @@ def write_figures(make: Callable[[Theme], dict[str, Figure]], folder: Path) -> l
 
 
 def _lay_out(figure: Figure) -> None:
-    """Once: a figure that keeps its engine is laid out whenever it is drawn."""
+    """Lay out once: a figure that keeps its engine is laid out whenever it is drawn."""
     for axis in _axises(figure):
         if not axis.get_label_text():
-            axis.set_label_coords(0, 0)  # else a place is looked for, label or not
+            axis.set_label_coords(0, 0)  # otherwise its place is computed, label or not
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -47,7 +47,7 @@ def _lay_out(figure: Figure) -> None:
 
 
 def _hold_labels(figure: Figure) -> None:
-    """Fix labels where they were drawn, so that another drawing does not look for their places."""
+    """Fix labels where they were drawn, so that drawing again does not recompute their places."""
     for axis in _axises(figure):
         axis.set_label_coords(*axis.label.get_position(), axis.label.get_transform())
 
@@ -59,21 +59,21 @@ def _axises(figure: Figure) -> list[Axis]:
 def _save(figure: Figure, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    # Not savefig, which draws everything once more for a layout that is there already. Without the
+    # Not savefig, which draws everything once more for a layout that is already done. Without the
     # library's version in the file, equal plots are equal files.
     canvas: Any = FigureCanvasAgg(figure)
     canvas.print_png(path, metadata={"Software": None})
 
 
 def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
-    """Takes whatever has a colour of one theme to the other, in less time than to draw it anew."""
+    """Change whatever has a colour of one theme to the other, which is faster than a new figure."""
     from matplotlib.collections import LineCollection, PolyCollection
     from matplotlib.colors import to_hex
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.text import Text
 
-    # Text has colours of its own: on a heat map it may be as white as a surface elsewhere.
+    # Text is mapped separately: on a heat map it may be as white as a surface elsewhere.
     runs = dict(zip(old.runs, new.runs, strict=True))
     inks = {old.text: new.text, old.muted: new.muted} | runs
     tints = {old.surface: new.surface, old.line: new.line} | runs
@@ -110,7 +110,7 @@ def finish_heat_map(
 
 
 def quiet(axes: Axes) -> None:
-    """Without a frame, which a heat map has by its colours."""
+    """Remove the frame, which a heat map does not need."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, left=False, bottom=False)
 
@@ -122,14 +122,14 @@ def finish_scale(bar: Colorbar) -> None:
 
 
 def percent_range(low: float, high: float, least: float) -> tuple[float, float]:
-    """A range of per cent around `low` to `high`, at least `least` wide."""
+    """A range in per cent around `low` to `high`, at least `least` wide."""
     pad = max(0.0, least - (high - low)) / 2
     top = min(100.0, high + pad)
     return max(0.0, min(low, top - least)), top
 
 
 def every(tasks: int, most: int) -> list[int]:
-    """At most so many task numbers to write at an axis.
+    """At most `most` task numbers as ticks of an axis.
 
     >>> every(5, most=10), every(20, most=10)
     ([1, 2, 3, 4, 5], [2, 4, 6, 8, 10, 12, 14, 16, 18, 20])
@@ -139,7 +139,7 @@ def every(tasks: int, most: int) -> list[int]:
 
 
 def new_figure(width: float, height: float, lay_out: bool = True) -> Figure:
-    """An empty figure, its size in inches. It finds a place for everything, unless told not to."""
+    """An empty figure, its size in inches, with automatic layout unless `lay_out` is false."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI)
@@ -156,7 +156,7 @@ def _style(theme: Theme) -> Any:
         "axes.labelcolor": theme.muted,
         "axes.titlecolor": theme.text,
         "axes.titlelocation": "left",
-        "axes.titley": 1.0,  # else it is looked for, again and again
+        "axes.titley": 1.0,  # otherwise it is computed again and again
         "axes.titlesize": 11,
         "axes.titleweight": "bold",
         "axes.labelsize": 10,

@@ -1,4 +1,4 @@
-"""Runs as one HTML page that holds all it shows: no network, no script, light and dark."""
+"""Runs as one self-contained HTML page: no network, no script, light and dark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = "report.html"
 
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path`, beside a `report.html` its plots, too, and return its path."""
+    """Write the page to `path`, for a `report.html` also its plots beside it; return its path."""
     if not runs:
         raise RankupError("a report needs at least one run")
     page = checked_page(path)
@@ -28,14 +28,14 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
         page.parent.mkdir(parents=True, exist_ok=True)
         with plots_of(page) as folder:
             plots = embedded(write_plots(runs, folder), folder)
-        write_file(page, _page(runs, plots).encode(errors="replace"))  # names may be of any bytes
+        write_file(page, _page(runs, plots).encode(errors="replace"))  # names may hold any bytes
     except OSError as error:
         raise RankupError(f"the report {page} cannot be written: {error.strerror}") from error
     return page
 
 
 def checked_page(path: str | os.PathLike[str]) -> Path:
-    """Where a page may be written: no other name is, as it may be that of a run's own file."""
+    """The path if a page may be written there; other names may be those of a run's own files."""
     page = Path(path)
     if page.suffix.lower() not in (".html", ".htm"):
         raise RankupError(f"a report is a page whose name ends in .html, got {page}")
@@ -44,8 +44,8 @@ def checked_page(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def plots_of(page: Path) -> Iterator[Path]:
-    """Where a page's plots are written: beside it in a folder of runs, else only for the page to
-    hold, as there may be other files of their names."""
+    """Where a page's plots are written: beside a `report.html`, otherwise in a temporary folder
+    just to be embedded, as there may be other files with their names."""
     if page.name == PAGE:
         yield page.parent
         return
@@ -54,7 +54,7 @@ def plots_of(page: Path) -> Iterator[Path]:
 
 
 def render(template: str, **context: Any) -> str:
-    """A page from a template of this folder."""
+    """A page from a template in this folder."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -70,7 +70,7 @@ def render(template: str, **context: Any) -> str:
 
 
 def embedded(plots: Sequence[str], folder: Path) -> dict[str, list[str]]:
-    """Plots as a page holds them, each in light and in dark."""
+    """Plots as embedded in a page, each in light and in dark."""
     return {
         name: [_data((folder / f"{name}{each.suffix}.png").read_bytes()) for each in theme.THEMES]
         for name in plots
@@ -100,7 +100,7 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
     return {
         "number": index + 1,
         "name": text.labels(runs)[index],
-        # The summary says it of few runs.
+        # For a few runs the summary says it.
         "progress": text.so_far("", run) if len(runs) > text.MOST_TOLD else "",
         "accuracy": text.percent(run.matrix.average_accuracy()),
         "forgetting": text.percent(run.matrix.forgetting()),
@@ -113,10 +113,10 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
 
 
 def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each task: accuracy now and what was forgotten of it, for each run."""
+    """A row for each task: its accuracy now and how much was forgotten, for each run."""
     rows = []
     classes = [[", ".join(line.get("classes", ())) for line in run.lines] for run in runs]
-    differ = [len(set(own)) > 1 for own in classes]  # else they say nothing about a task
+    differ = [len(set(own)) > 1 for own in classes]  # otherwise they say nothing about a task
     for task in range(max(len(run.tasks) for run in runs)):
         shown = dict.fromkeys(
             own[task]

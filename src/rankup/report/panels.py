@@ -1,4 +1,4 @@
-"""What several plots draw into axes of theirs."""
+"""Panels that several plots draw into their axes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw_averages(axes: Axes, lines: Mapping[str, Array], theme: Theme) -> None:
 
 def draw_matrix(axes: Axes, matrix: Array, low: float, high: float, ticks: int) -> AxesImage:
     """a[t, j] in per cent: a row for each task learned, a column for each task measured; colours go
-    from `low` to `high`, and at most so many tasks are numbered."""
+    from `low` to `high`, and at most `ticks` tasks are numbered."""
     image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto")
     numbers = every(len(matrix), most=ticks)
     axes.set_xticks([t - 1 for t in numbers], [str(t) for t in numbers])

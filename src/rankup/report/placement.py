@@ -37,16 +37,16 @@ def place_labels(
     frame: Box,
     clear: float,
 ) -> list[Box]:
-    """A box for the label of each point, of that width and height: near it, inside the frame while
+    """A box for each point's label, of the given width and height: near it, inside the frame while
     there is room, over no other label and no point, around which `clear` stays free."""
     marks = [Box(x - clear, y - clear, x + clear, y + clear) for x, y in points]
     placed: dict[int, Box] = {}
-    # Those with the most others around have the least choice.
+    # Points with the most others around them come first: they have the least choice.
     near = 4 * max(height for _, height in sizes) if sizes else 0
     crowd = [sum(math.dist(p, q) < near for q in points) for p in points]
     for index in sorted(range(len(points)), key=lambda i: -crowd[i]):
         taken = [*marks, *placed.values()]
-        # Outside the frame there is always room, only later.
+        # Outside the frame there is always room, but it is tried last.
         span = math.hypot(frame.right - frame.left, frame.top - frame.bottom)
         placed[index] = next(
             box
@@ -59,14 +59,14 @@ def place_labels(
 def _around(
     point: tuple[float, float], size: tuple[float, float], clear: float
 ) -> Iterator[tuple[float, Box]]:
-    """Boxes around a point, ever further from it, with how far."""
+    """Boxes around a point, ever further from it, with their distances."""
     (x, y), (width, height) = point, size
     step = height / 2
     for ring in itertools.count():
         gap = 1.05 * clear + ring * step
         directions = 8 if ring < 2 else 32
         for turn in range(directions):
-            # To the right first, then away from it on both sides, along a rectangle.
+            # First to the right, then alternating up and down around a rectangle.
             angle = 2 * math.pi * ((turn + 1) // 2) / directions * (-1 if turn % 2 else 1)
             across, up = math.cos(angle), math.sin(angle)
             edge = max(abs(across), abs(up))
@@ -76,14 +76,14 @@ def _around(
 
 
 def spread_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places as near as can be to those wanted, in the same order and `gap` apart, from `low` to
-    `high` if all of them fit.
+    """Places as near as possible to those wanted, in the same order and at least `gap` apart, from
+    `low` to `high` if all of them fit.
 
     >>> spread_apart([5, 1, 5], gap=2, low=0, high=10)
     [4.0, 1.0, 6.0]
     """
     order = sorted(range(len(wanted)), key=lambda index: (wanted[index], index))
-    # With the gaps taken out, they only may not decrease: those that do are put at their mean.
+    # With the gaps subtracted, places must only not decrease: those that do are put at their mean.
     groups: list[list[float]] = []
     for rank, index in enumerate(order):
         groups.append([wanted[index] - rank * gap])

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The page shows an inch as about a hundred pixels, so that type of 10 points is nearly as large as
-# the text around it; plots are no wider, or nobody could read them on a phone.
+# The page shows an inch as about a hundred pixels, so that 10-point type is nearly as large as the
+# text around it; plots are no wider, to stay readable on a phone.
 WIDE = 5.6
 NARROW = 4.8
-MOST_STACKED = 6  # layers one above the other; more stand in two columns
+MOST_STACKED = 6  # layers one above the other; more are put in two columns
 
 # More columns than this cannot be told apart: neighbours are drawn as their mean.
 _MOST_COLUMNS = 200
@@ -43,7 +43,7 @@ def _figures(runs: Sequence[Run], theme: Theme) -> dict[str, Figure]:
     figures = {"average": average_plot(runs, theme)}
     entries = [100 * entry for run in runs for row in run.matrix.rows for entry in row]
     low, high = percent_range(min(entries), max(entries), least=10)
-    # Of runs that differ in their seeds alone, the first stands for all.
+    # Of runs that differ only in their seeds, the first represents all.
     repeated = {id(run) for group in seed_groups(runs) for run in group[1:]}
     for number, run in enumerate(runs, start=1):
         if id(run) in repeated:
@@ -68,7 +68,7 @@ def average_plot(runs: Sequence[Run], theme: Theme) -> Figure:
 
 def matrix_plot(run: Run, low: float, high: float) -> Figure:
     """a[t, j] in per cent: a row for each task learned, a column for each task measured. Colours
-    go from `low` to `high`, which are the same for all runs that are shown together."""
+    go from `low` to `high`, the same for all runs shown together."""
     accuracy = 100 * run.matrix.as_array()
     tasks = len(accuracy)
     figure = new_figure(NARROW, 4.1)
@@ -110,13 +110,13 @@ def _draw_selectors(
     columns: list[Array] = []
     edges = [0.0]
     centres: dict[int, float] = {}
-    between: dict[float, float] = {}  # how wide lines are
+    between: dict[float, float] = {}  # widths of separating lines, by position
     for source, (start, stop, width) in enumerate(_groups(factors)):
         if start == stop:
             continue
         total = factors[0] if source == 0 else sum(factors[1:])
         bins = math.ceil((stop - start) / math.ceil(total / _MOST_COLUMNS))
-        # A task reaches all factors of a group or none, so no mean mixes numbers with nan.
+        # A task can select all factors of a group or none, so no mean mixes numbers with nan.
         parts = np.array_split(strength[:, start:stop], bins, axis=1)
         columns += [part.mean(axis=1) for part in parts]
         left = edges[-1]
@@ -125,7 +125,7 @@ def _draw_selectors(
             between[left] = 4 if source == 1 else min(1.5, 20 / len(factors))
         centres[source] = left + width / 2
     tasks = len(strength)
-    # A few selectors far above the rest would leave all others dark.
+    # Otherwise a few selectors far above the rest would leave all others dark.
     top = float(np.nanpercentile(strength, 99)) or 1.0
     mesh = axes.pcolormesh(
         edges, np.arange(tasks + 1), np.stack(columns, axis=1), cmap="viridis", vmin=0, vmax=top
@@ -140,7 +140,7 @@ def _draw_selectors(
 
 
 def _groups(factors: list[int]) -> list[tuple[int, int, float]]:
-    """Where the factors of each source start and stop, and how wide they are drawn: the seeded
+    """Where the factors from each source start and stop, and how wide they are drawn: the seeded
     ones first, then those of each task."""
     seeded, learned = factors[0], sum(factors[1:])
     most = learned * _SEEDED_SHARE / (1 - _SEEDED_SHARE)
@@ -152,7 +152,7 @@ def _groups(factors: list[int]) -> list[tuple[int, int, float]]:
 def _source_ticks(
     centres: dict[int, float], seeded: int, width: float
 ) -> tuple[list[float], list[str]]:
-    """Names under the factors of each source: as many of the tasks' as fit side by side."""
+    """Names under the factors from each source: as many of the tasks' as fit side by side."""
     character = width / 54
     for step in itertools.count(1):
         shown = [source for source in centres if source < 2 or source % step == 0]

@@ -1,5 +1,4 @@
-"""Tables and notes in a width that may be small: nothing of them is cut off, and no word is
-broken."""
+"""Tables and notes for terminals that may be narrow: nothing is cut off, and no word is broken."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table whose column of names is the one that may be folded. Names break between words
-    alone; a table for which that is not enough has longer lines than the terminal, which wraps or
-    scrolls them."""
+    """Print a table in which only the column of names may be folded. Names break only between
+    words; if that is not enough, lines are longer than the terminal, which wraps or scrolls
+    them."""
     _keep_words(console, table)
     if _least_width(console, table) <= console.width:
         console.print(table)
@@ -28,7 +27,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_note(console: Console, text: str) -> None:
-    """Print a sentence as it is, in a terminal broken between words."""
+    """Print a sentence verbatim, in a terminal broken between words."""
     soft_wrap = not console.is_terminal
     console.print(text, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
 
@@ -53,7 +52,7 @@ def _unbounded(console: Console) -> ConsoleOptions:
 
 
 def _print_wider(console: Console, table: Table) -> None:
-    """Print a table wider than the terminal, title and caption in the terminal's width."""
+    """Print a table wider than the terminal, but title and caption in the terminal's width."""
     title, caption = table.title, table.caption
     table.title = table.caption = None
     table.width = table.__rich_measure__(console, _unbounded(console)).maximum

@@ -28,9 +28,9 @@ Array = npt.NDArray[np.float64]
 class Run:
     """One run of a method on a stream, as far as it has come.
 
-    `selectors` maps a layer to `[T, R]`: how task t uses factor i, nan where a task came before
-    the factor. `factors` maps a layer to how many factors came from where: the seeded ones first,
-    then those that each task added. Both are empty for a method that has no factors.
+    `selectors` maps a layer to `[T, R]`: how task t uses factor i, nan where the task came before
+    the factor. `factors` maps a layer to the numbers of factors by source: the seeded ones first,
+    then those that each task added. Both are empty for a method without factors.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def asked(self) -> int:
-        """How many tasks the run is to learn; where its settings do not say, those it has."""
+        """How many tasks the run is to learn; if its settings do not say, how many it has."""
         asked = self.config.get("tasks")
         return asked if isinstance(asked, int) else len(self.lines)
 
@@ -82,8 +82,8 @@ class Run:
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ in nothing but their seeds, where there are several. The one that has come
-    furthest is first, because it may stand for all."""
+    """Groups of several runs that differ only in their seeds. The one that has come furthest is
+    first, because it may represent all."""
     return [
         sorted(group, key=lambda run: -len(run.lines))
         for group in by_setting(runs).values()
@@ -92,13 +92,13 @@ def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def finished_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups of finished runs, of which there are means: a run on its way has fewer tasks to get
-    right, so its average is not one of the same thing."""
+    """Groups of finished runs, over which means are taken: an unfinished run has fewer tasks to get
+    right, so its average is not comparable."""
     return seed_groups([run for run in runs if run.finished])
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each setting, whatever their seeds."""
+    """The runs of each setting, regardless of seed."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.unseeded, sort_keys=True), []).append(run)
@@ -118,8 +118,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
 
 def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:
-    """The selectors of the network's first `tasks` tasks, and how many factors each brought,
-    without loading the rest of it."""
+    """The selectors of the network's first `tasks` tasks, and how many factors each added, without
+    loading the rest of it."""
     from rankup.manifest import MANIFEST, Manifest
     from rankup.specs import FactoredSpec
 
@@ -132,7 +132,7 @@ def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[st
         return {}, {}
     rows = [_read_task(folder, manifest, layers, index) for index in range(learned)]
     selectors = {spec.name: _padded([row[spec.name] for row in rows]) for spec in layers}
-    # The seeded ones are there before all tasks.
+    # The seeded ones exist before all tasks.
     factors = {
         spec.name: [spec.rank.seeded, *(spec.rank.added(index) for index in range(learned))]
         for spec in layers
@@ -152,7 +152,7 @@ def _read_task(
     task, file = manifest.tasks[index]
     path, key, selectors = folder / file.file, "selector", dict[str, Array]()
     try:
-        # To be told why, where it cannot be opened: safetensors says that there is no such file.
+        # `open` tells why it fails; safetensors would always say that there is no such file.
         with open(path, "rb"), safetensors.safe_open(path, framework="pt") as tensors:
             for spec in layers:
                 shape = spec.shapes(index, task.classes)[key]

@@ -1,4 +1,4 @@
-"""What runs of several seeds come to together."""
+"""Results of several seeds taken together."""
 
 import statistics
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ def run_table(run: Run) -> Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """A row for each run, and for the mean of each setting that several seeds have finished."""
+    """A row for each run, and one for the mean of each setting that several seeds have finished."""
     streams = ", ".join(dict.fromkeys(run.stream for run in runs))
     table = _table(streams, caption="parameters and replay buffer in float32 numbers")
     table.add_column("method", overflow="fold", ratio=1)
@@ -54,7 +54,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 def methods_table(comparison: Comparison) -> Table:
     """A row for each method, the best first."""
     table = _table(comparison.stream, caption="; ".join(notes(comparison)))
-    # With as little between columns as can be: six of them have to fit.
+    # With as little space between columns as possible: six of them have to fit.
     table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
     table.add_column("method", overflow="fold", ratio=1, min_width=9)
     for heading in HEADINGS[1:]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rankup.report.runs import Run, by_setting, finished_groups
 
-NOTHING = "–"  # stands where a setting or a result is not there
-MOST_TOLD = 3  # runs of which the summary tells one by one
+NOTHING = "–"  # in place of a missing setting or result
+MOST_TOLD = 3  # runs that the summary describes one by one
 
 
 def percent(fraction: float) -> str:
@@ -30,7 +30,7 @@ def signed(difference: float) -> str:
 
 
 def spread(fractions: Sequence[float]) -> str:
-    """Mean and standard deviation of several seeds; of one there is no deviation.
+    """Mean and standard deviation of several seeds; for one there is no deviation.
 
     >>> spread([0.9, 0.92, 0.94]), spread([0.9])
     ('92.00 ± 2.00', '90.00')
@@ -43,7 +43,7 @@ def spread(fractions: Sequence[float]) -> str:
 def mean_results(runs: Sequence[Run]) -> list[dict[str, str]]:
     """A row of a table for each setting that several seeds have finished."""
     groups = list(by_setting(runs).values())
-    # Named without their seeds: these may tell runs apart, but not what was averaged.
+    # Named without their seeds, which tell runs apart but not means.
     names = labels([replace(group[0], config=group[0].unseeded) for group in groups])
     return [
         {"name": f"{name}, {_mean_of(finished, group)}", **_means(finished)}
@@ -110,7 +110,7 @@ def summary(runs: Sequence[Run]) -> str:
 
 
 def _best(runs: Sequence[Run]) -> str:
-    """One sentence on the best run of many, of those that have learned as much as they should."""
+    """One sentence on the best of many runs, among those that are finished."""
     finished = [index for index, run in enumerate(runs) if run.finished]
     if not finished:
         return f"None of {len(runs)} runs has learned all its tasks yet"
@@ -151,7 +151,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every setting of a run as text; those of the recipe stand beside the others."""
+    """Every setting of a run as text, those of the recipe on the same level as the others."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if key == "versions" and isinstance(value, dict):
@@ -175,7 +175,7 @@ def plain(value: Any) -> str:
 
 
 def so_far(name: str, run: Run) -> str:
-    """What a run is called where its results stand: with how far it has come, if not to the end."""
+    """A run's name next to its results, with its progress if it is not finished."""
     return name if run.finished else f"{name}, {_tasks(run)}"
 
 

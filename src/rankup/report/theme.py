@@ -1,6 +1,6 @@
 """The colours of plots and page, light and dark, in one place: a plot has the page's background and
-so has no visible edge. Runs are told apart by eye also where colours are not: each has a marker,
-and where colours come around again lines are dashed and markers hollow."""
+so no visible edge. Runs can be told apart without colours too: each has a marker, and where colours
+repeat, lines are dashed and markers hollow."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ class Theme:
 
     @property
     def suffix(self) -> str:
-        """What a plot's file name ends with."""
+        """The end of a plot's file name, before the extension."""
         return "" if self is LIGHT else f"-{self.name}"
 
 
-# The runs' colours are Okabe and Ito's, safe for colour-blind eyes, brightened for the dark.
+# The runs' colours are Okabe and Ito's, safe for colour-blind eyes, brightened for dark mode.
 LIGHT = Theme(
     name="light",
     page="#f4f5f7",

@@ -1,2 +1,2 @@
-"""Runs of the command line: what is asked for, their folders, several seeds at once, comparisons,
+"""Runs started from the command line: requests, folders, several seeds at once, comparisons,
 trials."""

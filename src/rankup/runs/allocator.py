@@ -11,11 +11,11 @@ _MOST_KEPT = 2**31 - 1
 
 @cache
 def keep_freed_memory() -> None:
-    """Have it kept for the next tensor, where the C library is glibc.
+    """Keep it for the next tensor, where the C library is glibc.
 
-    Left to itself, glibc hands large tensors back to the system as soon as they are freed, and the
-    system clears every page of the next one: a quarter of the time of ResNet18 on a CPU, see
-    docs/performance.md. It holds for the whole process, so it is for processes of our own alone.
+    By default glibc returns large tensors to the system as soon as they are freed, and the system
+    clears every page of the next one: a quarter of the time of ResNet18 on a CPU, see
+    docs/performance.md. This affects the whole process, so it is only for processes of our own.
     """
     if sys.platform != "linux":
         return

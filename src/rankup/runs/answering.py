@@ -1,4 +1,4 @@
-"""What the network of a run sees in images of anyone's."""
+"""What the network of a run sees in arbitrary images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +55,7 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
 
     Args:
         run: the folder of a run that has learned its stream's classes in parts.
-        task: the name of a task, or its number from 1 on; None where there is but one.
+        task: the name of a task, or its number from 1 on; None if there is only one.
     """
     path = run / CONFIG
     config = read_config(path)
@@ -98,7 +98,7 @@ def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
 
 def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> TaughtTask:
     by_number = {str(number): each for number, each in enumerate(known, start=1)}
-    by_name = by_number | {each.name: each for each in known}  # which counts more than a number
+    by_name = by_number | {each.name: each for each in known}  # names take precedence
     if task is None and len(known) == 1:
         return known[0]
     if task in by_name:
@@ -138,13 +138,13 @@ def _read(files: Sequence[Path], side: int | None, shape: Shape) -> Tensor:
 
 
 def _pixels_like(shape: Shape, content: bytes, file: str, side: int | None) -> Pixels:
-    """An image as those of the run were read, or where it is another and they were square and RGB,
-    brought to their size as `split:PATH@SIZE` would."""
+    """An image read like those of the run; if its shape differs and they were square and RGB,
+    scaled to their size as `split:PATH@SIZE` would."""
     channels, height, width = shape
     scalable = side is None and channels == 3 and height == width
     try:
         array = pixels_of(content, file, side)
-    except DataError:  # as of an image with an alpha channel
+    except DataError:  # such as for an image with an alpha channel
         if not scalable:
             raise
         return pixels_of(content, file, height)

@@ -15,24 +15,25 @@ import safetensors.torch
 from rankup.checkpoint import Checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
-SHARE = 50  # checkpoints, and reports of progress, take at most one part in so many of the time
+SHARE = 50  # checkpoints and progress reports each take at most 1/SHARE of the time
 
 
 class Checkpoints:
-    """Writes checkpoints of runs that learn together, so seldom that it costs little.
+    """Writes checkpoints of runs that learn together, seldom enough to cost little.
 
-    After an epoch that of every run is written, or none: runs go on together only from one epoch.
+    After an epoch either all runs' checkpoints are written or none, as runs can only resume
+    together from the same epoch.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
-        self._epoch: tuple[int, int] | None = None  # the last that was decided about, of its task
+        self._epoch: tuple[int, int] | None = None  # task and epoch that `_due` was decided for
         self._due = False
         self._written, self._cost = 0.0, 0.0
         self._failed = False
 
     def keep(self, out: Path, task: int, checkpoint: Checkpoint) -> None:
-        """Write it to a run's folder, if it is time for it."""
+        """Write it to a run's folder, if one is due."""
         now = time.perf_counter()
         if self._epoch != (task, checkpoint.epoch):
             self._epoch = task, checkpoint.epoch
@@ -42,7 +43,7 @@ class Checkpoints:
             return
         try:
             write_checkpoint(out, task, checkpoint)
-        except OSError as error:  # maybe there is room again after the next epoch
+        except OSError as error:  # there may be room again after the next epoch
             if not self._failed:
                 self.note(
                     f"cannot write a checkpoint to {out}: {error.strerror or error}; if the run is "
@@ -54,8 +55,8 @@ class Checkpoints:
 
 
 def write_checkpoint(out: Path, task: int, checkpoint: Checkpoint) -> None:
-    # Renamed into place, so that a killed process leaves the old one; not forced to the disk,
-    # because it is only worth an epoch.
+    # Renamed into place, so that a killed process leaves the old one; not synced to disk, because
+    # only an epoch is at stake.
     at = {"task": task, "epoch": checkpoint.epoch, "seconds": checkpoint.seconds}
     about = {"at": json.dumps(at)}
     state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
@@ -69,7 +70,7 @@ def write_checkpoint(out: Path, task: int, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint of a task, if there is one; one that cannot be read is as good as none."""
+    """The checkpoint of a task, if there is one; an unreadable one counts as none."""
     path = out / CHECKPOINT
     if not path.exists():
         return None
@@ -83,5 +84,5 @@ def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkp
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         note(f"{path} cannot be read, so its task begins again: {reason}")
         return None
-    # One that was left from an earlier task says nothing about this one.
+    # One left from an earlier task is of no use for this one.
     return Checkpoint(epoch, state, seconds=seconds) if of == task else None

@@ -1,6 +1,6 @@
-"""Several methods on one stream, one after another; one that fails leaves the others to go on.
+"""Several methods on one stream, one after another; if one fails, the others still run.
 
-compare.json   what was asked for, with which methods and seeds, and why methods failed that did
+compare.json   what was asked for, with which methods and seeds, and why any methods failed
 METHOD/seed-K  a run folder for each
 """
 
@@ -25,13 +25,13 @@ from rankup.runs.launch import Launch
 from rankup.runs.replicas import Seed, run_seeds
 from rankup.runs.run import Progress
 
-TRACEBACK = "traceback.txt"  # in the folder of a method that failed in a way nobody expected
+TRACEBACK = "traceback.txt"  # in the folder of a method that failed unexpectedly
 
-_LONGEST = 200  # characters of a reason that is not a sentence of ours
+_LONGEST = 200  # characters of an error message that is not ours
 
 
 class Watch(Protocol):
-    """Whoever looks on."""
+    """An observer of the runs."""
 
     def begin(self, method: str, learned: Mapping[int, int]) -> None: ...
 
@@ -41,11 +41,11 @@ class Watch(Protocol):
 
 
 class MethodRuns:
-    """A folder of methods' runs that may begin or go on; refused before anything is run or written
-    where it may not.
+    """A folder in which runs of several methods begin or go on; if they cannot, it is refused
+    before anything is run or written.
 
     Args:
-        options: methods' own that were given, for all that have them.
+        options: method options that were given, for all methods that have them.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MethodRuns:
 
     @property
     def unfinished(self) -> dict[str, list[Seed]]:
-        """The runs that have still something to learn, by method."""
+        """The runs that still have something to learn, by method."""
         going = {
             method: [seed for seed in seeds if len(read_lines(seed.out)) < seed.config.tasks]
             for method, seeds in self.runs.items()
@@ -80,14 +80,14 @@ class MethodRuns:
         return {method: seeds for method, seeds in going.items() if seeds}
 
     def run(self, watch: Watch, note: Callable[[str], None]) -> None:
-        """Run what is unfinished, and say of each method what became of it. No other process works
-        in the folder meanwhile: both would write what it holds."""
+        """Run what is unfinished, and report each method's result. The folder is locked meanwhile,
+        so that no other process writes to it."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
         with working_in([self.root]):
-            self.index = self._open()  # as another may have left it by now
+            self.index = self._open()  # another process may have changed it by now
             self._write()
             self._run_all(watch, note)
 
@@ -106,7 +106,7 @@ class MethodRuns:
     def _run(
         self, method: str, seeds: Sequence[Seed], watch: Watch, note: Callable[[str], None]
     ) -> str:
-        """Why it failed, if it did."""
+        """Run a method's seeds; return why it failed, if it did."""
         try:
             failures = run_seeds(seeds, on_progress=watch.show, note=note)
         except Exception as error:
@@ -131,7 +131,7 @@ class MethodRuns:
 
 
 def _own_options(methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was given, by the methods that have it."""
+    """The given options, sorted by the methods that have them."""
     own = {
         method: {
             item.name: given[item.name]
@@ -172,7 +172,7 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
                 f"{root} was begun with {name} {in_words(before)}, not {in_words(now)}: go on "
                 "with the same options, or begin a new comparison with --out"
             )
-    # One may go on with more seeds and other methods.
+    # A comparison may go on with more seeds and other methods.
     return Index(
         asked=index.asked,
         seeds=sorted({*stored.seeds, *index.seeds}),
@@ -182,7 +182,7 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
 
 
 def _asked(launch: Launch) -> dict[str, Any]:
-    """What all methods are asked alike."""
+    """What is asked of all methods alike."""
     request = launch.request
     return {
         "stream": request.stream,
@@ -198,14 +198,14 @@ def _asked(launch: Launch) -> dict[str, Any]:
 
 
 def failure_in_one_line(error: Exception, folder: Path) -> str:
-    """Why something failed; what nobody expected leaves its traceback in the folder."""
+    """Why something failed; an unexpected error leaves its traceback in the folder."""
     if isinstance(error, RankupError):
         return str(error)
     if sentence := want_of_memory(error):
         return sentence
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(traceback.format_exception(error))
-    (folder / TRACEBACK).write_text(text, "utf-8", "backslashreplace")  # names may be of any bytes
+    (folder / TRACEBACK).write_text(text, "utf-8", "backslashreplace")  # names may hold any bytes
     first = next(iter(str(error).strip().splitlines()), "")
     name = type(error).__name__
     what = f"{name}: {first[:_LONGEST]}" if first else name
@@ -213,7 +213,7 @@ def failure_in_one_line(error: Exception, folder: Path) -> str:
 
 
 def release(what: str, device: str, again: str = "the same command with --resume") -> None:
-    """Free what a run left on the device: the next one may need all of it."""
+    """Free the device memory a run left behind: the next one may need all of it."""
     gc.collect()
     if device == "cuda":
         try:

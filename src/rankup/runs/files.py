@@ -1,4 +1,4 @@
-"""The files of a run's folder, read back. All that goes on with a run or shows it reads them here.
+"""Reading the files of a run's folder, for everything that resumes a run or shows it.
 
 config.json     what was asked for
 metrics.jsonl   a line per task learned: classes, accuracies, parameters, replay buffer, seconds
@@ -22,7 +22,7 @@ _MOST = 1e18  # numbers or seconds: nobody has stored or waited for more
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder itself where it is a run's, those of all seeds where it is of several."""
+    """The folder itself if it is a run's, or the folders of all its seeds if it holds several."""
     if (folder / CONFIG).exists():
         return [folder]
     found = (run.parent for run in folder.glob(f"seed-*/{CONFIG}"))
@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def setting(path: Path, config: dict[str, Any], name: str, kind: Any, expected: str = "") -> Any:
-    """One of the settings in that file; refused, never guessed, where it is not of its kind."""
+    """One of the settings in that file; refused, never guessed, if its type is wrong."""
     if name not in config:
         raise RankupError(f"{path} does not hold the settings of a run: it has no {name!r}")
     value = config[name]
@@ -62,7 +62,7 @@ def no_setting(path: Path, name: str, value: Any, expected: str) -> RankupError:
 
 
 def recipe_of(settings: Mapping[str, Any]) -> Recipe:
-    """The recipe among a run's settings, where it stands with its name."""
+    """The recipe among a run's settings, where it is stored along with its name."""
     try:
         return Recipe(**{key: value for key, value in settings.items() if key != "name"})
     except TypeError as error:
@@ -75,7 +75,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
-    """A line for each task learned, and the accuracies that all of them hold."""
+    """A line for each task learned, and the matrix of their accuracies."""
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -83,7 +83,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
     except OSError as error:
         raise RankupError(f"{path} cannot be read: {error.strerror}") from error
     *whole, rest = content.split(b"\n")
-    if _parsed(rest) is not None:  # else it is empty, or was cut off by a crash
+    if _parsed(rest) is not None:  # otherwise it is empty, or was cut off by a crash
         whole.append(rest)
     lines: list[dict[str, Any]] = []
     matrix = AccuracyMatrix()

@@ -15,7 +15,7 @@ from rankup.files import is_unfinished, utf8, write_file, write_json
 from rankup.methods import method_info
 from rankup.runs.files import CONFIG, METRICS, read_config, setting
 
-_LOCK = ".lock"  # which stays behind
+_LOCK = ".lock"  # stays behind
 
 
 class RunError(RankupError):
@@ -40,13 +40,13 @@ class RunConfig:
     recipe: dict[str, Any]
     task_names: list[str]
     versions: dict[str, str]
-    held_out: float = 0.0  # share of the training data that stood for the test data
-    data: str = ""  # which it was, if one's own
-    tasks_in_stream: int | None = None  # where only the first of them are learned
+    held_out: float = 0.0  # share of the training data used as test data
+    data: str = ""  # checksum of a data set of one's own
+    tasks_in_stream: int | None = None  # if only the first of them are learned
     inputs: list[int] | None = None  # the shape of a sample
 
     def but_for_its_seed(self) -> str:
-        """What runs have in common that differ in their seeds alone."""
+        """The settings shared by runs that differ only in their seeds."""
         rest = {k: v for k, v in asdict(self).items() if k not in ("seed", "task_names")}
         return json.dumps(rest, sort_keys=True)
 
@@ -68,12 +68,12 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
 
 
 def holds_anything(folder: Path) -> bool:
-    """Whether a folder holds more than what is left of a process that died before its run began."""
+    """Whether a folder holds more than leftovers of a process that died before its run began."""
     return any(entry.name != _LOCK and not is_unfinished(entry) for entry in folder.iterdir())
 
 
 def tasks_more(config: RunConfig, out: Path) -> int:
-    """How many more tasks are wanted than the run in that folder was begun with."""
+    """How many more tasks are asked for than the run in that folder was begun with."""
     path = out / CONFIG
     if not path.exists():
         return 0
@@ -83,7 +83,7 @@ def tasks_more(config: RunConfig, out: Path) -> int:
 
 
 def tasks_of(folders: Iterable[Path]) -> int | None:
-    """How many tasks the runs in these folders are to learn; None where there are none."""
+    """How many tasks the runs in these folders are to learn; None if there are no runs."""
     paths = (out / CONFIG for out in folders)
     stored = {path: read_config(path) for path in paths if path.exists()}
     wanted = sorted(
@@ -99,7 +99,7 @@ def tasks_of(folders: Iterable[Path]) -> int | None:
 
 @contextmanager
 def working_in(folders: Iterable[Path]) -> Iterator[None]:
-    """Inside, no other process works in these folders of runs."""
+    """Inside, no other process works in these run folders."""
     with ExitStack() as held:
         for out in folders:
             try:
@@ -113,8 +113,8 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def is_to_be_written(config: RunConfig, out: Path) -> bool:
-    """Whether a run begins in that folder, or goes on there with more tasks or with its images
-    elsewhere."""
+    """Whether a run begins in that folder, or resumes there with more tasks or with its images
+    moved."""
     if not (out / CONFIG).exists():
         return True
     stored, wanted = read_config(out / CONFIG), _as_stored(config)
@@ -126,8 +126,8 @@ def write_config(config: RunConfig, out: Path) -> None:
 
 
 def write_configs(configs: Mapping[Path, RunConfig]) -> None:
-    """Make the folders of runs that begin, and leave those that go on as they are, but for what
-    `is_to_be_written`; all of them, or none where another process is at work in one."""
+    """Make the folders of new runs and leave those of resumed ones alone, unless their config
+    `is_to_be_written`; all of them, or none if another process is at work in one."""
     told = {out: own for out, own in configs.items() if is_to_be_written(own, out)}
     out = Path()
     try:
@@ -141,14 +141,14 @@ def write_configs(configs: Mapping[Path, RunConfig]) -> None:
 
 
 def _versions(config: RunConfig, out: Path) -> Any:
-    """Those that the run was begun with."""
+    """The versions that the run was begun with."""
     path = out / CONFIG
     return read_config(path).get("versions", config.versions) if path.exists() else config.versions
 
 
 def other_torch(config: RunConfig, out: Path) -> list[str]:
-    """The versions of torch that the run in that folder was begun and gone on with, in order,
-    where the last of them is not today's; else none."""
+    """The versions of torch that the run in that folder was begun and resumed with, in order, if
+    the last of them is not the current one; otherwise none."""
     path = out / CONFIG
     versions = read_config(path).get("versions") if path.exists() else None
     known = versions.get("torch") if isinstance(versions, dict) else None
@@ -158,8 +158,8 @@ def other_torch(config: RunConfig, out: Path) -> list[str]:
 
 
 def record_torch(config: RunConfig, out: Path) -> None:
-    """Add the version of torch to a run's settings if it goes on with another than before; there is
-    then a list of them. Only for who works in the folder."""
+    """Add the version of torch to a run's settings, which then hold a list, if it resumes with
+    another one than before. The caller must hold the folder's lock."""
     before = other_torch(config, out)
     if not before:
         return
@@ -188,8 +188,8 @@ def _as_stored(config: RunConfig) -> dict[str, Any]:
 
 
 def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether the tasks that are wanted begin with those that were wanted before. Classes are
-    divided anew among another number of tasks."""
+    """Whether the wanted tasks begin with those that were wanted before. Never for split streams,
+    which divide their classes differently among another number of tasks."""
     before, now = stored.get("task_names"), wanted["task_names"]
     return (
         isinstance(before, list)
@@ -201,8 +201,8 @@ def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def _has_moved(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether images of one's own are said to lie elsewhere than before. That they are the same
-    images, their checksum tells."""
+    """Whether a data set of one's own has moved. Its checksum tells whether the images are the
+    same."""
     before, now = stored["stream"], wanted["stream"]
     return (
         isinstance(before, str)
@@ -223,11 +223,11 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
     for name, now in wanted.items():
         before = stored.get(name)
         if name == "options" and isinstance(before, dict) and before.get("teacher"):
-            # Its folder may have moved; that it has learned these tasks is seen to elsewhere.
+            # Its folder may have moved; whether it has learned these tasks is checked elsewhere.
             before = before | {"teacher": now.get("teacher") or before["teacher"]}
         if name in may_differ or before == now:
             continue
-        if name in ("data", "inputs") and before is None:  # not told when it was begun
+        if name in ("data", "inputs") and before is None:  # not stored when it was begun
             continue
         if name == "data":
             raise RunError(
@@ -242,7 +242,7 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """What differs, of many things the first.
+    """The first difference between two settings, in words.
 
     >>> _difference("recipe", {"name": "default", "lr": 0.1}, {"name": "default", "lr": 0.2})
     'lr 0.1, not 0.2'
@@ -260,5 +260,5 @@ def _difference(name: str, before: Any, now: Any) -> str:
 
 
 def in_words(value: Any) -> Any:
-    """A setting in a sentence, also where it has none."""
+    """A setting as it appears in a sentence, even if it is unset."""
     return "left out" if value in (None, "") else value

@@ -1,4 +1,4 @@
-"""From what the command line asks for to runs of seeds: the device, streams, settings, folders."""
+"""From a command-line request to runs of seeds: the device, streams, settings, folders."""
 
 import os
 import zlib
@@ -25,18 +25,18 @@ from rankup.runs.run import versions
 from rankup.settings import Settings, settings_for, variant_of
 
 _QUEUES = 32  # the most that a process can have
-_ALL_QUEUES = 96  # that processes may have together: twelve with eight each ran, with 32 none did
+_ALL_QUEUES = 96  # for all processes together: twelve ran with eight each, none with 32 each
 
 
 class Launch:
-    """What all runs of one request share. Streams are made once, whatever learns them.
+    """What all runs of one request share. Streams are made once for all methods.
 
     Args:
-        at_once: how many runs there will be at the same time, else one for each seed.
+        at_once: how many runs there will be at the same time; by default one for each seed.
     """
 
     def __init__(self, request: Request, at_once: int | None = None) -> None:
-        # What a GPU multiplies in several streams is the same every time only with this.
+        # Without this, matrix products in several CUDA streams are not deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         share_queues(1)
         self.request, self.at_once = request, at_once or request.seeds
@@ -48,13 +48,13 @@ class Launch:
         self.device = chosen_device(request.device)
         whole = self._stream(request.seed, request.download)
         self._shape = whole[0].train_x.shape[1:]
-        self._facts = facts_of(whole.tasks)  # before any are held out: a trial is as a run will be
+        self._facts = facts_of(whole.tasks)  # before holding out, so that trials match later runs
         learned = self._learned(whole, request.seed)
         self.tasks = len(learned)
         self._tasks_in_stream = len(whole) if request.first else None
         self._names = {request.seed: [task.name for task in learned]}
         self._data = {request.seed: fingerprint(learned)}
-        # Processes make their streams themselves: sending one takes longer.
+        # Worker processes make their streams themselves: sending one would take longer.
         keeps = self.at_once == 1 or self.device == "cuda"
         self._made = {request.seed: learned} if keeps else {}
         for seed in self.seeds[1:]:
@@ -76,11 +76,11 @@ class Launch:
         *,
         settings: Settings | None = None,
     ) -> list[Seed]:
-        """A method's runs, one for each seed, with its own options that were given, in the seeds'
+        """A method's runs, one for each seed, with the given options of its own, in the seeds'
         folders.
 
         Args:
-            settings: the method's, where they are not to be those of `settings_for`.
+            settings: the method's settings, if not those of `settings_for`.
         """
         asked = self.request
         if settings is None and asked.is_complete:
@@ -129,14 +129,14 @@ class Launch:
         )
 
     def _learned(self, whole: Stream, seed: int) -> Stream:
-        """What is learned of a stream: its first tasks, without what is held out."""
+        """The part of a stream to learn: its first tasks, without what is held out."""
         count, share = self.request.first, self.request.held_out
         part = whole.first(count) if count else whole
         return hold_out(part, share, seed) if share else part
 
     def _recipe(self, method: str) -> Recipe:
-        """What a method's own settings come on top of. That factors are seeded alone says nothing
-        of others than the rank update."""
+        """The recipe that a method's own settings override. Whether factors are only seeded matters
+        to the rank update alone."""
         return recipe_for(
             self.request.base_recipe,
             **self._facts,
@@ -147,25 +147,25 @@ class Launch:
 
 
 def share_queues(processes: int) -> None:
-    """Have queues to a GPU for seeds that run side by side, where so many processes like this one
-    use it. Under NVIDIA's MPS there would be two, and five seeds of a deep network wait for each
-    other; of 32 for each of twelve processes a GPU has too few, and fails."""
+    """Get enough GPU queues for seeds that run side by side, when this many such processes use the
+    GPU. Under NVIDIA's MPS the default is two, and five seeds of a deep network wait for each
+    other; with 32 for each of twelve processes the GPU runs out of them and fails."""
     each = min(_QUEUES, max(1, _ALL_QUEUES // processes))
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(each))
 
 
 def share_cores(processes: int) -> None:
-    """Use a share of a GPU's cores alone, where so many processes like this one use it under
-    NVIDIA's MPS: a kernel that could spread over all of them keeps others' from running beside it.
-    Twelve processes that each have a fourth ran 2.4 times as many small products in a second as
-    with all. Not for networks that fill a GPU, which compute in bfloat16: with shares of 40 and of
-    60 % of an H200 its products were wrong or NaN, with tf32 they were right."""
+    """Use only a share of a GPU's cores, when this many such processes use it under NVIDIA's MPS: a
+    kernel that could spread over all cores keeps those of others from running beside it. Twelve
+    processes with a quarter each ran 2.4 times as many small products per second as with all. Not
+    for networks that fill a GPU, which compute in bfloat16: with shares of 40 and 60 % of an H200
+    its products were wrong or NaN; with tf32 they were right."""
     os.environ.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(min(100, 300 // processes)))
 
 
 def fingerprint(stream: Stream) -> str:
-    """A checksum of all samples of a data set of one's own, which may change; empty for others,
-    which do not."""
+    """A checksum of all samples of a data set of one's own, which may change; empty for the
+    others, which do not."""
     if not stream.name.startswith(OWN):
         return ""
     sum_ = 0
@@ -184,9 +184,9 @@ def chosen_device(asked: Device) -> str:
 
 
 def _threads(asked: Request, out: Path, alone: bool) -> int:
-    """How many threads a run has: as many as before where it goes on, because bits depend on it.
-    The steps of an MLP are too small for more than two, and several runs have a process with one
-    thread each."""
+    """How many threads a run has: as many as before if it is resumed, because its bits depend on
+    it. The steps of an MLP are too small for more than two, and several runs each get a process
+    with one thread."""
     if asked.resume and (out / CONFIG).exists():
         before = _threads_before(out / CONFIG)
         if asked.threads not in (None, before):
@@ -201,7 +201,7 @@ def _threads(asked: Request, out: Path, alone: bool) -> int:
 
 
 def _threads_before(path: Path) -> int:
-    """Never a guess: a run whose settings are not all known does not go on."""
+    """The stored number, never a guess: a run whose settings are not all known does not go on."""
     expected = "a whole number of at least 1"
     threads: int = setting(path, read_config(path), "threads", int, expected)
     if threads < 1:

@@ -1,4 +1,4 @@
-"""How far runs are, shown on the terminal while they go on."""
+"""Progress of runs, shown on the terminal."""
 
 import sys
 import time
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from rankup.runs.run import Progress
 
 
-STOPPED = 130  # what a process ends with that was stopped, as a shell's own do
-_OFTEN = 30.0  # seconds between two lines where there is no terminal for bars
+STOPPED = 130  # exit status of an interrupted process, as in a shell
+_OFTEN = 30.0  # seconds between two lines if there is no terminal for bars
 
 
 @contextmanager
 def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
-    """Bars on the terminal that vanish when all is done. Ctrl-C ends in a sentence that says what
-    goes on from there."""
+    """Bars on the terminal that vanish when all is done. Ctrl-C exits with a sentence that says how
+    to go on."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     class Aloud(Progress):
-        """Says in a line now and then how far it is, where nobody sees bars."""
+        """Prints a line of progress now and then if there is no terminal for bars."""
 
         told = time.monotonic()
 
@@ -43,10 +43,10 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(),
     ]
-    # Methods and tasks differ in how long they take: what is left is told from a long past.
+    # Methods and tasks differ in speed, so the remaining time is estimated over a long period.
     console = Console(stderr=True)
     if console.is_terminal:
-        # Not the whole line: a terminal writes ^C there, and a bar that then wraps is not erased.
+        # Not the whole line: a terminal echoes ^C there, and a bar that then wraps is not erased.
         console.width = max(1, console.width - len("^C"))
     shown = Aloud(
         *columns,
@@ -69,7 +69,7 @@ def note(bars: "Bars", text: str) -> None:
 
 
 def tell(console: "Console", text: str) -> None:
-    """Say something in a line, as it is: a path may look like markup."""
+    """Print a line verbatim: a path may look like markup."""
     console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
@@ -78,7 +78,7 @@ class SeedBars:
 
     def __init__(self, bars: "Bars", tasks: int, seeds: int, method: str = "") -> None:
         self.bars, self.tasks, self.seeds = bars, tasks, seeds
-        # In a terminal the method is told by the bar above these.
+        # In a terminal the bar above these names the method.
         self._method = f"{method}, " if method and bars.disable else ""
         self._lines: dict[int, TaskID] = {}
         if seeds == 1:
@@ -103,7 +103,7 @@ class SeedBars:
 
 
 class CellBars:
-    """A bar for all settings that are to be run, and one for each that is running."""
+    """A bar for all cells to run, and one for each that is running."""
 
     def __init__(self, bars: "Bars", cells: int) -> None:
         self.bars, self.cells = bars, cells
@@ -133,7 +133,7 @@ class CellBars:
 
 
 class MethodBars:
-    """A bar for all methods, above those of the seeds of the one that is learning."""
+    """A bar for all methods, above those for the seeds of the one that is learning."""
 
     def __init__(self, bars: "Bars", tasks: int, methods: int) -> None:
         self.bars, self.tasks, self.methods = bars, tasks, methods
@@ -142,7 +142,7 @@ class MethodBars:
         self._seeds: SeedBars | None = None
 
     def begin(self, method: str, learned: Mapping[int, int]) -> None:
-        """A method begins, with seeds that have learned so many tasks already."""
+        """Show that a method begins; `learned` has the tasks each seed has learned already."""
         self._start, self._at = learned, {seed: float(tasks) for seed, tasks in learned.items()}
         self._seeds = SeedBars(self.bars, self.tasks, len(learned), method)
         which = f"method {self._done + 1}/{self.methods}: {method}"
@@ -152,7 +152,7 @@ class MethodBars:
         assert self._seeds is not None
         self._seeds.show(now)
         at = now.task + now.epoch / now.epochs
-        # One of those that learn together tells of all.
+        # One of the seeds that learn together reports for all.
         for seed in self._at if now.seeds > 1 else [now.seed]:
             self._at[seed] = max(at, self._at[seed])
         left = sum(self.tasks - tasks for tasks in self._start.values())

@@ -29,7 +29,7 @@ class Seed:
     data: Path | None
     out: Path
     resume: bool
-    made: Stream | None = None  # its stream, where that was made already
+    made: Stream | None = None  # its stream, if already made
 
     def stream(self) -> Stream:
         if self.made is not None:
@@ -49,7 +49,7 @@ def run_seeds(
     on_progress: OnProgress | None = None,
     note: Callable[[str], None],
 ) -> dict[int, str]:
-    """Run all seeds; give back why those failed that did."""
+    """Run all seeds; return why any of them failed, by seed."""
     failures = run_all(seeds, on_progress=on_progress, note=note)
     return {seed.config.seed: failures[seed.out] for seed in seeds if seed.out in failures}
 
@@ -60,8 +60,8 @@ def run_all(
     on_progress: OnProgress | None = None,
     note: Callable[[str], None],
 ) -> dict[Path, str]:
-    """Run all that is asked for, which may differ in more than the seed; give back why runs failed
-    that did, by their folders."""
+    """Run all of these, which may differ in more than the seed; return why any of them failed, by
+    folder."""
     if other := _other_torch(seeds):
         note(other)
     on_gpu = seeds[0].config.device == "cuda"
@@ -78,7 +78,7 @@ def run_all(
 
 
 def _other_torch(seeds: Sequence[Seed]) -> str:
-    """What is to be said where runs go on with another version of torch than before."""
+    """What to say if runs go on with another version of torch than before."""
     going = [seed for seed in seeds if len(read_lines(seed.out)) < seed.config.tasks]
     found = [(s, before) for s in going if (before := other_torch(s.config, s.out))]
     if not found:
@@ -92,7 +92,7 @@ def _other_torch(seeds: Sequence[Seed]) -> str:
 
 
 def _on_their_device(seeds: Sequence[Seed]) -> list[Stream]:
-    """Their streams. Trials of one seed have one stream, which is moved to a GPU once."""
+    """Their streams. Trials of one seed share a stream, which is moved to a GPU only once."""
     there: dict[int, Stream] = {}
     for seed in seeds:
         if seed.made is not None and id(seed.made) not in there:
@@ -101,8 +101,8 @@ def _on_their_device(seeds: Sequence[Seed]) -> list[Stream]:
 
 
 def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
-    """Progress that also has loaded what will draw the page, from the first time on: while it waits
-    for a GPU, Python has time for it."""
+    """Progress that, when first reported, also starts to import what will draw the page: Python has
+    time for it while it waits for a GPU."""
     load = threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
 
     def tell(progress: Progress) -> None:
@@ -129,7 +129,7 @@ def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict
 
 
 def _cores() -> int:
-    """How many cores this process may use, where the system tells."""
+    """How many cores this process may use, if the system tells."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 

@@ -1,4 +1,4 @@
-"""What is asked of every command that learns, however it was asked."""
+"""Requests to the commands that learn, independent of the command line."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 from rankup.recipe import recipe_for
 from rankup.settings import base_recipe
 
-_LONGEST = 100  # bytes of a stream's name in that of a folder, which may have 255
+_LONGEST = 100  # bytes of a stream's name in a folder's name, which may have 255
 
 
 class Net(StrEnum):
@@ -26,7 +26,7 @@ class Device(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What every command that learns is asked alike."""
+    """The options that all commands that learn have in common."""
 
     stream: str = "p-digits"
     net: Net = Net.mlp
@@ -36,15 +36,15 @@ class Request:
     tasks: int | None = None
     recipe: str = "default"
     seed: int = 0
-    seeds: int = 1  # so many of them, from `seed` on
+    seeds: int = 1  # how many, from `seed` on
     data: Path | None = None
     download: bool = False
     resume: bool = False
     device: Device = Device.auto
     threads: int | None = None
     recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
-    held_out: float = 0.0  # share of the training data that stands for the test data
-    first: int | None = None  # how many of the stream's tasks to learn, where not all
+    held_out: float = 0.0  # share of the training data used as test data
+    first: int | None = None  # how many of the stream's tasks to learn, if not all
     is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def base_recipe(self) -> str:
-        """The recipe that all else is on top of."""
+        """The recipe that everything else overrides."""
         return "default" if self.is_complete else base_recipe(self.recipe)
 
     @property
@@ -67,8 +67,8 @@ class Request:
 
     @property
     def stream_name(self) -> str:
-        """The stream's name as a part of a folder's. Of a path that is long or has bytes that are
-        no text, which not all that reads networks can open, that is its last part, and a hash that
+        """The stream's name as part of a folder's name. A path that is long or not valid text,
+        which some readers of networks cannot open, is shortened to its last part and a hash that
         tells it from others.
 
         >>> Request(stream="split:photos/birds").stream_name

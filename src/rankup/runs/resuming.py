@@ -1,4 +1,4 @@
-"""What a run was begun with: one that goes on need not be told again."""
+"""What a run was begun with, so that it need not be repeated to resume it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -23,8 +23,8 @@ class Asked:
 
 
 def as_begun(asked: Asked, root: Path, said: Callable[[str], bool]) -> Asked:
-    """What was asked for, with all that was not said as the run in that folder was begun, or the
-    first of several seeds' there. Where there is none, nothing changes.
+    """What was asked for, with everything not given taken from the run in that folder, or from the
+    first of several seeds there. If there is none, nothing changes.
 
     Args:
         said: whether an option was given, by its name.
@@ -68,7 +68,7 @@ def _seeds(root: Path, runs: list[Path]) -> dict[str, int]:
 
 
 class _Stored:
-    """The settings of a run, none of which is taken unless it is what it should be."""
+    """The settings of a run, each checked when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.config = path, read_config(path)

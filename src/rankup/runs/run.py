@@ -1,4 +1,4 @@
-"""Learning a stream with a method, in a run folder from which it can go on at any time.
+"""Learning a stream with a method, in a run folder from which it can be resumed at any time.
 
 config.json    what was asked for, enough to repeat it
 metrics.jsonl  a line per task learned
@@ -45,12 +45,12 @@ from rankup.runs.folder import (
 )
 from rankup.train import Epoch, OnEpoch, TaskFailed, learn
 
-_TELL = 0.5  # seconds between two reports of progress, at least
+_TELL = 0.5  # least number of seconds between two progress reports
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a seed is, and with it those that are trained together with it."""
+    """How far a seed is, along with those trained together with it."""
 
     seed: int
     seeds: int  # how many
@@ -86,7 +86,7 @@ def run_together(
 ) -> dict[Path, TaskFailed]:
     """Let several runs learn their streams at once, in one process.
 
-    Gives back why runs failed that did, by their folders; the others go on without them.
+    Returns why any runs failed, by folder; the others go on without them.
     """
     torch.set_num_threads(runs[0].config.threads)
     torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
@@ -118,16 +118,16 @@ def _learn_next(
     started, before = time.perf_counter(), 0.0
 
     def seconds() -> float:
-        """Seconds that the task has taken, in all; runs that learn together share them."""
+        """Seconds that the task has taken in total; runs that learn together share them."""
         return before + (time.perf_counter() - started) / len(runs)
 
-    # The others were stopped after they had saved the task, or learn all tasks at once.
+    # The others had already saved the task when they were stopped, or learn all tasks at once.
     learning = [r for r in runs if r.method.learned == len(r.lines)]
     failures: list[TaskFailed | None] = []
     if learning:
         methods, tasks = [r.method for r in learning], [r.next_task for r in learning]
         watches = [
-            # One of them tells of all: telling takes time.
+            # Only one of them reports, for all: reporting takes time.
             r.watch(checkpoints, seconds, on_progress if r is learning[0] else None, len(learning))
             for r in learning
         ]
@@ -140,7 +140,7 @@ def _learn_next(
             before = 0.0
             failures = learn(methods, tasks, engine, None, watches)
     failed = {r.out: why for r, why in zip(learning, failures, strict=True) if why is not None}
-    # Where a run was stopped just after a task was saved, the time of learning it is lost.
+    # If a run was stopped just after a task was saved, the time spent learning it is lost.
     _record([r for r in runs if r.out not in failed], seconds())
     return failed
 
@@ -150,9 +150,9 @@ def _record(runs: "Sequence[SeedRun]", seconds: float) -> None:
     if not runs:
         return
     # Disks are slow, so what was learned is saved while it is tested. Tests are not worth threads:
-    # Python runs one at a time, and handing over takes longer than waiting for a GPU.
+    # Python runs one at a time, and switching takes longer than waiting for a GPU.
     with ThreadPoolExecutor(len(runs)) as pool:
-        # Tests may exchange a network's tensors: what is to be saved is taken before all of them.
+        # Tests may replace a network's tensors, so what is to be saved is captured before them.
         saved = [pool.submit(write) for write in [r.saving() for r in runs]]
         tested = [r.test() for r in runs]
         for each in saved:
@@ -164,7 +164,7 @@ class SeedRun:
     """One seed's run folder, and what it holds in memory.
 
     Args:
-        only_look: leave the folder as it is, to see whether the run can go on there.
+        only_look: leave the folder alone, just to see whether the run can go on there.
     """
 
     def __init__(
@@ -187,13 +187,13 @@ class SeedRun:
         self.lines = read_lines(out)
         self.matrix = AccuracyMatrix([line["accuracy"] for line in self.lines])
         self._refuse_mixed_up()
-        # Last: what is refused leaves no folder that would be in the way of another try.
+        # Last, so that a refused run leaves no folder in the way of another try.
         if not only_look:
             write_config(config, out)
 
     def _refuse_mixed_up(self) -> None:
-        """Refuse a network that is not the one after the task of the last line, or after the next
-        one: it would be tested in place of another."""
+        """Refuse a network that has learned neither as many tasks as there are lines nor one more:
+        it would be tested in place of another."""
         learned, told = self.method.learned, len(self.lines)
         again = "put back what is missing, or begin a new run with --out"
         if learned < told:
@@ -229,7 +229,7 @@ class SeedRun:
         on_progress: OnProgress | None,
         seeds: int,
     ) -> OnEpoch:
-        """Keeps a checkpoint and tells how far it is, both only so often that it costs little."""
+        """Writes checkpoints and reports progress, both seldom enough to cost little."""
         index, told, telling = len(self.lines), 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
@@ -249,7 +249,7 @@ class SeedRun:
         return self.method.saving(self.out / NET)
 
     def test(self) -> list[float]:
-        """The accuracy on every task that was learned."""
+        """The accuracy on every learned task."""
         return [
             share_right(lambda x, task=task: self.method.predict(x, task), self.tests[task].test())  # type: ignore[misc]
             for task in range(len(self.lines) + 1)

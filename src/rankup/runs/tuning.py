@@ -1,10 +1,11 @@
-"""Choosing each method's settings: trials on seeds that no other command uses, scored on training
-data that was held out, as many for every method.
+"""Choosing each method's settings: trials on seeds that no other command uses, scored on held-out
+training data, the same number for every method.
 
 METHOD/trial-NN/seed-K   a run folder for each
 METHOD.json              what was chosen, and all trials that led to it
 
-Without learned factors the method is called rank-seeded here, networks of rank 2 parallel-rank-2.
+Here the rank update without learned factors is called rank-seeded, and independent networks of
+rank 2 are parallel-rank-2.
 """
 
 import statistics
@@ -26,21 +27,21 @@ from rankup.runs.replicas import Seed, run_all
 from rankup.runs.run import OnProgress
 from rankup.settings import apart, variant_of
 
-FIRST_SEED = 1000  # of those that trials use
+FIRST_SEED = 1000  # of the trials' seeds
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings, and what they reached on what was held out, for each seed."""
+    """Settings, and what they reached on held-out data, for each seed."""
 
     settings: Values
     accuracy: list[float]
     forgetting: list[float]
-    failed: str | None = None  # why, where a seed did
+    failed: str | None = None  # why, if a seed did
 
     @property
     def score(self) -> float:
-        """The mean accuracy; less than any where it failed."""
+        """The mean accuracy; if it failed, lower than any."""
         return -1.0 if self.failed else statistics.mean(self.accuracy)
 
 
@@ -55,7 +56,7 @@ class Outcome:
     rank: str
     seeded: str | None
     tasks: int
-    tasks_in_stream: int | None  # where these are only the first of them
+    tasks_in_stream: int | None  # if these are only the first of them
     epochs: int
     batch: int
     given: Values  # of the recipe, the same for all trials
@@ -68,7 +69,7 @@ class Outcome:
 
 
 class Tuning:
-    """All trials of several methods, refused before anything is run where a folder does not fit.
+    """All trials of several methods; refused before anything is run if a folder does not fit.
 
     Args:
         trials: the settings to try, by method.
@@ -89,7 +90,7 @@ class Tuning:
             self._refuse_fewer(method)
 
     def learned(self, method: str) -> int:
-        """How many tasks its trials have learned, all together."""
+        """How many tasks its trials have learned in total."""
         return sum(len(read_lines(seed.out)) for seed in self._all(method))
 
     def to_learn(self, method: str) -> int:
@@ -98,7 +99,7 @@ class Tuning:
     def run(
         self, method: str, on_progress: OnProgress | None, note: Callable[[str], None]
     ) -> Outcome:
-        """Run a method's trials that are not done, and choose."""
+        """Run a method's unfinished trials, and choose the best."""
         going = [s for s in self._all(method) if len(read_lines(s.out)) < self.launch.tasks]
         failures = run_all(going, on_progress=on_progress, note=note) if going else {}
         tried = [
@@ -143,12 +144,12 @@ class Tuning:
         return self.launch.of(method, {}, folders, settings=tried)
 
     def _name(self, method: str) -> str:
-        """The method's name, or that of the variant that all trials are of."""
+        """The method's name, with the variant if all trials are of the same one."""
         variants = {variant_of(method, self.launch.rank, tried) for tried in self.trials[method]}
         return method + (variants.pop() if len(variants) == 1 else "")
 
     def _refuse_fewer(self, method: str) -> None:
-        """What was chosen among more trials is not to be replaced by what is best of some."""
+        """A choice among more trials must not be replaced by the best of fewer."""
         folder, asked = self.root / self._name(method), len(self.trials[method])
         begun = sum(1 for trial in folder.glob("trial-*") if runs_in(trial))
         if begun > asked:
@@ -167,7 +168,8 @@ class Tuning:
 
 
 def _choice(best: Trial, tried: Sequence[Trial]) -> Values:
-    """What trials differ in. What all of them have was given, and whoever wants it gives it again.
+    """The best settings, but only those in which trials differ; settings that all of them share
+    were given, and must be given again.
 
     >>> one, two = (Trial({"store": "int8", "lr": lr}, [lr], [0.0]) for lr in (0.1, 0.2))
     >>> _choice(two, [one, two])

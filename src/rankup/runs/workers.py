@@ -1,7 +1,7 @@
-"""Work in several processes, which tell how far they are and do not outlive who asked for it.
+"""Work in several processes, which report their progress and do not outlive their parent.
 
-Who asked has one thread and no lock for all this: an interrupt may come at any line, also while a
-lock is held, and then ending the workers must not wait for that lock.
+The parent needs only one thread and no lock for this: an interrupt may come at any line, even while
+a lock is held, and then ending the workers must not wait for that lock.
 """
 
 import multiprocessing
@@ -34,11 +34,11 @@ class _Done(NamedTuple):
 
 class _Failed(NamedTuple):
     error: BaseException
-    where: str  # its traceback, which does not travel with it
+    where: str  # its traceback, which is not pickled with it
 
 
 class _InWorker(Exception):
-    """The traceback of an error in a worker, shown above that of who asked."""
+    """The traceback of an error in a worker, shown above the parent's."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -50,16 +50,16 @@ class _WorkerLost(Exception):
 
 class _Worker(NamedTuple):
     process: SpawnProcess
-    line: Connection  # jobs go there, and what it says comes back
+    line: Connection  # sends jobs and receives messages
 
 
-# In a worker: the line to the one that asked, for one message at a time.
+# In a worker: the line to the parent, for one message at a time.
 _line: Connection
 _speaking = threading.Lock()
 
 
 def tell(message: Any) -> None:
-    """Send a message from a worker to the one that asked."""
+    """Send a message from a worker to its parent."""
     _say(_Told(message))
 
 
@@ -71,12 +71,12 @@ def in_processes(
     hear: Callable[[Any], None],
     lost: str,
 ) -> Generator[tuple[Item, Outcome], None, None]:
-    """Each item and what its work came to, as they are done.
+    """Each item and the outcome of its work, as they are done.
 
     Args:
         count: how many processes, each with one thread.
-        hear: is given what workers `tell`.
-        lost: what to say when a worker was killed.
+        hear: called with what workers `tell`.
+        lost: the error message if a worker was killed.
     """
     workers: list[_Worker] = []
     try:
@@ -102,8 +102,8 @@ def in_processes(
                 yield done, said.outcome
         _let_go(workers)
     except BaseException as error:
-        # Workers that are in the middle of something must not outlive this process. A folder is
-        # whole at every moment.
+        # Busy workers must not outlive this process. They can be killed because their folders are
+        # consistent at every moment.
         _kill(workers)
         if isinstance(error, _WorkerLost):
             raise RankupError(lost) from None
@@ -112,7 +112,7 @@ def in_processes(
 
 def _start(workers: list[_Worker]) -> None:
     context = multiprocessing.get_context("spawn")
-    # An interrupt in between would leave a process that nobody knows of.
+    # An interrupt in between would leave an unknown process behind.
     with undisturbed():
         line, its_line = context.Pipe()
         process = context.Process(target=_serve, args=(its_line,))
@@ -149,15 +149,15 @@ def _kill(workers: list[_Worker]) -> None:
     try:
         with undisturbed():
             for worker in workers:
-                worker.process.kill()  # also one that is stopped, which would not heed less
+                worker.process.kill()  # SIGTERM would not end one that is stopped
             _let_go(workers)
     except KeyboardInterrupt:
-        _kill(workers)  # Ctrl-C again, maybe before anything of this was done
+        _kill(workers)  # Ctrl-C again, maybe before any of this was done
         raise
 
 
 def _serve(line: Connection) -> None:
-    """What a worker does: job after job."""
+    """The main loop of a worker: job after job."""
     _begin(line)
     while True:
         try:
@@ -167,19 +167,19 @@ def _serve(line: Connection) -> None:
         said = _outcome(job)
         try:
             _say(said)
-        except Exception as error:  # what it came to cannot be sent
+        except Exception as error:  # the outcome cannot be pickled
             _say(_failed(error))
 
 
 def _begin(line: Connection) -> None:
     global _line
     _line = line
-    # Ctrl-C reaches every process of a terminal; it is the parent's to end the others.
+    # Ctrl-C reaches every process of a terminal; it is up to the parent to end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     plain_warnings()
 
-    import torch  # after that, for it takes its time
+    import torch  # only now, because it is slow
 
     torch.set_num_threads(1)
 
@@ -196,7 +196,7 @@ def _failed(error: BaseException) -> _Failed:
     where = "".join(traceback.format_exception(error))
     try:
         pickle.loads(ForkingPickler.dumps(error))
-    except Exception:  # of a kind that does not travel; what it says does
+    except Exception:  # it cannot be pickled; its message can
         error = RuntimeError(f"{type(error).__name__}: {error}")
     return _Failed(error, where)
 
@@ -211,7 +211,7 @@ def _say(said: _Told | _Done | _Failed) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers: they see to it themselves."""
+    """Exit when the parent does: one that is killed cannot end its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
