@@ -44,13 +44,10 @@ def is_plain(part: nn.Module) -> bool:
     holds_more = (
         set(part._parameters) != known or part._modules or part._buffers.keys() - _STATISTICS
     )
-    return computes_as_torchs_own(part) and not holds_more and not _has_more(type(part))
-
-
-def _has_more(of: type[nn.Module]) -> bool:
-    """Whether a class has public attributes that its kind of torch layer does not have."""
-    kind = next((kind for kind in (*WEIGHTED, *NORMS) if issubclass(of, kind)), nn.Module)
-    return any(not name.startswith("_") for name in {*dir(of)} - {*dir(kind)})
+    # A derived class may also have public attributes that torch's own layer does not have.
+    more = {*dir(type(part))} - {*dir(kind_of(part))}
+    says_more = any(not name.startswith("_") for name in more)
+    return computes_as_torchs_own(part) and not holds_more and not says_more
 
 
 def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:

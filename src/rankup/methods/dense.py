@@ -284,4 +284,4 @@ def _read(path: Path, who: dict[str, str]) -> Tensors:
 
 
 def _numbers(tensors: Tensors) -> float:
-    return numbers(sum(t.numel() * t.element_size() for t in tensors.values()))
+    return numbers(sum(tensor.nbytes for tensor in tensors.values()))

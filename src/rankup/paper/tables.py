@@ -13,12 +13,11 @@ from urllib.parse import quote
 
 from rankup.paper.cells import Cell
 from rankup.paper.results import Measured, Results
-from rankup.report.text import signed, spread
+from rankup.report.text import NOTHING, signed, spread
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-NOTHING = "–"  # neither run nor to be run
 NOT_RUN = "not run"
 FAILED = "failed"
 
