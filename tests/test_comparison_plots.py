@@ -1,6 +1,7 @@
 """Plots of a comparison: what they show, in which colours, and where their labels lie."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from known import entry, known_run
 from rankup.report.comparison import Entry
@@ -159,3 +161,31 @@ def test_fourteen_methods_look_different(theme: Any) -> None:
     looks = {(colour(theme, i), line_style(theme, i)) for i in range(14)}
     assert len(looks) == len({marker(i) for i in range(14)}) == 14
     assert len(LIGHT.runs) == len(DARK.runs)
+
+
+def test_a_label_that_is_nearer_to_another_point_has_a_line_to_its_own() -> None:
+    entries = many(lambda i: 0.9 + 0.004 * i, lambda i: 300_000)
+    figure = memory_plot(entries, LIGHT)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    width, height = figure.bbox.size
+    axes = figure.axes[0]
+    points = [
+        tuple(axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0])))
+        for line in axes.lines
+        if line.get_marker() not in ("None", "", None)
+    ]
+    assert len(points) == len(entries)
+    leaders = (part for part in figure.get_children() if isinstance(part, Line2D))
+    starts = [tuple(line.get_xydata()[0] * (width, height)) for line in leaders]
+
+    def away(box: Any, point: Any) -> float:
+        (left, bottom, right, top), (x, y) = box.extents, point
+        return math.dist(point, (min(max(x, left), right), min(max(y, bottom), top)))
+
+    confused = 0
+    for text, own in zip(figure.texts, points, strict=True):
+        box = text.get_window_extent(renderer)
+        if any(away(box, point) < away(box, own) - 5 for point in points):
+            confused += 1
+            assert any(math.dist(own, start) < 1 for start in starts)
+    assert confused

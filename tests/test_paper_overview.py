@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from rankup.cli import app
 from rankup.paper import PARTS, part
 from rankup.paper.cells import Cell, cell
-from rankup.paper.overview import Share, pace_of, share_of
+from rankup.paper.overview import Share, overview, pace_of, share_of
 from rankup.paper.results import Result, Results
 
 
@@ -57,3 +57,18 @@ def test_a_run_that_several_parts_show_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_all_cells_say_how_many_epochs_they_take(name: str) -> None:
     assert all(own.epochs >= 1 for own in part(name).cells())
+
+
+def test_every_file_of_results_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Cell] = []
+    found = Results._found
+
+    def counted(results: Results, own: Cell) -> dict[int, Result]:
+        read.append(own)
+        return found(results, own)
+
+    monkeypatch.setattr(Results, "_found", counted)
+    overview(Results(tmp_path), "cpu")
+    assert len(read) == len({*read}) == len({own for name in PARTS for own in part(name).cells()})

@@ -3,6 +3,7 @@
 import pytest
 
 from rankup.runs import progress
+from rankup.runs.run import Progress
 
 
 def test_without_a_terminal_a_line_is_said_now_and_then(
@@ -18,3 +19,25 @@ def test_without_a_terminal_a_line_is_said_now_and_then(
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines() == [f"rankup: task {n}, loss {n}" for n in (40, 80)]
+
+
+def test_lines_in_a_log_name_the_method(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with progress.bars() as bars:
+        methods = progress.MethodBars(bars, tasks=3, methods=2)
+        methods.begin("ewc", {0: 0, 1: 0})
+        clock[0] = 100.0
+        methods.show(Progress(0, 1, 0, 2, 10, 0.5, 0.75))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "rankup: ewc, seed 0, task 1/3, epoch 2/10, loss 0.500, 75.0% right"
+
+
+def test_bars_leave_room_for_what_ctrl_c_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    with progress.bars() as bars:
+        assert not bars.disable
+        assert bars.console.width == 78
