@@ -121,7 +121,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
         write(*args)
 
     monkeypatch.setattr(cache, "_write", meddled)
-    with pytest.raises(DataError, match="bugs changed while it was read: try again"):
+    with pytest.raises(DataError, match="bugs changed while it was being read: try again"):
         load_source(str(folder))
     monkeypatch.undo()
     monkeypatch.setenv("RANKUP_CACHE", str(tmp_path / "cache"))

@@ -156,7 +156,7 @@ def test_one_that_is_broken_or_does_not_fit_is_as_good_as_none(
     assert run_together([again], note=notes.append) == {}
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
     assert len(notes) == 1
-    assert "begins again: " in notes[0]
+    assert "starts over: " in notes[0]
     assert "\n" not in notes[0]
 
 
@@ -221,7 +221,7 @@ def test_seeds_that_were_stopped_in_different_epochs_begin_their_task_again(
             write_checkpoint(own.out, 0, points[epochs])
     assert run_together(again, note=notes.append) == {}
     assert len(notes) == 1
-    assert "begins again: what is learned together was stopped after different epochs" in notes[0]
+    assert "starts over: what is learned together was stopped after different epochs" in notes[0]
     x = rankup.data.to_float(stream[0].test_x).flatten(1)
     for one, other in zip(whole, again, strict=True):
         assert torch.equal(one.method.predict(x, 0), other.method.predict(x, 0))

@@ -132,7 +132,7 @@ REFUSED = {
         ["run", "--crop", "9", "--out", "x"],
         "images of 8×8 pixels can be padded by reflection by 0 to 7 pixels, got 9",
     ),
-    "a file": (["run", "--out", "file"], "file is a file, not a folder: name another with --out"),
+    "a file": (["run", "--out", "file"], "file is a file, not a folder: name a folder with --out"),
     "no run": (["report", "nowhere"], "nowhere"),
     "no network": (["info", "nowhere"], "there is no folder nowhere"),
     "no factors at all": (
@@ -145,9 +145,9 @@ REFUSED = {
     ),
     "nobody to soften": (
         ["run", "--softness", "2"],
-        "--softness is for what learns from a teacher: name one with --teacher",
+        "--softness is for learning from a teacher: name one with --teacher",
     ),
-    "a page of nothing": (["paper", "--page", "x.md"], "--page of what: name a table or figure"),
+    "a page of nothing": (["paper", "--page", "x.md"], "--page needs a table or figure: name"),
 }
 
 
@@ -269,8 +269,8 @@ def test_seeds_that_failed_are_counted_and_what_is_left_is_named(tmp_path: Path)
     assert _failed({1: "task 'a' diverged"}, folders) == f"seed 1: task 'a' diverged; {again}"
     (folders[1] / "net").mkdir(parents=True)
     assert _failed({1: "no", 2: "neither"}, folders) == (
-        f"seed 1: no (and 1 more seed failed); what was learned before is whole in "
-        f"{folders[1] / 'net'}, {again}"
+        f"seed 1: no (and 1 more seed failed); what was learned before is intact in "
+        f"{folders[1] / 'net'}; {again}"
     )
     assert " (and 2 more seeds failed); " in _failed(dict.fromkeys(range(3), "no"), folders)
     assert _failed({0: "no"}, {0: tmp_path / "run"}) == f"no; {again}"
@@ -320,7 +320,7 @@ def test_what_is_stopped_leaves_a_run_that_goes_on(
     _, errors = process.communicate()
     assert process.returncode == 130
     assert errors.count("stopped") == 1
-    assert "the same command with --resume goes on" in errors
+    assert "run the same command with --resume to continue" in errors
     assert "Traceback" not in errors
     assert checkpoint.exists()
     assert _soon_nobody_is_in(process.pid)
@@ -338,12 +338,12 @@ def test_several_seeds_are_told_as_mean_and_deviation(tmp_path: Path) -> None:
     assert (root / "seed-4" / "net" / "manifest.json").exists()
     refused = rankup(*command, cwd=tmp_path)
     assert refused.returncode == 1
-    assert "holds a run already" in refused.stderr
+    assert "already holds a run" in refused.stderr
     again = rankup(*command, "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     inside = rankup(*command, "--out", root / "seed-3", cwd=tmp_path)
     assert inside.returncode == 1
-    assert "holds a run already, of one seed" in inside.stderr
+    assert "already holds a run of one seed" in inside.stderr
     assert not (root / "seed-3" / "seed-3").exists()
 
 
@@ -390,7 +390,7 @@ def test_only_who_asks_for_more_tasks_gets_them(tmp_path: Path) -> None:
     assert "more than before" not in again.stderr
     assert len((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()) == 2
     more = rankup(*command, "--resume", "--tasks", 3, cwd=tmp_path)
-    assert "x goes on to 3 tasks, 1 more than before" in more.stderr
+    assert "x continues to 3 tasks, 1 more than before" in more.stderr
     assert len((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()) == 3
     fewer = rankup(*command, "--resume", "--tasks", 2, cwd=tmp_path)
     assert "x is a run with tasks 3, not 2" in fewer.stderr
@@ -403,9 +403,9 @@ def test_seeds_that_join_others_learn_as_many_tasks(tmp_path: Path) -> None:
     for seed in range(3):
         assert len((tmp_path / f"x/seed-{seed}/metrics.jsonl").read_text().splitlines()) == 2
     grown = rankup(*command, "--resume", "--tasks", 3, "--seeds", 2, cwd=tmp_path)
-    assert "x goes on to 3 tasks, 1 more than before" in grown.stderr
+    assert "x continues to 3 tasks, 1 more than before" in grown.stderr
     mixed = rankup(*command, "--resume", "--seeds", 3, cwd=tmp_path)
-    assert "these runs were begun with 2 to 3 tasks: say with --tasks" in " ".join(
+    assert "these runs were started with 2 to 3 tasks: say with --tasks" in " ".join(
         mixed.stderr.split()
     )
 

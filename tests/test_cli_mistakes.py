@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a path to resume": (lambda: rankup.fit(NET, TASK, resume="x"), "from a Checkpoint, got str"),
     "no pixels": (lambda: rankup.data.load_source(".", side=0), "side must be .* got 0"),
     "several to merge": (lambda: NET.merged([0, 1]), r"a name or an index, got \[0, 1\]"),
-    "a stream's number": (lambda: make_stream(3), "a stream has a name, got int"),
+    "a stream's number": (lambda: make_stream(3), "a stream is given by its name, got int"),
 }
 
 
@@ -59,14 +59,14 @@ def test_the_version_is_told() -> None:
 def test_results_that_are_not_there_are_not_shown(tmp_path: Path) -> None:
     words = ["paper", "accuracy", "--show", "--results", str(tmp_path / "nowhere")]
     answer = CliRunner().invoke(app, words)
-    assert "there is no folder of results" in str(answer.exception)
+    assert "there is no results folder" in str(answer.exception)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["accuracy", "--show", "--only", "ewc"], "--only chooses what is run, and with --show"),
-        (["--results", __file__], "--results must be a folder, and .* is a file"),
+        (["accuracy", "--show", "--only", "ewc"], "--only chooses what to run, but --show runs"),
+        (["--results", __file__], "--results must be a folder, but .* is a file"),
     ],
 )
 def test_what_cannot_be_shown_is_said(words: list[str], said: str) -> None:
@@ -128,4 +128,4 @@ def test_folders_of_seeds_and_of_rivals_are_known(
     CliRunner().invoke(app, ["run", "--method", "finetune", *little, "--out", rival])
     for command in ("info", "verify"):
         answer = CliRunner().invoke(app, [command, rival])
-        assert "is a run of finetune, only a run of rank has a network" in str(answer.exception)
+        assert "is a run of finetune, but only a run of rank has a network" in str(answer.exception)

@@ -146,7 +146,7 @@ def test_a_method_that_fails_leaves_the_others_to_go_on(call: Call) -> None:
     assert len(read_lines(Path("c/diverging/seed-0"))) == 1
     page = Page(Path("c/report.html"))
     assert "buggy failed: ZeroDivisionError: division by zero" in page.words
-    assert "Of 5 methods 1 learned 2 tasks of p-digits; the best" in page.words
+    assert "Of 5 methods, 1 learned 2 tasks of p-digits; the best" in page.words
 
 
 def test_a_page_where_nothing_worked(call: Call) -> None:
@@ -188,7 +188,7 @@ def test_what_a_method_left_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    with pytest.raises(RankupError, match="the GPU answers no more since ewc failed; the same"):
+    with pytest.raises(RankupError, match="the GPU has not responded since ewc failed; run"):
         rankup.runs.compare.release("ewc", "cuda")
 
 
@@ -245,7 +245,10 @@ def test_ctrl_c_stops_everything(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rankup.runs.compare, "run_seeds", stopped)
     done = call("compare", "--methods", "finetune,rank,bound", *QUICK)
     assert done.code == 130
-    assert done.err.splitlines()[-1] == "rankup: stopped; the same command with --resume goes on"
+    assert (
+        done.err.splitlines()[-1]
+        == "rankup: stopped; run the same command with --resume to continue"
+    )
     assert ran == ["finetune", "rank"]
     rows = [(entry.method, len(entry.runs)) for entry in read_comparison(Path("c")).entries]
     assert rows == [("finetune", 1), ("rank", 0), ("bound", 0)]
@@ -263,9 +266,9 @@ def test_methods_own_options_are_for_those_that_have_them(call: Call) -> None:
     assert [own.get("share") for own in options] == [None, 0.4]
     other = call(*both, "--share", 0.3, "--resume")
     assert (other.code, other.out) == (1, "")
-    assert "c was begun with share 0.4, not 0.3" in other.err
+    assert "c was started with share 0.4, not 0.3" in other.err
     none = call("compare", "--methods", "finetune,rank", "--out", "d", "--share", 0.4)
-    assert none.err == "rankup: --share is an option of none of finetune, rank\n"
+    assert none.err == "rankup: none of finetune, rank has an option --share\n"
     ranks = call("compare", "--methods", "finetune,ewc", "--rank", "3,1", *QUICK)
     assert ranks.code != 0
     assert ranks.err == "rankup: --rank is for the method rank, which is not compared\n"
@@ -364,13 +367,13 @@ def test_a_comparison_that_is_there_is_refused(call: Call, learned: list[tuple[s
     again = call("compare", "--methods", "rank", *QUICK)
     assert (again.code, again.err) == (
         1,
-        "rankup: c holds a comparison already: add --resume to go on with it, or --out\n",
+        "rankup: c already holds a comparison: add --resume to continue it, or --out\n",
     )
     longer = call("compare", "--methods", "rank", *QUICK, "--resume", "--epochs", 3)
     assert longer.code == 1
-    assert longer.err.startswith("rankup: c was begun with epochs 2, not 3: go on with the same")
+    assert longer.err.startswith("rankup: c was started with epochs 2, not 3: continue with")
     other = call("compare", "--methods", "rank", *QUICK, "--resume", "--lr", 0.5)
-    assert other.err.startswith("rankup: c was begun with lr left out, not 0.5: go on")
+    assert other.err.startswith("rankup: c was started with lr left out, not 0.5: continue")
     assert learned == []
     Path("c/compare.json").write_text('{"asked": {}}')
     broken = call("compare", "--methods", "rank", *QUICK, "--resume")
@@ -385,7 +388,7 @@ def test_no_two_processes_compare_in_one_folder(
     with working_in([Path("c")]):
         done = call("compare", "--methods", "finetune", *QUICK)
     assert (done.code, learned) == (1, [])
-    assert "another process is at work in c: wait for it" in done.err
+    assert "another process is using c: wait for it" in done.err
     # What the other process left behind does not get in the way.
     assert call("compare", "--methods", "finetune", *QUICK).code == 0
 

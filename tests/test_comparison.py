@@ -173,7 +173,7 @@ def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Compari
     for row in CELLS:
         assert " ".join(row) in words
     assert "b" not in page.tags
-    assert "Of 5 methods 4 learned 2 tasks of p-digits with 2 seeds or fewer; the best" in words
+    assert "Of 5 methods, 4 learned 2 tasks of p-digits with 2 seeds or fewer; the best" in words
     assert "the best on average is rank: 82.50 ± 3.54 %, forgetting 0.00 ± 0.00." in words
     own, shared = words.split("Of each method, where they differ")[1].split("Of all methods")
     assert "rank lr 0.01" in own
@@ -240,5 +240,5 @@ def test_a_comparison_is_shown_alone(folder: Path, tmp_path: Path, call: Call) -
     for both in ((folder, run), (run, folder)):
         done = call("report", *both, "--out", tmp_path / "page.html")
         assert (done.code, done.out) == (1, "")
-        assert done.err == f"rankup: {folder} is a comparison, which is shown alone\n"
+        assert done.err == f"rankup: {folder} is a comparison, which can only be shown alone\n"
     assert not (tmp_path / "page.html").exists()

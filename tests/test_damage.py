@@ -42,7 +42,7 @@ def write_results(root: Path, *runs: dict[str, Any], of: Cell = CELL) -> Results
 
 def test_results_of_something_else_are_refused(tmp_path: Path) -> None:
     other = cell("p-mnist", "supsup", epochs=5, tasks=2)
-    with pytest.raises(RankupError, match="is no file of results"):
+    with pytest.raises(RankupError, match="is not a results file"):
         write_results(tmp_path, RUN, of=other).of(CELL)
 
 
@@ -70,13 +70,13 @@ def test_results_are_read(tmp_path: Path) -> None:
 )
 def test_damaged_results_are_named(tmp_path: Path, damage: dict[str, Any]) -> None:
     results = write_results(tmp_path, RUN | damage)
-    with pytest.raises(RankupError, match=r"rank-.*\.json is no file of results: remove it"):
+    with pytest.raises(RankupError, match=r"rank-.*\.json is not a results file: remove it"):
         results.missing(CELL)
 
 
 @pytest.mark.parametrize("other", [{}, {"seed": 1, "accuracy": [[0.9]]}])
 def test_a_seed_counts_once_and_with_all_its_tasks(tmp_path: Path, other: dict[str, Any]) -> None:
-    with pytest.raises(RankupError, match="is no file of results"):
+    with pytest.raises(RankupError, match="is not a results file"):
         write_results(tmp_path, RUN, RUN | other).of(CELL)
 
 

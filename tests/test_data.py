@@ -130,8 +130,8 @@ def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path: P
     with pytest.raises(DataError) as caught:
         load_source("cifar100", data=tmp_path)
     assert str(caught.value) == (
-        f"cifar100 is not in {tmp_path / 'cifar100'}: say which folder it lies in with --data PATH "
-        "or RANKUP_DATA, or fetch it from the Hugging Face Hub with --download"
+        f"cifar100 is not in {tmp_path / 'cifar100'}: say which folder it is in with --data PATH "
+        "or RANKUP_DATA, or get it from the Hugging Face Hub with --download"
     )
 
 
@@ -184,7 +184,7 @@ def test_an_interrupted_download_is_not_taken_for_the_whole(
         (folder / "mnist" / "train-00001-of-00002.parquet").unlink()
 
     fake_hub(monkeypatch, interrupted)
-    with pytest.raises(DataError, match="not complete: .* number 00001 is missing"):
+    with pytest.raises(DataError, match="incomplete: .* number 00001 is missing"):
         load_source("mnist", download=True)
     fake_hub(monkeypatch, lambda folder: hub_folder(folder, where="mnist"))
     assert len(load_source("mnist", download=True).train.y) == 12
@@ -289,8 +289,8 @@ def break_(what: str, root: Path) -> None:
             "is 4×5 grey",
         ),
         ("other channels", "", "test-.*, row 0: the image is 4×5 RGB, but .* is 4×5 grey"),
-        ("four channels", "", "row 0: the image is of the kind RGBA, expected grey .* or RGB"),
-        ("sixteen bits", "", "row 0: the image is of the kind I;16, expected grey"),
+        ("four channels", "", "row 0: the image is of kind RGBA, expected grey .* or RGB"),
+        ("sixteen bits", "", "row 0: the image is of kind I;16, expected grey"),
         ("label too high", "", "test-.*, row 1: label 3 is outside the 3 classes, 0 to 2"),
         ("label negative", "", "train-00000-.*, row 2: label -1 is outside the 3 classes"),
         (
@@ -306,19 +306,19 @@ def break_(what: str, root: Path) -> None:
         ("image column type", "", "'image' is binary, expected a struct with the field 'bytes'"),
         ("label column type", "", "column 'label' is string, expected whole numbers"),
         ("empty split", "", "test-.*parquet holds no images: the split is empty"),
-        ("other names", "", "test-.* names other classes than .*train-"),
+        ("other names", "", "test-.* names different classes than .*train-"),
         ("not parquet", "", "test-.* cannot be read as a parquet file: "),
         ("no test split", "", "no test or validation split: expected files named test-00000"),
         ("no train split", "", "no train split: expected files named train-00000"),
-        ("missing file", "", "is not complete: of the files train-…-of-00002.parquet number 00000"),
+        ("missing file", "", "is incomplete: of the files train-…-of-00002.parquet, number 00000"),
         (
             "two divisions",
             "",
-            "holds one split in two divisions, train-00000-of-00001.* and t",
+            "holds one split divided in two ways, train-00000-of-00001.* and t",
         ),
         ("several data sets", "", "holds several data sets, one, two: give the path of one"),
         ("broken file", "images", r"images/test/bee/02.png: the image is broken"),
-        ("empty class", "images", "images/train/cow holds no images, expected files of the kinds"),
+        ("empty class", "images", "images/train/cow holds no images, expected files of type"),
         ("unknown class", "images", "images/test/wasp: .*images/train has no class of that name"),
         (
             "untested class",
@@ -326,7 +326,7 @@ def break_(what: str, root: Path) -> None:
             "images/test has no images of class 'ant', which .*images/train has$",
         ),
         ("no test folder", "images", "images has a folder train but no folder test beside it"),
-        ("empty test folder", "images", "images/test holds no images .*: the split is empty"),
+        ("empty test folder", "images", "images/test holds no class .*: the split is empty"),
         ("too few", "few", "few/ant has 4 images, expected at least 5"),
         ("empty folder", "empty", "empty holds no data: expected parquet files"),
         ("", "nowhere", "no data set '.*nowhere': expected digits, mnist, cifar100, mini-imagenet"),

@@ -35,7 +35,7 @@ def test_a_network_that_lacks_tasks_is_not_gone_on_with(
     before = (out / "metrics.jsonl").read_bytes()
     shutil.rmtree(out / "net")
     with pytest.raises(
-        RankupError, match="net lacks tasks that metrics.jsonl has, it holds 0 of 2"
+        RankupError, match="net lacks tasks that metrics.jsonl has .it holds 0 of 2"
     ):
         run(config, stream, out, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
@@ -71,7 +71,7 @@ def test_lines_that_are_lost_are_not_made_up(stream: Stream, tmp_path: Path) -> 
     run(config, stream, out)
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text(lines[0])
-    with pytest.raises(RankupError, match="lacks tasks that net/ has, it tells of 1 of 3: put"):
+    with pytest.raises(RankupError, match="lacks tasks that net/ has .it lists 1 of 3.: put"):
         run(config, stream, out, resume=True)
 
 
@@ -100,7 +100,7 @@ def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:
     out, config = tmp_path / "run", config_for(stream, "finetune")
     run(config, stream, out)
     (out / "metrics.jsonl").write_text("{\n" + (out / "metrics.jsonl").read_text())
-    with pytest.raises(RankupError, match="line 1 of .* is broken: it is no JSON object"):
+    with pytest.raises(RankupError, match="line 1 of .* is broken: it is not a JSON object"):
         run(config, stream, out, resume=True)
 
 
@@ -151,17 +151,17 @@ def test_what_differs_is_named(stream: Stream, tmp_path: Path) -> None:
     for other, message in (
         (
             config_for(stream, lr=0.5),
-            "was begun with lr 0.01, not 0.5: go on with the same options",
+            "was started with lr 0.01, not 0.5: continue with the same options",
         ),
         (
             replace(config, recipe=config.recipe | {"name": "paper"}),
             "with recipe default, not paper",
         ),
-        (replace(config, options={"reuse": False}), "with reuse left out, not False: go on"),
-        (replace(config, rank="4,1"), "with rank 3,1, not 4,1: go on"),
+        (replace(config, options={"reuse": False}), "with reuse left out, not False: continue"),
+        (replace(config, rank="4,1"), "with rank 3,1, not 4,1: continue"),
         (
             replace(config, task_names=["permutation 01", "other", "permutation 03"]),
-            "with task_names 2 permutation 02, not other: go on",
+            "with task_names 2 permutation 02, not other: continue",
         ),
     ):
         with pytest.raises(RankupError, match=message) as caught:
@@ -178,7 +178,7 @@ def test_a_folder_in_which_another_process_works_is_left_as_it_is(
     before = (out / "config.json").read_bytes()
     with (
         filelock.FileLock(out / ".lock"),
-        pytest.raises(RankupError, match="another process is at work in"),
+        pytest.raises(RankupError, match="another process is using"),
     ):
         run(config_for(stream), stream, out, resume=True)
     assert (out / "config.json").read_bytes() == before
@@ -194,7 +194,7 @@ def test_where_another_process_works_in_one_folder_all_are_left_as_they_are(
     grown = dict.fromkeys(folders, config_for(stream))
     with (
         filelock.FileLock(folders[1] / ".lock"),
-        pytest.raises(RankupError, match="another process is at work in .*1: wait"),
+        pytest.raises(RankupError, match="another process is using .*1: wait"),
     ):
         write_configs(grown)
     assert [(out / "config.json").read_bytes() for out in folders] == before
@@ -209,7 +209,7 @@ def test_a_folder_in_which_another_process_has_worked_is_not_gone_on_with(
     run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:1]), out)
     outdated = SeedRun(config, stream, out, resume=True)
     run(config, stream, out, resume=True)
-    with pytest.raises(RankupError, match="another process was at work in .* until just now"):
+    with pytest.raises(RankupError, match="another process was using .* until just now"):
         run_together([outdated])
     assert len(read_lines(out)) == 3
 
@@ -219,7 +219,7 @@ def test_tasks_that_are_no_list_are_said(stream: Stream, tmp_path: Path) -> None
     run(config, stream, out)
     stored = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(stored | {"task_names": None}))
-    with pytest.raises(RankupError, match="was begun with task_names left out, not"):
+    with pytest.raises(RankupError, match="was started with task_names left out, not"):
         run(config, stream, out, resume=True)
 
 
@@ -234,6 +234,6 @@ def test_what_is_refused_leaves_no_folder(stream: Stream, tmp_path: Path) -> Non
 def test_a_file_is_no_folder(stream: Stream, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(RankupError, match="file is a file, not a folder: name another with"):
+        with pytest.raises(RankupError, match="file is a file, not a folder: name a folder with"):
             run(config_for(stream), stream, tmp_path / "file", resume=resume)
     assert (tmp_path / "file").read_text() == "mine"

@@ -44,11 +44,11 @@ def test_all_photos_become_rgb_of_the_size_that_is_asked_for(photos: Path) -> No
 
 
 def test_without_a_size_the_sentence_says_how_to_ask_for_one(photos: Path) -> None:
-    with pytest.raises(DataError, match=r"all must be alike: split:PATH@64 as the stream makes"):
+    with pytest.raises(DataError, match=r"all must be alike: the stream split:PATH@64 converts"):
         make_stream(f"split:{photos}", tasks=2)
     for name in ("ant", "bee"):
         (photos / name).rename(photos.parent / name)
-    with pytest.raises(DataError, match=r"of the kind RGBA.*: split:PATH@64 as the stream makes"):
+    with pytest.raises(DataError, match=r"of kind RGBA.*: the stream split:PATH@64 converts"):
         make_stream(f"split:{photos}", tasks=1)
 
 

@@ -64,11 +64,11 @@ def test_images_that_are_others_or_of_another_size_are_not_those_that_moved(
     before = config(out)
     other = own_images(tmp_path / "other", *"bcda")
     again = call("run", "--resume", "--out", out, "--stream", f"split:{other}")
-    assert f"the images of split:{other} are others than when {out} was begun" in again.err
+    assert f"the images of split:{other} have changed since {out} was started" in again.err
     sized = call("run", "--resume", "--out", out, "--stream", f"split:{here}@6")
-    assert f"was begun with stream split:{here}, not split:{here}@6" in sized.err
+    assert f"was started with stream split:{here}, not split:{here}@6" in sized.err
     known = call("run", "--resume", "--out", out, "--stream", "p-digits", "--tasks", 2)
-    assert f"was begun with stream split:{here}, not p-digits" in known.err
+    assert f"was started with stream split:{here}, not p-digits" in known.err
     assert config(out) == before
 
 
@@ -80,7 +80,7 @@ def test_where_no_checksum_is_known_images_must_stay_where_they_are(
     (out / "config.json").write_text(json.dumps(config(out) | {"data": ""}))
     here.rename(tmp_path / "there")
     again = call("run", "--resume", "--out", out, "--stream", f"split:{tmp_path / 'there'}")
-    assert f"was begun with stream split:{here}, not split:" in again.err
+    assert f"was started with stream split:{here}, not split:" in again.err
 
 
 def test_classes_may_have_names_of_any_bytes(tmp_path: Path, decodes: list[str]) -> None:
@@ -161,7 +161,7 @@ def test_images_inside_of_a_class_are_not_left_out(tmp_path: Path) -> None:
     (images / "b" / "more").mkdir()
     load_source(str(images))
     (images / "b" / "more" / "1.png").write_bytes((images / "b" / "1.png").read_bytes())
-    with pytest.raises(DataError, match=r"more holds images inside of a class: put them beside"):
+    with pytest.raises(DataError, match=r"more is a folder of images inside a class: put"):
         load_source(str(images))
 
 

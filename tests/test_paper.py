@@ -113,7 +113,7 @@ def test_a_file_that_is_no_result_is_named(results: Results) -> None:
     path.parent.mkdir(parents=True)
     for text in ("{", "[]", '{"runs": [{"seed": 0}]}'):
         path.write_text(text)
-        with pytest.raises(RankupError, match=f"{path.name} is no file of results"):
+        with pytest.raises(RankupError, match=f"{path.name} is not a results file"):
             results.of(tiny())
 
 
@@ -222,7 +222,7 @@ def test_what_all_settings_lack_is_said_once(tmp_path: Path) -> None:
     given = ["--data", str(tmp_path), "--results", str(tmp_path / "r"), "--device", "cpu"]
     said = asked("rank", *given)
     assert said.count("mnist is not in") == 1
-    assert said.count("failed as well") == len(part("rank").cells()) - 1
+    assert said.count("failed for the same reason") == len(part("rank").cells()) - 1
 
 
 @pytest.mark.parametrize("page", ["file.md", "file/page.md"])
@@ -254,9 +254,9 @@ def test_tables_are_shown_where_pictures_cannot_be_written(
     ("words", "why"),
     [
         (["nothing"], "there is no table or figure 'nothing', only accuracy"),
-        (["rank", "--only", "imagenet"], "nothing of rank has 'imagenet' in its description"),
-        (["rank", "--only", "p-mnist", "--only", "imagenet"], "nothing of rank has 'imagenet'"),
-        (["rank", "--share", "5/4"], "a share is written as 1/4"),
+        (["rank", "--only", "imagenet"], "nothing in rank has 'imagenet' in its description"),
+        (["rank", "--only", "p-mnist", "--only", "imagenet"], "nothing in rank has 'imagenet'"),
+        (["rank", "--share", "5/4"], "a share is written like 1/4"),
         (["rank", "--device", "cpu", "--jobs", "2"], "--jobs is for a GPU"),
     ],
 )

@@ -201,7 +201,7 @@ def test_shares_are_all_cells_and_each_once() -> None:
     assert sorted(map(str, parts)) == sorted(map(str, cells))
     assert len(parts) == len(cells)
     for wrong in ("0/3", "4/3", "3", "a/b"):
-        with pytest.raises(RankupError, match="a share is written as 1/4"):
+        with pytest.raises(RankupError, match="a share is written like 1/4"):
             share(cells, wrong)
 
 

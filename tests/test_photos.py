@@ -52,7 +52,7 @@ def test_grey_of_16_bits_is_scaled_to_8_where_a_size_is_asked_for(
 ) -> None:
     folder = folder_of(tmp_path / "scans", name, SIXTEEN_BITS[name])
     assert load_source(folder, side=3).train.x[0].tolist() == [SCALED] * 3
-    with pytest.raises(DataError, match="of the kind I;16, expected grey .*: split:PATH@64 as the"):
+    with pytest.raises(DataError, match="of kind I;16, expected grey .*: the stream split:PATH@64"):
         load_source(folder)
 
 
@@ -65,8 +65,8 @@ def test_numbers_whose_white_is_not_known_are_refused(
     with pytest.raises(DataError) as caught:
         load_source(folder, side=side)
     assert str(caught.value) == (
-        f"{Path(folder, 'ant', '0.tif')}: the image is of the kind {kind}, whose white is not "
-        "known, expected grey or RGB with 8 bits per channel, or grey with 16"
+        f"{Path(folder, 'ant', '0.tif')}: the image is of kind {kind}, whose white is "
+        "unknown, expected grey or RGB with 8 bits per channel, or grey with 16"
     )
 
 

@@ -90,8 +90,8 @@ def test_what_cannot_be_answered_is_said(call: Call, run: Path) -> None:
     refused(call("predict", run, file), f"name one with --task: 'split 01' ({classes}),")
     refused(call("predict", run, file, "--task", "3"), "knows no task '3', only 'split 01'")
     refused(call("predict", run, run / "no.png", "--task", "1"), "no.png cannot be read: No such")
-    refused(call("predict", run, run / "config.json", "--task", "1"), "the image is broken or of")
-    refused(call("predict", run / "net", file, "--task", "1"), "is no folder of a run")
+    refused(call("predict", run, run / "config.json", "--task", "1"), "the image is broken or in")
+    refused(call("predict", run / "net", file, "--task", "1"), "is not a run folder")
     large = run.parent / "large.png"
     large.write_bytes(encoded(pictures(1, 9, 8, seed=0)[0]))
     refused(call("predict", run, large, "--task", "1"), "large.png: the image is")
@@ -103,7 +103,7 @@ def test_runs_of_other_streams_and_methods_are_refused(call: Call, tmp_path: Pat
         words = ("--method", word, "--tasks", 2, "--epochs", 2, "--out", tmp_path / word)
         assert call("run", "--stream", "p-digits", *words).code == 0
     refused(call("predict", tmp_path / "rank", file), "changes the images in its own way")
-    refused(call("predict", tmp_path / "finetune", file), "is a run of finetune, only a run of")
+    refused(call("predict", tmp_path / "finetune", file), "is a run of finetune, but only a run")
     shutil.rmtree(tmp_path / "rank" / "net")
     refused(call("predict", tmp_path / "rank", file), "changes the images")
 
@@ -143,7 +143,7 @@ def test_images_of_a_run_without_a_size_have_its_shape_or_are_brought_to_it(
     Image.open(wide / name / "1.png").transpose(Image.Transpose.ROTATE_90).save(turned)
     refused(
         call("predict", tmp_path / "run-wide", turned, "--task", "1"),
-        "turned.png: the image is 4×9 RGB, the run's were 9×4 RGB",
+        "turned.png: the image is 4×9 RGB, but the run's were 9×4 RGB",
     )
 
 

@@ -77,7 +77,7 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
     refused = []
 
     def try_too(_: Progress) -> None:
-        with pytest.raises(rankup.RankupError, match="another process is at work in .*run: wait"):
+        with pytest.raises(rankup.RankupError, match="another process is using .*run: wait"):
             run(seed.config, stream_of(0), seed.out, resume=True)
         refused.append(True)
 
@@ -149,7 +149,7 @@ def test_a_seed_that_fails_leaves_the_others_to_go_on(tmp_path: Path) -> None:
 def test_bad_input_of_a_process_is_said_in_one_sentence(tmp_path: Path) -> None:
     seeds = [asked(seed, tmp_path / f"{seed}") for seed in range(2)]
     run_seeds(seeds, note=pytest.fail)
-    with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
+    with pytest.raises(rankup.RankupError, match="already holds a run: add --resume"):
         run_seeds(seeds, note=pytest.fail)
 
 
@@ -209,6 +209,6 @@ def test_it_is_said_how_to_go_on_after_a_process_was_killed(
     """`rankup paper` has no --resume, and always goes on."""
     monkeypatch.setattr(replicas, "_run_one", die)
     seeds = [asked(seed, tmp_path / f"seed-{seed}", resume=resume) for seed in range(2)]
-    again = "the same command goes on" if resume else "the same command with --resume goes on"
-    with pytest.raises(rankup.RankupError, match=f"was killed, .*; {again}$"):
+    again = "the same command" if resume else "the same command with --resume"
+    with pytest.raises(rankup.RankupError, match=f"was killed, .*; run {again} to continue$"):
         run_seeds(seeds, note=pytest.fail)

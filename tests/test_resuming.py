@@ -48,7 +48,7 @@ def test_a_folder_is_enough_to_go_on(folder: Path, call: Call) -> None:
 
 def test_more_tasks_of_several_seeds_are_asked_for_by_themselves(folder: Path) -> None:
     more = rankup("run", "--resume", "--out", "both", "--tasks", 3, cwd=folder)
-    assert "both goes on to 3 tasks, 1 more than before" in more.stderr
+    assert "both continues to 3 tasks, 1 more than before" in more.stderr
     for seed in (1, 2):
         config = json.loads(held(folder / "both" / f"seed-{seed}")["config.json"])
         assert (config["tasks"], config["seed"], config["recipe"]["batch"]) == (3, seed, 64)
@@ -72,7 +72,7 @@ def test_what_is_said_holds_and_is_refused_where_it_differs(
     before = held(folder / "alone")
     again = call("run", "--resume", "--out", folder / "alone", *said)
     assert again.code == 1
-    assert f"alone was begun {words}" in again.err
+    assert f"alone was started {words}" in again.err
     assert held(folder / "alone") == before
 
 
@@ -150,7 +150,7 @@ def test_nothing_goes_on_where_nothing_was_begun(
 ) -> None:
     out = tmp_path / "nowhere"
     done = call(command, "--resume", "--out", out, "--threads", 1)
-    assert (done.code, done.err) == (1, f"rankup: there is no {what} in {out} to go on with\n")
+    assert (done.code, done.err) == (1, f"rankup: there is no {what} in {out} to continue\n")
     assert not out.exists()
 
 
@@ -184,7 +184,7 @@ def test_bits_depend_on_threads_and_so_these_stay(folder: Path, call: Call) -> N
     assert call("run", "--resume", "--out", folder / "alone", "--threads", before).code == 0
     other = call("run", "--resume", "--out", folder / "alone", "--threads", before + 1)
     assert other.code == 1
-    assert f"was begun with threads {before}, not {before + 1}, on which bits depend" in other.err
+    assert f"was started with threads {before}, not {before + 1}, on which exact" in other.err
 
 
 def test_another_torch_than_before_is_said_and_recorded(call: Call, tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_another_torch_than_before_is_said_and_recorded(call: Call, tmp_path: Pa
     more = call("run", "--resume", "--out", out, "--tasks", 2)
     now = torch.__version__
     assert more.code == 0, more.err
-    said = f"rankup: {out} was begun with torch 1.0 and goes on with {now}: its bits may not be"
+    said = f"rankup: {out} was started with torch 1.0 and continues with {now}: its bits may"
     assert more.err.count(said) == 1
     assert json.loads(held(out)["config.json"])["versions"]["torch"] == ["1.0", now]
     assert f"1.0, {now}" in (out / "report.html").read_text()
     again = call("run", "--resume", "--out", out, "--tasks", 3)
-    assert (again.code, "begun with torch" in again.err) == (0, False)
+    assert (again.code, "started with torch" in again.err) == (0, False)
     assert json.loads(held(out)["config.json"])["versions"]["torch"] == ["1.0", now]
 
 
@@ -221,9 +221,9 @@ def test_seeds_that_go_on_with_another_torch_are_said_in_one_line(
         lines.write_text(lines.read_text().splitlines(keepends=True)[0])
     again = call("run", "--resume", "--out", out)
     assert again.code == 0, again.err
-    said = [line for line in again.err.splitlines() if "begun with torch" in line]
+    said = [line for line in again.err.splitlines() if "started with torch" in line]
     assert len(said) == 1
-    assert said[0].startswith(f"rankup: {out / 'seed-0'} (and 1 more) was begun with torch 1.0 and")
+    assert said[0].startswith(f"rankup: {out / 'seed-0'} (and 1 more) was started with torch 1.0")
     for seed in (0, 1):
         versions = json.loads(held(out / f"seed-{seed}")["config.json"])["versions"]
         assert versions == {"torch": ["1.0", torch.__version__]}
@@ -242,7 +242,7 @@ def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Pat
     (tmp_path / "mine" / "a").rename(tmp_path / "mine" / "z")
     again = call("run", "--resume", "--out", out)
     assert again.code == 1
-    assert f"are others than when {out} was begun: put them back" in again.err
+    assert f"have changed since {out} was started: put the old" in again.err
     # A run begun before checksums were stored may go on.
     (tmp_path / "mine" / "z").rename(tmp_path / "mine" / "a")
     config = json.loads(held(out)["config.json"])

@@ -93,10 +93,10 @@ def test_a_run_folder_that_exists_is_refused(stream: Stream, tmp_path: Path) -> 
     config = config_for(stream)
     run(config, stream, tmp_path / "run")
     before = outcome(tmp_path / "run")
-    with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
+    with pytest.raises(rankup.RankupError, match="already holds a run: add --resume"):
         run(config, stream, tmp_path / "run")
     other = config_for(stream, lr=0.5)
-    with pytest.raises(rankup.RankupError, match="was begun with lr .* go on with the same"):
+    with pytest.raises(rankup.RankupError, match="was started with lr .* continue with the same"):
         run(other, stream, tmp_path / "run", resume=True)
     run(config, stream, tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == before

@@ -366,11 +366,11 @@ def test_a_task_moves_whole() -> None:
         (lambda: make_stream("p-digits", seed="a"), "seed must be a whole number, got 'a'"),
         (
             lambda: make_stream("s-digits", tasks=3),
-            "the 10 classes of digits cannot be divided evenly among 3 tasks .*are 1, 2, 5$",
+            "the 10 classes of digits cannot be divided evenly among 3 tasks .*possible: 1, 2, 5$",
         ),
         (
             lambda: make_stream("s-digits", tasks=10),
-            "at least 2 classes each: possible are 1, 2, 5",
+            "at least 2 classes each; possible: 1, 2, 5",
         ),
         (lambda: make_stream("split:somewhere"), "split:somewhere needs a number of tasks"),
         (lambda: make_stream("split:nowhere", tasks=2), "no data set 'nowhere': expected digits"),

@@ -131,7 +131,7 @@ def test_more_first_tasks_than_there_are_get_a_sentence(call: Call, tmp_path: Pa
         "tune", "--methods", "rank", "--stream", "s-digits", "--first", 7, "--out", tmp_path
     )
     assert done.code == 1
-    assert "the first 7 tasks were asked for, and s-digits has 5" in " ".join(done.err.split())
+    assert "the first 7 tasks were asked for, but s-digits has 5" in " ".join(done.err.split())
     assert not any(tmp_path.iterdir())
 
 
@@ -205,7 +205,7 @@ def test_test_data_is_not_looked_at(
 
 def test_going_on_runs_nothing_twice(request_: Request, tmp_path: Path) -> None:
     first = outcome(request_, tmp_path)
-    with pytest.raises(rankup.RankupError, match="holds a run already: add --resume"):
+    with pytest.raises(rankup.RankupError, match="already holds a run: add --resume"):
         Tuning(Launch(request_), {"rank": TRIED}, tmp_path)
     metrics = tmp_path / "rank" / "trial-02" / "seed-1000" / "metrics.jsonl"
     written = metrics.stat().st_mtime_ns
@@ -219,7 +219,7 @@ def test_fewer_trials_than_before_do_not_replace_what_was_chosen(
     outcome(request_, tmp_path)
     before = (tmp_path / "rank.json").read_bytes()
     again = Launch(replace(request_, resume=True))
-    with pytest.raises(rankup.RankupError, match="rank was begun with 3 trials, not 2: go on with"):
+    with pytest.raises(rankup.RankupError, match="rank was started with 3 trials, not 2: continue"):
         Tuning(again, {"rank": TRIED[:2]}, tmp_path)
     assert (tmp_path / "rank.json").read_bytes() == before
     Tuning(again, {"rank": [*TRIED, {"lr": 3e-2}]}, tmp_path)  # more trials are allowed
@@ -252,7 +252,7 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
 
 def test_what_trials_differ_in_cannot_be_given(request_: Request, tmp_path: Path) -> None:
     given = replace(request_, recipe_options={"lr": 1e-3})
-    with pytest.raises(rankup.RankupError, match="lr was given, and is what trials of rank"):
+    with pytest.raises(rankup.RankupError, match="lr was given, but it is what trials of rank"):
         Tuning(Launch(given), {"rank": TRIED}, tmp_path)
 
 

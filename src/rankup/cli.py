@@ -43,7 +43,7 @@ _OF_FOLDERS = (
     errno.ENAMETOOLONG,
 )
 
-Plain = Annotated[bool, typer.Option("--plain", help="A name per line, for scripts.")]
+Plain = Annotated[bool, typer.Option("--plain", help="One name per line, for scripts.")]
 
 
 def _show_version(asked: bool) -> None:

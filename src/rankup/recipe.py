@@ -43,28 +43,29 @@ class Recipe:
     """
 
     epochs: int = _option(10, "Passes over a task's training data.")
-    batch: int = _option(128, "Samples in a step.")
+    batch: int = _option(128, "Samples per step.")
     optimiser: Literal["adam", "sgd"] = _option(
         "adam", "Adam, or plain gradient descent without momentum."
     )
     lr: float = _option(1e-2, "Learning rate; with a one-cycle schedule its peak.")
-    first_lr: float = _option(0.0, "Learning rate of the first task, where it differs; 0: lr.")
+    first_lr: float = _option(0.0, "Learning rate of the first task, if different; 0: lr.")
     schedule: Literal["one-cycle", "constant"] = _option(
         "one-cycle", "The rate over a task: up and down along a cosine, or constant."
     )
-    warmup: float = _option(0.1, "Share of a one-cycle schedule in which the rate rises.")
-    weight_decay: float = _option(0.0, "Decoupled weight decay on all that a task learns.")
+    warmup: float = _option(0.1, "Share of a one-cycle schedule during which the rate rises.")
+    weight_decay: float = _option(0.0, "Decoupled weight decay on everything a task learns.")
     loss: Literal["cross-entropy", "mse"] = _option(
-        "cross-entropy", "Cross-entropy, or the squared error of the softmax as in the paper."
+        "cross-entropy", "Cross-entropy, or the squared error of the softmax, as in the paper."
     )
     softness: float = _option(
-        1.0, "With a teacher: by how much its answers and ours are softened before comparing them."
+        1.0, "With a teacher: how much its answers and ours are softened before comparing them."
     )
     pixels: Literal["unit", "centred", "raw"] = _option(
         "unit", "Pixel values from 0 to 1, from -1 to 1, or from 0 to 255."
     )
     selectors: str | float = _option(
-        "previous", "Where selectors over old factors start: 'previous' task's values or a number."
+        "previous",
+        "Where selectors over old factors start: the 'previous' task's values or a number.",
     )
     norms: Literal["fresh", "previous"] = _option(
         "previous", "Where norms' weights start: fresh or at the previous task's."
@@ -72,14 +73,14 @@ class Recipe:
     factors: float = _option(1.0, "Length of a new factor's vectors at the start.")
     first_factors: float = _option(
         0.0,
-        "The same for the first task, where it differs: long ones stay fit for later tasks. 0: as "
-        "all others.",
+        "The same for the first task, if different: long ones stay useful to later tasks. 0: as "
+        "for the others.",
     )
     flip: bool = _option(False, "Mirror half of the training images.")
     precision: Literal["float32", "tf32", "bfloat16"] = _option(
-        "float32", "How matrices are multiplied in training: less precisely is faster on a GPU."
+        "float32", "Precision of matrix products in training: lower is faster on a GPU."
     )
-    crop: int = _option(0, "Shift training images by up to so many pixels (reflected borders).")
+    crop: int = _option(0, "Shift training images by up to this many pixels (reflected borders).")
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -128,7 +129,7 @@ PAPER = Recipe(
 )
 
 RECIPES = {
-    "default": "ours: the paper's accuracy in a hundredth of its epochs; fits the stream",
+    "default": "ours: the paper's accuracy in a hundredth of its epochs; adapts to the stream",
     "paper": "what the paper and its notebook do: 500 epochs, squared error, constant rate",
 }
 

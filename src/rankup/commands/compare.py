@@ -27,7 +27,7 @@ ALL = "all"
 Methods = Annotated[
     str,
     typer.Option(
-        help="Which, as rank,finetune, or all; see `rankup methods`.",
+        help="E.g. rank,finetune, or all; see `rankup methods`.",
         autocompletion=one_of([*METHODS, ALL]),
     ),
 ]
@@ -39,7 +39,7 @@ def compare(
     ctx: typer.Context,
     methods: Methods = ALL,
     out: Annotated[
-        Path | None, typer.Option(help="The folder, else runs/compare-STREAM[-NET].")
+        Path | None, typer.Option(help="Output folder, else runs/compare-STREAM[-NET].")
     ] = None,
     *,
     request: Request,
@@ -47,9 +47,9 @@ def compare(
 ) -> None:
     """Run several methods with the same seeds and show them side by side.
 
-    Every method has its own settings, on top of which come those that are given here, the same for
-    all that have them. One that fails leaves the others to go on. Writes a run folder METHOD/seed-K
-    for each, a page, report.html, and the table as table.csv, table.md and table.tex.
+    Every method uses its own settings, overridden by the options given here in all methods that
+    have them. If one fails, the others continue. Writes a run folder METHOD/seed-K for each, a
+    page, report.html, and the table as table.csv, table.md and table.tex.
     """
     names = chosen_methods(methods)
     if "rank" not in names:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run's.")]) -> None:
-    """Say what a network is made of: its tasks, its layers, what it stores."""
+    """Show what a network is made of: its tasks, its layers and what it stores."""
     from rich.console import Console
     from rich.text import Text
 
@@ -74,15 +74,15 @@ def predict(
     files: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Files of images.")],
     task: Annotated[
         str | None,
-        typer.Option(help="The task, by its name or its number; where there is one, that."),
+        typer.Option(help="Task, by name or number; needed if there are several."),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Lines of file, class and probability, for scripts.")
     ] = False,
 ) -> None:
-    """Say which class of a task images are of, by the network of a run that split its classes.
+    """Say which class of a task images belong to, by the network of a run that split its classes.
 
-    Images are brought to the size and the pixels that the run has learned from.
+    Images are converted to the size and kind of pixels that the run learned from.
     """
     from rich.console import Console
     from rich.text import Text
@@ -91,7 +91,7 @@ def predict(
 
     if _network(path) == path:
         raise RankupError(
-            f"{path} is no folder of a run, which alone tells what images its network was taught"
+            f"{path} is not a run folder, and only that says what images its network was taught"
         )
     seen = what_is_seen(path, task, files)
     if plain:
@@ -115,10 +115,10 @@ def _network(path: Path) -> Path:
         raise RankupError(f"there is no folder {path}")
     if not (path / CONFIG).exists():
         if runs := runs_in(path):
-            raise RankupError(f"{path} holds {len(runs)} runs: name one of them, as {runs[0]}")
+            raise RankupError(f"{path} holds {len(runs)} runs: name one of them, such as {runs[0]}")
         return path
     if (method := read_config(path / CONFIG)["method"]) != "rank":
         raise RankupError(
-            f"{path} is a run of {method}, only a run of rank has a network of factors"
+            f"{path} is a run of {method}, but only a run of rank has a network of factors"
         )
     return path / NET

@@ -15,8 +15,8 @@ from rankup.methods import METHODS
 from rankup.recipe import RECIPES, Recipe
 from rankup.runs.request import Request
 
-_RECIPE = "Recipe: what is left out comes from the method and --recipe"
-_METHODS = "Methods' own options (their defaults, where nothing was tuned)"
+_RECIPE = "Recipe (defaults come from the method and --recipe)"
+_METHODS = "Methods' own options (with defaults where nothing was tuned)"
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -41,26 +41,26 @@ _ASKED: dict[str, Any] = {
     "net": typer.Option(help="The network's architecture."),
     "width": typer.Option(help="Hidden units (256), or ResNet18's channels (20).", min=1),
     "rank": typer.Option(
-        help="Rank that the first and each later task adds: 11,1 (the MLP's) or as shares of "
-        "a layer's outputs 0.1,0.02 (ResNet18's)."
+        help="Rank added by the first and each later task: 11,1 (the MLP's) or, as shares of "
+        "a layer's outputs, 0.1,0.02 (ResNet18's)."
     ),
     "seeded": typer.Option(
         help="Seeded factors per layer: 256, or 1536,768 by layer, or 4x its outputs."
     ),
-    "tasks": typer.Option(help="How many tasks of the stream."),
+    "tasks": typer.Option(help="Number of tasks in the stream."),
     "recipe": typer.Option(
         help=", ".join(f"{name} ({what})" for name, what in RECIPES.items())
-        + ", or a folder that `rankup tune` has written",
+        + ", or a folder written by `rankup tune`",
         autocompletion=one_of(RECIPES),
     ),
-    "seed": typer.Option(help="Of everything random."),
-    "seeds": typer.Option(help="So many seeds from --seed on, trained together.", min=1),
-    "data": typer.Option(help="Where data sets are, else $RANKUP_DATA."),
-    "download": typer.Option("--download", help="Get missing data."),
-    "resume": typer.Option("--resume", help="Go on with what was stopped."),
+    "seed": typer.Option(help="Seed of everything random."),
+    "seeds": typer.Option(help="Number of seeds from --seed on, trained together.", min=1),
+    "data": typer.Option(help="Folder of data sets, else $RANKUP_DATA."),
+    "download": typer.Option("--download", help="Download missing data."),
+    "resume": typer.Option("--resume", help="Continue what was stopped."),
     "device": typer.Option(help="Where to compute."),
     "threads": typer.Option(
-        help="Threads on the CPU, else as many as help; several seeds have one each.",
+        help="CPU threads, else as many as help; several seeds get one each.",
         min=1,
         max=1024,
     ),
@@ -84,7 +84,7 @@ def refuse_factors(ctx: typer.Context, why: str) -> None:
 def refuse_softness(ctx: typer.Context, method_options: Mapping[str, Any]) -> None:
     """Refuse to soften a teacher's answers where there is none."""
     if was_said(ctx, "softness") and not method_options.get("teacher"):
-        raise RankupError("--softness is for what learns from a teacher: name one with --teacher")
+        raise RankupError("--softness is for learning from a teacher: name one with --teacher")
 
 
 def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool) -> None:
@@ -92,7 +92,7 @@ def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool
     may begin."""
     how = {"resume", "out", "data", "download", "device", "threads"}
     if not is_there and not any(was_said(ctx, name) for name in ctx.params.keys() - how):
-        raise RankupError(f"there is no {what} in {out} to go on with")
+        raise RankupError(f"there is no {what} in {out} to continue")
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:

@@ -25,57 +25,55 @@ def paper(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A table or figure, or all; without one, what there is and is done.",
+            help="A table or figure, or all; without it, lists them and what is done.",
             autocompletion=one_of([*PARTS, ALL]),
         ),
     ] = None,
     results: Annotated[
-        Path, typer.Option(help="The folder of results; those of several machines can be merged.")
+        Path, typer.Option(help="Results folder; those of several machines can be merged.")
     ] = Path("runs/paper"),
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only what has this in it, as p-mnist or ewc; can be repeated."),
+        typer.Option(help="Run only what contains this, e.g. p-mnist or ewc; can be repeated."),
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option(help="Run so many settings at once on a GPU, all seeds of each.", min=1),
+        typer.Option(help="Settings to run at once on a GPU, each with all its seeds.", min=1),
     ] = 1,
     share: Annotated[
         str, typer.Option(help="Run only a share, for one of several processes: 1/4, …, 4/4.")
     ] = "1/1",
     minutes: Annotated[
-        float | None, typer.Option(help="Begin nothing new after so long.", min=0)
+        float | None, typer.Option(help="Start nothing new after this long.", min=0)
     ] = None,
     show: Annotated[
         bool,
-        typer.Option(
-            "--show", help="Run nothing, show what is there; figures are written beside it."
-        ),
+        typer.Option("--show", help="Run nothing, show results so far; figures go beside them."),
     ] = False,
     page: Annotated[
-        Path | None, typer.Option(help="Write all that is shown to this Markdown file, too.")
+        Path | None, typer.Option(help="Also write all that is shown to this Markdown file.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where data sets are, else $RANKUP_DATA.")] = (
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets, else $RANKUP_DATA.")] = (
         None
     ),
-    download: Annotated[bool, typer.Option("--download", help="Get missing data.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download missing data.")] = False,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
 ) -> None:
-    """Reproduce a table or figure of the paper, its value beside ours.
+    """Reproduce a table or figure of the paper, its values beside ours.
 
     Runs what has not been run, each setting with all its seeds, and shows the table; what was not
-    run is marked so. The same command goes on where it was stopped. Results are files named by what
-    was run: nothing is run twice, whichever table asks for it.
+    run is marked. If stopped, the same command continues. Results are files named after what was
+    run: nothing is run twice, whichever table needs it.
     """
     from rankup.paper.results import Results
 
     if results.exists() and not results.is_dir():
-        raise RankupError(f"--results must be a folder, and {results} is a file")
+        raise RankupError(f"--results must be a folder, but {results} is a file")
     found = Results(results)
     if name is None:
         for option in ctx.params:
             if option not in ("results", "device") and was_said(ctx, option):
-                raise RankupError(f"--{option} of what: name a table or figure, or all")
+                raise RankupError(f"--{option} needs a table or figure: name one, or all")
         from rich.console import Console
 
         from rankup.paper.overview import overview
@@ -85,11 +83,11 @@ def paper(
         print_table(Console(), overview(found, chosen_device(device)))
         return
     if page is not None and not page.suffix:  # without it, the name is that of its picture folder
-        raise RankupError(f"a page's name has an ending, as .md, got {page}")
+        raise RankupError(f"a page's name needs an ending, such as .md, got {page}")
     if show and only:
-        raise RankupError("--only chooses what is run, and with --show nothing is")
+        raise RankupError("--only chooses what to run, but --show runs nothing")
     if show and not results.is_dir():
-        raise RankupError(f"there is no folder of results {results}: name it with --results")
+        raise RankupError(f"there is no results folder {results}: name one with --results")
     parts = {each: part(each) for each in (PARTS if name == ALL else [name])}
     cells = list(dict.fromkeys(own for each in parts.values() for own in each.cells()))
     failed: list[Cell] = []
@@ -126,7 +124,7 @@ def _without_folders(words: Sequence[str]) -> list[str]:
 def _only(name: str, cells: "Sequence[Cell]", words: Sequence[str]) -> "list[Cell]":
     for word in words:
         if not any(word in str(own) for own in cells):
-            raise RankupError(f"nothing of {name} has {word!r} in its description")
+            raise RankupError(f"nothing in {name} has {word!r} in its description")
     return [own for own in cells if not words or any(word in str(own) for word in words)]
 
 
@@ -155,7 +153,7 @@ def _run(
                 if not why:
                     reached = f"{_reached(runner, own)}, {seconds:.0f} s"
                 else:
-                    reached = "failed as well" if why in told else f"failed: {why}"
+                    reached = "failed for the same reason" if why in told else f"failed: {why}"
                     told.add(why)
                 note(shown, f"{own}: {reached}")
         if done < len(left):

@@ -13,10 +13,10 @@ from rankup.errors import RankupError
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="Run folders, shown side by side, or a comparison's.")
+        list[Path], typer.Argument(help="Run folders to show side by side, or a comparison's.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page, else report.html in the first folder.")
+        Path | None, typer.Option(help="Page to write, else report.html in the first folder.")
     ] = None,
 ) -> None:
     """Write a page about one run or several, or about a comparison, and print their table."""
@@ -54,7 +54,7 @@ def show_runs(paths: list[Path], page: Path) -> None:
 
     checked_page(page)
     if compared := next(filter(is_comparison, paths), None):
-        raise RankupError(f"{compared} is a comparison, which is shown alone")
+        raise RankupError(f"{compared} is a comparison, which can only be shown alone")
     read = [read_run(path) for path in paths]
     runs = [replace(run, config=in_text(run.config)) for run in read]
     console = Console()

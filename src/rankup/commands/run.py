@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 def run(
     ctx: typer.Context,
     method: Annotated[
-        str, typer.Option(help="How; see `rankup methods`.", autocompletion=one_of(METHODS))
+        str, typer.Option(help="Method; see `rankup methods`.", autocompletion=one_of(METHODS))
     ] = "rank",
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder, else runs/STREAM-METHOD-SEED; of several seeds the folder of "
+            help="Run folder, else runs/STREAM-METHOD-SEED; for several seeds the folder of "
             "their folders, else runs/STREAM-METHOD."
         ),
     ] = None,
@@ -49,8 +49,8 @@ def run(
 
     Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
     config.json, metrics.jsonl, the network in net/ and a page, report.html. `--resume --out FOLDER`
-    goes on as that run was begun; with more --tasks than before, a run of the rank update learns
-    further permutations or rotations.
+    continues a run as it was started; with more --tasks than before, a run of the rank update
+    learns further permutations or rotations.
     """
     from rankup.methods import method_class
     from rankup.methods.rank import warn_if_capped
@@ -74,7 +74,7 @@ def run(
     seeds, name = request.seeds, f"{request.stream_name}-{method}"
     root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
     if seeds > 1 and (root / CONFIG).exists():
-        raise RankupError(f"{root} holds a run already, of one seed: name another with --out")
+        raise RankupError(f"{root} already holds a run of one seed: name another folder with --out")
     if request.resume and request.tasks is None:  # more tasks than before must be asked for
         request = replace(request, tasks=tasks_of(_folders(root, request).values()))
     launch = Launch(request)
@@ -90,7 +90,7 @@ def run(
     _refuse_broken(asked)
     with bars() as shown:
         if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
-            note(shown, f"{root} goes on to {launch.tasks} tasks, {more} more than before")
+            note(shown, f"{root} continues to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
         write_configs({each.out: each.config for each in asked})
         asked = [replace(each, resume=True) for each in asked]
@@ -138,5 +138,5 @@ def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:
     more = len(failures) - 1
     others = f" (and {more} more seed{'s' if more > 1 else ''} failed)" if more else ""
     net = folders[seed] / "net"
-    left = f"what was learned before is whole in {net}, " if net.exists() else ""
+    left = f"what was learned before is intact in {net}; " if net.exists() else ""
     return f"{which}{why}{others}; {left}a new run with other settings needs another --out"

@@ -27,30 +27,30 @@ def tune(
     ] = 0.15,
     first: Annotated[
         int | None,
-        typer.Option(help="Learn only so many tasks, the stream's first, to save time.", min=1),
+        typer.Option(help="Learn only this many tasks, the stream's first, to save time.", min=1),
     ] = None,
     tries: Annotated[
         list[str] | None,
         typer.Option(
             "--try",
             metavar="NAME=A,B,…",
-            help="Try these values of a setting and not the method's own search; with several, "
-            "every combination. One value holds for all trials and is no part of what is chosen.",
+            help="Try these values of a setting instead of the method's own search; with several, "
+            "every combination. One value holds for all trials and is not part of the choice.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder, else runs/tune-STREAM[-NET].")
+        Path | None, typer.Option(help="Output folder, else runs/tune-STREAM[-NET].")
     ] = None,
     *,
     request: Request,
 ) -> None:
-    """Choose each method's settings by trials, as many for every method.
+    """Choose each method's settings by trials, equally many for every method.
 
-    Trials learn whole streams, or their --first tasks, of seeds from 1000 + --seed on, which no
-    other command uses unless told, and are scored on a part of the training data that was held out;
-    test data is never looked at. Writes METHOD.json with what was chosen and all trials.
-    `--recipe FOLDER` of the other commands takes settings from there, those that all trials were
-    given included. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
+    Trials learn whole streams, or their --first tasks, with seeds from 1000 + --seed on, which no
+    other command uses unless told to, and are scored on held-out training data; test data is never
+    looked at. Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the
+    other commands takes settings from there, including those that all trials were given. With
+    `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
     """
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console

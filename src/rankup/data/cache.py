@@ -74,13 +74,13 @@ def load_decoded(layout: Layout, *, side: int | None = None, progress: bool = Tr
                     _write(folder, decoder, advance)
                     if _state(layout, side) != state:
                         _remove(folder)
-                        raise DataError(f"{layout.root} changed while it was read: try again")
+                        raise DataError(f"{layout.root} changed while it was being read: try again")
                 decoded = _load(folder)
     except OSError as error:
         warnings.warn(
             f"the cache folder {cache} cannot be written ({error.strerror or error}): "
-            f"{layout.root.name} is decoded in memory, now and every time; RANKUP_CACHE names "
-            "another folder",
+            f"{layout.root.name} is decoded in memory, now and every time; name another folder "
+            "with RANKUP_CACHE",
             stacklevel=3,
         )
     if decoded is not None:

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]  # channels, height, width
 Advance = Callable[[int], None]
 
 _GROUP = 128  # images that a thread decodes at a time
-_OWN_SIZE = "split:PATH@64 as the stream makes all of them RGB of 64×64 pixels"
+_OWN_SIZE = "the stream split:PATH@64 converts all images to RGB of 64×64 pixels"
 _PATIENCE = 1.0  # seconds before a progress bar appears
 
 
@@ -127,17 +127,17 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
         raise DataError(f"{where}: the image is too large to be read safely: {error}") from error
     # Broken bytes make decoders raise errors of many kinds, from SyntaxError to struct.error.
     except Exception as error:
-        raise DataError(f"{where}: the image is broken or of an unknown kind") from error
+        raise DataError(f"{where}: the image is broken or in an unknown format") from error
     kind = _kind(opened)
     if kind in ("I", "F"):
         raise DataError(
-            f"{where}: the image is of the kind {kind}, whose white is not known, expected grey or "
+            f"{where}: the image is of kind {kind}, whose white is unknown, expected grey or "
             "RGB with 8 bits per channel, or grey with 16"
         )
     wanted = "RGB" if side is not None else {"1": "L", "P": "RGB"}.get(kind, kind)
     if wanted not in ("L", "RGB"):
         raise DataError(
-            f"{where}: the image is of the kind {kind}, expected grey (L) or RGB with 8 bits per "
+            f"{where}: the image is of kind {kind}, expected grey (L) or RGB with 8 bits per "
             f"channel: {_OWN_SIZE}"
         )
     opened = _upright(opened)

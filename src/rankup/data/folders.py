@@ -45,7 +45,7 @@ def find(root: Path) -> ImageFolder | None:
             raise DataError(f"{root} has a folder train but no folder test beside it")
         classes, tested = _classes(train), _classes(test)
         if not tested:
-            raise DataError(f"{test} holds no images in folders of classes: the split is empty")
+            raise DataError(f"{test} holds no class folders with images: the split is empty")
         strangers = [name for name in tested if name not in classes]
         if strangers:
             raise DataError(f"{test / strangers[0]}: {train} has no class of that name")
@@ -62,7 +62,7 @@ def find(root: Path) -> ImageFolder | None:
         if count < TEST_EVERY:
             raise DataError(
                 f"{root / name} has {count} images, expected at least {TEST_EVERY}: without "
-                "folders train and test every fifth image of a class is for testing"
+                "folders train and test, every fifth image of a class is for testing"
             )
     pairs = list(zip(pictures, every_fifth(labels), strict=True))
     return ImageFolder(
@@ -114,7 +114,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
         return ()
     if empty:
         kinds = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
-        raise DataError(f"{empty[0]} holds no images, expected files of the kinds {kinds}")
+        raise DataError(f"{empty[0]} holds no images, expected files of type {kinds}")
     return tuple(sorted(f.name for f in inner))
 
 
@@ -122,7 +122,7 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int],
     for inner in (f for name in classes for f in (folder / name).iterdir() if f.is_dir()):
         if not inner.name.startswith(".") and _images(inner):
             raise DataError(
-                f"{inner} holds images inside of a class: put them beside the others of that class"
+                f"{inner} is a folder of images inside a class: put them beside the class's others"
             )
     return tuple(
         (file, label) for label, name in enumerate(classes) for file in _images(folder / name)

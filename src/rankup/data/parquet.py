@@ -165,15 +165,15 @@ def _check_complete(files: Sequence[Path]) -> None:
     there = {int(shard[1]) for shard in shards}
     if len({shard[2] for shard in shards}) > 1:
         raise DataError(
-            f"{files[0].parent} holds one split in two divisions, {files[0].name} and "
-            f"{files[-1].name}: its images would count twice, leave one of them"
+            f"{files[0].parent} holds one split divided in two ways, {files[0].name} and "
+            f"{files[-1].name}: its images would count twice, so keep only one"
         )
     for number, total in (shard.groups() for shard in shards):
         missing = sorted(set(range(int(total))) - there)
         if missing:
             raise DataError(
-                f"{files[0].parent} is not complete: of the files {files[0].name.split('-')[0]}-…-"
-                f"of-{total}.parquet number {missing[0]:0{len(number)}} is missing"
+                f"{files[0].parent} is incomplete: of the files {files[0].name.split('-')[0]}-…-"
+                f"of-{total}.parquet, number {missing[0]:0{len(number)}} is missing"
             )
 
 
@@ -200,8 +200,8 @@ def _class_names(shards: Sequence[_Shard]) -> tuple[str, ...]:
     for shard in named:
         if shard.names != named[0].names:
             raise DataError(
-                f"{shard.file} names other classes than {named[0].file}: the labels of one data "
-                "set must mean the same in all its files"
+                f"{shard.file} names different classes than {named[0].file}: the labels of one "
+                "data set must mean the same in all its files"
             )
     if named and named[0].names is not None:
         return named[0].names

@@ -67,7 +67,7 @@ def load_source(
     if not folder.is_dir():
         raise DataError(
             f"there is no data set {name!r}: expected digits, {', '.join(hub.NAMED)} or the path "
-            f"of a folder, and {folder.absolute()} is none"
+            f"of a folder, and {folder.absolute()} is not one"
         )
     tests = named.tests if named else parquet.TESTS
     try:
@@ -102,6 +102,6 @@ def _named_folder(name: str, data: Path | None, download: bool) -> Path:
     if download:
         return hub.download(name, downloaded)
     raise DataError(
-        f"{name} is not in {' or '.join(map(str, places))}: say which folder it lies in with "
-        "--data PATH or RANKUP_DATA, or fetch it from the Hugging Face Hub with --download"
+        f"{name} is not in {' or '.join(map(str, places))}: say which folder it is in with "
+        "--data PATH or RANKUP_DATA, or get it from the Hugging Face Hub with --download"
     )

@@ -33,14 +33,14 @@ class StreamInfo:
 
 STREAMS = {
     "p-digits": StreamInfo(
-        "scikit-learn's 8×8 digits, the pixels permuted by task", "digits", "permuted", 10
+        "scikit-learn's 8×8 digits, pixels permuted by task", "digits", "permuted", 10
     ),
     "r-digits": StreamInfo(
-        "scikit-learn's 8×8 digits, turned by an angle per task", "digits", "rotated", 10
+        "scikit-learn's 8×8 digits, rotated by an angle per task", "digits", "rotated", 10
     ),
     "s-digits": StreamInfo("scikit-learn's 8×8 digits, 2 classes per task", "digits", "split", 5),
-    "p-mnist": StreamInfo("MNIST, the pixels permuted by task", "mnist", "permuted", 20),
-    "r-mnist": StreamInfo("MNIST, turned by an angle per task", "mnist", "rotated", 20),
+    "p-mnist": StreamInfo("MNIST, pixels permuted by task", "mnist", "permuted", 20),
+    "r-mnist": StreamInfo("MNIST, rotated by an angle per task", "mnist", "rotated", 20),
     "s-mnist": StreamInfo("MNIST, 2 classes per task", "mnist", "split", 5),
     "s-cifar100": StreamInfo("CIFAR-100, 5 classes per task", "cifar100", "split", 20),
     "s-miniimagenet": StreamInfo("miniImageNet, 5 classes per task", "mini-imagenet", "split", 20),
@@ -53,7 +53,7 @@ _LARGEST = 4096  # pixels each way
 _MOST_TASKS = 10_000  # nobody learns more, but a typo may ask for them
 
 OWN_DESCRIPTION = (
-    "a data set of your own, its classes divided among --tasks tasks; with PATH@64 its images are "
+    "your own data set, its classes divided among --tasks tasks; with PATH@64 its images are "
     "scaled to 64×64 pixels"
 )
 
@@ -94,7 +94,7 @@ class Stream:
         """
         if not 1 <= count <= len(self):
             raise DataError(
-                f"the first {count} tasks were asked for, and {self.name} has {len(self)}"
+                f"the first {count} tasks were asked for, but {self.name} has {len(self)}"
             )
         return Stream(self.name, self.tasks[:count])
 
@@ -129,7 +129,7 @@ def make_stream(
     ['permutation 01', 'permutation 02', 'permutation 03']
     """
     if not isinstance(name, str):
-        raise DataError(f"a stream has a name, got {type(name).__name__}")
+        raise DataError(f"a stream is given by its name, got {type(name).__name__}")
     info = stream_info(name)
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise DataError(f"seed must be a whole number, got {seed!r}")
@@ -222,7 +222,7 @@ def _split(source: "Source", stream: str, count: int, seed: int) -> "list[Task]"
     if count not in possible:
         raise DataError(
             f"the {total} classes of {source.name} cannot be divided evenly among {count} tasks of "
-            f"at least 2 classes each: possible are {', '.join(map(str, possible)) or 'none'}"
+            f"at least 2 classes each; possible: {', '.join(map(str, possible)) or 'none'}"
         )
     own = generator(seed, "stream", stream, "classes")
     order = torch.randperm(total, generator=own, device="cpu").reshape(count, -1)

@@ -49,7 +49,7 @@ class Permutation:
         if not torch.equal(index.sort().values, torch.arange(len(index), device=index.device)):
             raise DataError(
                 f"a permutation of {len(index)} pixels holds every number from 0 to "
-                f"{len(index) - 1} once, and this one does not"
+                f"{len(index) - 1} once, but this one does not"
             )
 
     def __call__(self, x: Tensor) -> Tensor:

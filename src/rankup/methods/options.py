@@ -43,18 +43,17 @@ class Options:
 class RankOptions(Options):
     last: int = option(
         0,
-        "Factor so many of the last layers alone; the others are learned with the first task. "
+        "Factor only this many last layers; the others are learned with the first task. "
         "0: all layers are factored.",
         least=0,
     )
     reuse: bool = option(True, "Let tasks select from factors of earlier tasks.")
     store: Literal["full", "float16", "int8"] = option(
-        "full", "What a task's numbers are rounded to and stored as; fewer bits, smaller files."
+        "full", "What a task's numbers are rounded to and stored as; fewer bits make smaller files."
     )
     teacher: str = option(
         "",
-        "Folder of a run that has learned these tasks, whose answers are learned in place of "
-        "labels.",
+        "Folder of a run that has learned these tasks; its answers are learned instead of labels.",
     )
 
 
@@ -62,31 +61,31 @@ class RankOptions(Options):
 class EwcOptions(Options):
     strength: float = option(100.0, "Weight of the method's own term of the loss.", least=0)
     gamma: float = option(
-        1.0, "Factor on the importance of earlier tasks whenever one is added.", least=0
+        1.0, "Multiplier of the importance of earlier tasks when one is added.", least=0
     )
-    samples: int = option(1024, "Training samples behind a task's importances.", least=1)
+    samples: int = option(1024, "Training samples to compute a task's importances from.", least=1)
     anchors: Literal["latest", "all"] = option(
-        "latest", "Weights are held to where the latest task left them, or to where each one did."
+        "latest", "Hold weights to where the latest task left them, or to where each task did."
     )
 
 
 @dataclass(frozen=True)
 class NsclOptions(Options):
     energy: float = option(
-        0.1, "Share of its old inputs' energy to which a layer is not bound.", least=0, most=1
+        0.1, "Share of its old inputs' energy that a layer may disregard.", least=0, most=1
     )
 
 
 @dataclass(frozen=True)
 class IcarlOptions(Options):
-    budget: int = option(2000, "Samples to remember in all, shared by the classes seen.", least=1)
+    budget: int = option(2000, "Samples to remember in total, shared by the classes seen.", least=1)
     strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
 
 
 @dataclass(frozen=True)
 class ReplayOptions(Options):
     memory: int = option(5, "Samples to remember of each class of each task.", least=1)
-    replay: int = option(64, "Remembered samples that a step looks at.", least=1)
+    replay: int = option(64, "Remembered samples used in each step.", least=1)
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class IbpWfOptions(Options):
     dictionary: int = option(256, "Factors in each layer's dictionary.", least=1)
     alpha: float = option(20.0, "Factors that the prior expects a task to select.", above=0)
     keep: float = option(
-        0.5, "Probability from which on a factor is selected for good.", above=0, most=1
+        0.5, "Probability from which a factor is selected for good.", above=0, most=1
     )
     temperature: float = option(2 / 3, "How soft selections are while they are learned.", above=0)
 
@@ -117,7 +116,7 @@ class OrthogOptions(ReplayOptions):
 
 @dataclass(frozen=True)
 class ParallelOptions(Options):
-    size: str = option("full", "What each network is: dense ('full'), or its rank (2, 4, …).")
+    size: str = option("full", "What each network is: dense ('full') or of a rank (2, 4, …).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +127,7 @@ class ParallelOptions(Options):
 @dataclass(frozen=True)
 class MultitaskOptions(Options):
     single_head: bool = option(
-        False, "One head over the classes of all tasks together, not one for each task."
+        False, "One head over the classes of all tasks, instead of one for each task."
     )
 
 

@@ -92,16 +92,16 @@ class Results:
             found = {run.seed: run for run in map(_checked, runs)}
             lengths = {len(run.matrix) for run in runs if not run.failed}
             if len(found) < len(runs) or len(lengths) > 1:
-                raise ValueError("a seed stands there twice, or has learned other tasks")
+                raise ValueError("a seed appears twice, or has learned other tasks")
             if content["known"] != json.loads(json.dumps(cell.known())):
-                raise ValueError("it is of something else")
+                raise ValueError("it belongs to something else")
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise RankupError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, RankupError):
             raise RankupError(
-                f"{path} is no file of results: remove it, and its runs will be repeated"
+                f"{path} is not a results file: remove it, and its runs will be repeated"
             ) from None
         return found
 

@@ -98,7 +98,7 @@ class Runner:
                 if until is None or time.time() < until:
                     yield self._run_timed(cell, hear)
             return
-        lost = "a process that ran seeds was killed, maybe for want of memory; fewer --jobs need "
+        lost = "a process that ran seeds was killed, perhaps for lack of memory; fewer --jobs need "
         for many, some in phases(cells, jobs):
             if until is not None and time.time() >= until:
                 return
@@ -162,8 +162,8 @@ class Runner:
             except OSError as error:
                 raise RankupError(
                     f"results cannot be written to {self.results.path(cell)}: "
-                    f"{error.strerror or error}; what was learned is kept, and the same command "
-                    "goes on"
+                    f"{error.strerror or error}; what was learned is kept; run the same "
+                    "command to continue"
                 ) from error
         return next(iter(failures.values()), "")
 
@@ -263,5 +263,5 @@ def share(cells: Sequence[Cell], part: str) -> list[Cell]:
         if not 1 <= number <= parts:
             raise ValueError
     except ValueError:
-        raise RankupError(f"a share is written as 1/4, the first of four; got {part!r}") from None
+        raise RankupError(f"a share is written like 1/4, the first of four; got {part!r}") from None
     return list(cells[number - 1 :: parts])

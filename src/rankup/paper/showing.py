@@ -41,7 +41,7 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
                 path = results.root / PICTURES / f"{each}.png"
                 tell(console, f"{part.title}: {path}")
             if not written:
-                console.print(f"{part.title}: nothing was run that it shows")
+                console.print(f"{part.title}: nothing that it shows was run")
         else:
             for table in rich_tables(part, results):
                 print_table(console, table)

@@ -58,7 +58,7 @@ def summary(comparison: Comparison) -> str:
         each = "each" if all(entry.whole for entry in shown) else "or fewer"
         said += f" with {comparison.seeds} seeds {each}"
     if total > len(shown):
-        said = f"Of {total} methods {len(shown)} learned" + said.split(" learned", 1)[1]
+        said = f"Of {total} methods, {len(shown)} learned" + said.split(" learned", 1)[1]
     # A method that is not continual is best only because it is given more.
     best = next((e for e in comparison.ranked if e.runs and e.continual), comparison.ranked[0])
     return (

@@ -63,7 +63,7 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
     if info.kind != "split":
         raise RankupError(
             f"{run} has learned {config['stream']}, in which each task changes the images in its "
-            "own way: images of yours are none of these"
+            "own way: your images are not changed like that"
         )
     manifest = Manifest.read(run / NET)
     asked = _asked_for(_known_tasks(run, manifest), task, run)
@@ -105,7 +105,7 @@ def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> Taug
         return by_name[task]
     listed = ", ".join(map(str, known))
     if task is None:
-        raise RankupError(f"{run} knows {len(known)} tasks, name one with --task: {listed}")
+        raise RankupError(f"{run} knows {len(known)} tasks; name one with --task: {listed}")
     raise RankupError(f"{run} knows no task {task!r}, only {listed}")
 
 
@@ -129,7 +129,7 @@ def _read(files: Sequence[Path], side: int | None, shape: Shape) -> Tensor:
             array = _pixels_like(shape, content, str(file), side)
             if array.shape != shape:
                 raise DataError(
-                    f"{file}: the image is {words_for(array.shape)}, the run's were "
+                    f"{file}: the image is {words_for(array.shape)}, but the run's were "
                     f"{words_for(shape)}"
                 )
             arrays.append(array)

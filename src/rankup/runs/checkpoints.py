@@ -47,7 +47,7 @@ class Checkpoints:
             if not self._failed:
                 self.note(
                     f"cannot write a checkpoint to {out}: {error.strerror or error}; if the run is "
-                    "stopped now, what it has learned of this task since the last one is lost"
+                    "stopped now, what it learned of this task since the last checkpoint is lost"
                 )
             self._failed = True
         self._written = time.perf_counter()
@@ -82,7 +82,7 @@ def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkp
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        note(f"{path} cannot be read, so its task begins again: {reason}")
+        note(f"{path} cannot be read, so its task starts over: {reason}")
         return None
     # One left from an earlier task is of no use for this one.
     return Checkpoint(epoch, state, seconds=seconds) if of == task else None

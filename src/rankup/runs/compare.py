@@ -143,7 +143,7 @@ def _own_options(methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, 
     for name in given:
         if not any(name in options for options in own.values()):
             flag = name.replace("_", "-")
-            raise RankupError(f"--{flag} is an option of none of {', '.join(methods)}")
+            raise RankupError(f"none of {', '.join(methods)} has an option --{flag}")
     return own
 
 
@@ -156,21 +156,19 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
     )
     if not (root / INDEX).exists():
         if root.exists() and not root.is_dir():
-            raise RunError(f"{root} is a file, not a folder: name a new one with --out")
+            raise RunError(f"{root} is a file, not a folder: name a folder with --out")
         if root.exists() and holds_anything(root):
             raise RunError(f"{root} holds other files: name a new folder with --out")
         return index
     if not launch.request.resume:
-        raise RunError(
-            f"{root} holds a comparison already: add --resume to go on with it, or --out"
-        )
+        raise RunError(f"{root} already holds a comparison: add --resume to continue it, or --out")
     stored = read_index(root)
     for name in {**index.asked, **stored.asked}:
         before, now = stored.asked.get(name), index.asked.get(name)
         if before != now:
             raise RunError(
-                f"{root} was begun with {name} {in_words(before)}, not {in_words(now)}: go on "
-                "with the same options, or begin a new comparison with --out"
+                f"{root} was started with {name} {in_words(before)}, not {in_words(now)}: "
+                "continue with the same options, or start a new comparison with --out"
             )
     # A comparison may go on with more seeds and other methods.
     return Index(
@@ -221,6 +219,6 @@ def release(what: str, device: str, again: str = "the same command with --resume
             torch.cuda.empty_cache()
         except RuntimeError:
             raise RankupError(
-                f"the GPU answers no more since {what} failed; {again} goes on, without {what} if "
-                "that fails again"
+                f"the GPU has not responded since {what} failed; run {again} to continue, "
+                f"without {what} if it fails again"
             ) from None

@@ -37,7 +37,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RankupError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError:
-        raise RankupError(f"{path} is truncated or edited: it is no JSON") from None
+        raise RankupError(f"{path} is truncated or edited: it is not JSON") from None
     for key in ("stream", "method"):
         if not isinstance(config, dict) or key not in config:
             raise RankupError(f"{path} does not hold the settings of a run: it has no {key!r}")
@@ -66,7 +66,7 @@ def recipe_of(settings: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe(**{key: value for key, value in settings.items() if key != "name"})
     except TypeError as error:
-        raise RankupError(f"the settings of a run hold no recipe: {error}") from None
+        raise RankupError(f"the settings of a run do not hold a recipe: {error}") from None
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def _parsed(text: bytes) -> Any:
 
 def _checked(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict):
-        raise RankupError("it is no JSON object")
+        raise RankupError("it is not a JSON object")
     for key in ("task", "accuracy", "parameters", "buffer", "seconds"):
         if key not in line:
             raise RankupError(f"it has no {key!r}")

@@ -56,11 +56,11 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
     path = out / CONFIG
     try:
         if path.exists() and not resume:
-            raise RunError(f"{out} holds a run already: add --resume to go on with it, or --out")
+            raise RunError(f"{out} already holds a run: add --resume to continue it, or --out")
         if path.exists():
             _refuse_other(out, read_config(path), _as_stored(config))
         elif out.exists() and not out.is_dir():
-            raise RunError(f"{out} is a file, not a folder: name another with --out")
+            raise RunError(f"{out} is a file, not a folder: name a folder with --out")
         elif out.exists() and holds_anything(out):
             raise RunError(f"{out} holds other files: name a new folder with --out")
     except OSError as error:
@@ -91,8 +91,8 @@ def tasks_of(folders: Iterable[Path]) -> int | None:
     )
     if len(wanted) > 1:
         raise RunError(
-            f"these runs were begun with {wanted[0]} to {wanted[-1]} tasks: say with --tasks how "
-            "many all of them are to learn"
+            f"these runs were started with {wanted[0]} to {wanted[-1]} tasks: say with --tasks "
+            "how many all of them should learn"
         )
     return wanted[0] if wanted else None
 
@@ -106,8 +106,8 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
                 held.enter_context(filelock.FileLock(out / _LOCK, timeout=0))
             except filelock.Timeout:
                 raise RunError(
-                    f"another process is at work in {out}: wait for it, or name another folder "
-                    "with --out"
+                    f"another process is using {out}: wait for it to finish, or name another "
+                    "folder with --out"
                 ) from None
         yield
 
@@ -177,8 +177,8 @@ def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
         write_file(out / METRICS, utf8(text))
     except OSError as error:
         raise RunError(
-            f"cannot write to {out / METRICS}: {error.strerror or error}; the same command with "
-            "--resume goes on"
+            f"cannot write to {out / METRICS}: {error.strerror or error}; run the same command "
+            "with --resume to continue"
         ) from error
 
 
@@ -231,13 +231,13 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
             continue
         if name == "data":
             raise RunError(
-                f"the images of {wanted['stream']} are others than when {out} was begun: put them "
-                "back, or begin a new run with --out"
+                f"the images of {wanted['stream']} have changed since {out} was started: put the "
+                "old ones back, or start a new run with --out"
             )
-        what = "is a run" if name == "tasks" else "was begun"
+        what = "is a run" if name == "tasks" else "was started"
         raise RunError(
-            f"{out} {what} with {_difference(name, before, now)}: go on with the same options, or "
-            "begin a new run with --out"
+            f"{out} {what} with {_difference(name, before, now)}: continue with the same options, "
+            "or start a new run with --out"
         )
 
 

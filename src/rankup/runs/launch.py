@@ -191,8 +191,8 @@ def _threads(asked: Request, out: Path, alone: bool) -> int:
         before = _threads_before(out / CONFIG)
         if asked.threads not in (None, before):
             raise RankupError(
-                f"{out} was begun with threads {before}, not {asked.threads}, on which bits "
-                "depend: go on without --threads"
+                f"{out} was started with threads {before}, not {asked.threads}, on which exact "
+                "results depend: continue without --threads"
             )
         return before
     most = torch.get_num_threads()

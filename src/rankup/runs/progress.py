@@ -59,7 +59,7 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
         with shown:
             yield shown
     except KeyboardInterrupt:
-        print(f"rankup: stopped; {again} goes on", file=sys.stderr)
+        print(f"rankup: stopped; run {again} to continue", file=sys.stderr)
         sys.exit(STOPPED)
 
 

@@ -86,7 +86,7 @@ def _other_torch(seeds: Sequence[Seed]) -> str:
     first, before = found[0]
     others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return (
-        f"{first.out}{others} was begun with torch {', then '.join(before)} and goes on with "
+        f"{first.out}{others} was started with torch {', then '.join(before)} and continues with "
         f"{first.config.versions['torch']}: its bits may not be those of one version alone"
     )
 
@@ -121,8 +121,8 @@ def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict
         seeds,
         _cores(),
         hear=on_progress or (lambda _: None),
-        lost="a process that ran a seed was killed, maybe for want of memory; the same command"
-        f"{again} goes on",
+        lost="a process that ran a seed was killed, perhaps for lack of memory; run the same "
+        f"command{again} to continue",
     )
     with closing(ended):
         return {seed.out: why for seed, why in ended if why is not None}

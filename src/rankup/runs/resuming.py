@@ -62,7 +62,7 @@ def _seeds(root: Path, runs: list[Path]) -> dict[str, int]:
     if seeds[-1] - seeds[0] >= len(seeds):
         raise RankupError(
             f"{root} holds seeds {', '.join(map(str, seeds))}: say with --seed and --seeds which "
-            "are to go on"
+            "to continue"
         )
     return {"seed": seeds[0], "seeds": len(seeds)}
 

@@ -136,7 +136,7 @@ def _learn_next(
         try:
             failures = learn(methods, tasks, engine, found, watches)
         except CheckpointError as error:
-            engine.note(f"task {tasks[0].name!r} begins again: {error}")
+            engine.note(f"task {tasks[0].name!r} starts over: {error}")
             before = 0.0
             failures = learn(methods, tasks, engine, None, watches)
     failed = {r.out: why for r, why in zip(learning, failures, strict=True) if why is not None}
@@ -195,23 +195,23 @@ class SeedRun:
         """Refuse a network that has learned neither as many tasks as there are lines nor one more:
         it would be tested in place of another."""
         learned, told = self.method.learned, len(self.lines)
-        again = "put back what is missing, or begin a new run with --out"
+        again = "put back what is missing, or start a new run with --out"
         if learned < told:
             raise RunError(
-                f"{self.out / NET} lacks tasks that {METRICS} has, it holds {learned} of {told}: "
+                f"{self.out / NET} lacks tasks that {METRICS} has (it holds {learned} of {told}): "
                 f"{again}"
             )
         if learned > told + 1 and method_info(self.config.method).continual:
             raise RunError(
-                f"{self.out / METRICS} lacks tasks that {NET}/ has, it tells of {told} of "
-                f"{learned}: {again}"
+                f"{self.out / METRICS} lacks tasks that {NET}/ has (it lists {told} of "
+                f"{learned}): {again}"
             )
 
     def refuse_if_outdated(self) -> None:
         if len(read_lines(self.out)) != len(self.lines):
             raise RunError(
-                f"another process was at work in {self.out} until just now: the same command with "
-                "--resume goes on from there"
+                f"another process was using {self.out} until just now: run the same command "
+                "with --resume to continue from there"
             )
 
     @property

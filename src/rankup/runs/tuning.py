@@ -78,7 +78,7 @@ class Tuning:
     def __init__(self, launch: Launch, trials: Mapping[str, Sequence[Values]], root: Path) -> None:
         self.launch, self.trials, self.root = launch, trials, root
         if runs_in(root) or is_comparison(root):
-            raise RankupError(f"{root} holds runs of another command: name another with --out")
+            raise RankupError(f"{root} holds runs of another command: name a new folder with --out")
         self._refuse_what_is_looked_for(launch.request.recipe_options)
         self.runs = {
             method: [self._seeds(method, number) for number in range(len(tried))]
@@ -154,8 +154,8 @@ class Tuning:
         begun = sum(1 for trial in folder.glob("trial-*") if runs_in(trial))
         if begun > asked:
             raise RankupError(
-                f"{folder} was begun with {begun} trials, not {asked}: go on with the same "
-                "options, or begin new trials with --out"
+                f"{folder} was started with {begun} trials, not {asked}: continue with the same "
+                "options, or start new trials with --out"
             )
 
     def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ class Tuning:
             for name in given:
                 if name in tried[0]:
                     raise RankupError(
-                        f"{name} was given, and is what trials of {method} differ in: leave it out"
+                        f"{name} was given, but it is what trials of {method} vary: leave it out"
                     )
 
 
