@@ -51,7 +51,7 @@ class Asking(nn.Module):
 
 @pytest.mark.parametrize("of", [nn.Linear, nn.LayerNorm])
 def test_a_forward_that_asks_for_a_class_of_torchs_is_refused(of: type[nn.Module]) -> None:
-    with pytest.raises(rankup.RankupError, match="goes another way .* isinstance"):
+    with pytest.raises(rankup.RankupError, match="takes a different path .* isinstance"):
         rankup.grow(Asking(of), rankup.Rank(3, 1))
     rankup.grow(Asking(nn.Conv2d), rankup.Rank(3, 1))
 
@@ -61,7 +61,7 @@ def test_a_forward_that_asks_only_while_it_trains_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if self.training else self.head(self.layers[0](x))
 
-    with pytest.raises(rankup.RankupError, match="goes another way"):
+    with pytest.raises(rankup.RankupError, match="takes a different path"):
         rankup.grow(Training(nn.Linear), rankup.Rank(3, 1))
 
 

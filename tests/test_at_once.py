@@ -182,7 +182,7 @@ def test_what_python_draws_follows_from_the_seed() -> None:
 @GPU
 def test_steps_that_python_draws_for_are_not_captured() -> None:
     net = rankup.grow(Drawing(), rankup.Rank(4, 1)).to("cuda")
-    with pytest.warns(UserWarning, match="cannot be captured: the module draws numbers"):
+    with pytest.warns(UserWarning, match="cannot be captured: the module draws random numbers"):
         rankup.fit(net, DIGITS[0].to("cuda"), FEW)
 
 
@@ -199,7 +199,7 @@ def test_epochs_that_are_kept_keep_no_data(monkeypatch: pytest.MonkeyPatch) -> N
     gc.collect()
     assert len(epochs) == 8
     assert not alive
-    with pytest.raises(rankup.TaskStateError, match="and it is no more"):
+    with pytest.raises(rankup.TaskStateError, match="only while the task is being learned"):
         epochs[0].accuracy()
 
 
@@ -217,7 +217,7 @@ def test_a_state_in_another_dtype_is_not_assigned() -> None:
     double = {
         name: t.double() if t.is_floating_point() else t for name, t in net.state_dict().items()
     }
-    with pytest.raises(rankup.TaskStateError, match="is in torch.float64, here in torch.float32"):
+    with pytest.raises(rankup.TaskStateError, match="is in torch.float64, but in torch.float32"):
         net.load_state_dict(double, assign=True)
     net.load_state_dict(double)
     assert torch.equal(net(x, task=0), answer)

@@ -180,5 +180,5 @@ def test_answers_may_have_any_form(form: str) -> None:
 @pytest.mark.parametrize("form", ACROSS)
 def test_answers_that_rest_on_the_number_of_classes_are_refused(form: str) -> None:
     net, x = of_two_and_five_classes(ACROSS[form]), torch.randn(4, 4)
-    with pytest.raises(rankup.RankupError, match="computes across its logits, or turns them"):
+    with pytest.raises(rankup.RankupError, match="computes across its logits or negates them"):
         net(x, task=["narrow", "wide"] * 2)

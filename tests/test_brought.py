@@ -220,7 +220,7 @@ def test_a_forward_that_looks_at_a_bias_sees_the_one_of_its_task() -> None:
         plain = [part.merged(0).bias if task == 0 else part.new_bias for part in layers]
         assert all(torch.equal(*pair) for pair in zip(body.seen, plain, strict=True))
     net.commit_task(calibrate=[x])
-    alone = "has a (weight|bias|number of classes) for each task, .* for one task alone$"
+    alone = "has a (weight|bias|number of classes) for each task, .* for a single task$"
     assert net(x, task=[0, 1, 0, 1]).shape == (4, 3)
     assert [bias.shape for bias in body.seen] == [part.merged(1).bias.shape for part in layers]
     for bias in body.seen:  # of each task another, so that there is nothing to compute with
@@ -305,5 +305,5 @@ def test_what_came_with_the_module_is_not_lost_before_the_first_task(
 def test_a_module_that_cannot_be_copied_says_why(head: str | None) -> None:
     module = Backbone(nn.BatchNorm2d)
     module.lock = threading.Lock()  # type: ignore[assignment]
-    with pytest.raises(rankup.RankupError, match="a copy of the module, which cannot be made: can"):
+    with pytest.raises(rankup.RankupError, match="but the module cannot be copied: can"):
         rankup.grow(module, rankup.Rank(2, 1), head=head)

@@ -99,10 +99,10 @@ def test_one_of_another_network_or_recipe_is_refused(stream: Stream) -> None:
         (
             net(16, 8),
             RECIPE,
-            r"another network or optimiser: 'flat' is float32 \[\d+\] in it, here",
+            r"different network or optimiser: 'flat' is float32 \[\d+\] in it, but",
         ),
-        (net(), replace(RECIPE, optimiser="sgd"), "'mean' is float32 .* in it, here it is missing"),
-        (net(), replace(RECIPE, epochs=2), "was made after epoch 3, the recipe has 2"),
+        (net(), replace(RECIPE, optimiser="sgd"), "'mean' is float32 .* in it, but missing here"),
+        (net(), replace(RECIPE, epochs=2), "was made after epoch 3, but the recipe has 2"),
     ):
         with pytest.raises(rankup.RankupError, match=message):
             rankup.fit(network, stream[0], recipe, resume=point)

@@ -116,10 +116,10 @@ REFUSED = {
     "recipe": (["run", "--recipe", "best"], "there is no recipe 'best', only default, paper"),
     "optimiser": (
         ["run", "--method", "agem", "--optimiser", "adam", "--out", "x"],
-        "agem projects the gradient and needs the optimiser that follows it, sgd, not adam",
+        "agem projects the gradient, so it needs the optimiser .* sgd, not adam",
     ),
     "schedule": (["run", "--schedule", "linear"], "schedule must be one of one-cycle, constant"),
-    "rank": (["run", "--rank", "11"], "rank is written as 11,1 or 0.1,0.02"),
+    "rank": (["run", "--rank", "11"], "rank must be written like 11,1 or 0.1,0.02"),
     "negative rank": (["run", "--rank", "-1,1"], "first must not be negative, got -1"),
     "no factors": (["run", "--rank", "0,0"], "first=0 needs seeded factors"),
     "tasks": (["run", "--tasks", "0"], "tasks must be a whole number of at least 1, got 0"),

@@ -173,7 +173,7 @@ def test_a_teacher_of_another_stream_is_refused_before_anything_is_written(
     given = ("--teacher", str(teacher), "--out", str(out))
     done = call("run", "--stream", f"split:{photos}@12", *how, *given)
     assert done.code == 1
-    assert "has learned another stream: it cannot answer inputs of shape" in done.err
+    assert "learned a different stream: it cannot answer inputs of shape" in done.err
     assert not out.exists()
 
 

@@ -151,7 +151,7 @@ def test_runs_of_different_precision_are_trained_one_by_one_and_it_is_said() -> 
         learner.feed.device = torch.device("cuda")
     said: list[str] = []
     assert Engine(said.append)._form(pupils) is None
-    assert said == ["runs are trained one by one, as they multiply in different precision"]
+    assert said == ["runs are trained one by one because they multiply in different precisions"]
 
 
 def test_a_graph_serves_no_task_with_another_transform() -> None:

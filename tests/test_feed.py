@@ -45,7 +45,7 @@ def test_all_samples_are_looked_at_in_their_order(most: int) -> None:
 @pytest.mark.parametrize("recipe", [Recipe(flip=True), Recipe(crop=1)])
 def test_only_images_can_be_mirrored_and_shifted(recipe: Recipe) -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[8]), Rank(2, 1))
-    message = r"for images of shape \[N, C, H, W\], task '0' has training inputs .* \[60, 12\]"
+    message = r"for images of shape \[N, C, H, W\], but task '0' has training inputs .* \[60, 12\]"
     with pytest.raises(rankup.RankupError, match=message):
         rankup.fit(net, blobs(0, 12), recipe)
     assert net.learning is None

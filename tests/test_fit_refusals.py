@@ -39,7 +39,7 @@ def test_fit_wants_logits_before_anything_is_learned(
 
     net = rankup.grow(Answers(), Rank(4, 1), head="head")
     steps: list[object] = []
-    with pytest.raises(rankup.RankupError, match=rf"answers with a tensor of logits, .* {given}"):
+    with pytest.raises(rankup.RankupError, match=rf"returns a tensor of logits, .* {given}"):
         rankup.fit(net, halves(), RECIPE, on_epoch=lambda *done: steps.append(done))
     assert not steps
     assert net.learning is None
@@ -56,5 +56,5 @@ def test_fit_wants_logits_in_training_too() -> None:
             return (logits, logits) if self.training else logits
 
     net = rankup.grow(Aided(), Rank(4, 1), head="head")
-    with pytest.raises(rankup.RankupError, match="answers with a tensor of logits, .* got tuple"):
+    with pytest.raises(rankup.RankupError, match="returns a tensor of logits, .* got tuple"):
         rankup.fit(net, halves(), RECIPE)

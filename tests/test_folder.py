@@ -121,8 +121,8 @@ WEIGHT = "shared/hidden.0.weight"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: os.truncate(path, 100), "weights.safetensors is truncated or no safetensors"),
-        (lambda path: os.truncate(path, 0), "weights.safetensors is truncated or no safetensors"),
+        (lambda path: os.truncate(path, 100), "safetensors is truncated or not a safetensors file"),
+        (lambda path: os.truncate(path, 0), "safetensors is truncated or not a safetensors file"),
         (
             lambda path: (path.unlink(), path.mkdir()),
             "weights.safetensors cannot be read: Is a dir",

@@ -117,7 +117,7 @@ def test_a_state_of_tasks_with_other_numbers_of_classes_is_refused(
         return net
 
     one, other = taught(3, 5), taught(5, 3)
-    with pytest.raises(RuntimeError, match="its tasks have other numbers of classes"):
+    with pytest.raises(RuntimeError, match="the tasks' numbers of classes do not match"):
         of(other).load_state_dict(of(one).state_dict())
 
 

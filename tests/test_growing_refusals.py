@@ -177,7 +177,7 @@ class WantsX(nn.Module):
 
 CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "no module": (lambda: 5, {}, "grow takes an nn.Module, got int"),
-    "a grown network": (lambda: taught("mlp"), {}, "is a grown network already"),
+    "a grown network": (lambda: taught("mlp"), {}, "is already a grown network"),
     "nothing but a head": (lambda: nn.Sequential(nn.Linear(5, 2)), {}, "nothing to factor"),
     "everything excluded": (mlp, {"exclude": "hidden"}, "nothing to factor"),
     "no Linear": (lambda: nn.Conv2d(3, 2, 1), {}, "no Linear that could be the head"),
@@ -192,7 +192,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         {"head": "head", "last": 1},
         "last=1 needs the order in which layers run",
     ),
-    "a head that is none": (mlp, {"head": "tail"}, "head='tail' is no Linear .* hidden.0, hidden"),
+    "a head that is none": (mlp, {"head": "tail"}, "'tail' is not a Linear .* hidden.0, hidden"),
     "a head of another kind": (
         lambda: nn.Sequential(nn.Linear(5, 6), Doubled(6, 2)),
         {"head": "1"},
@@ -221,18 +221,18 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a lazy layer": (
         lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)),
         {},
-        "layers of the module are not initialised yet .0.: run it once on an input",
+        "layers of the module are not initialised yet .0.: run the module once",
     ),
-    "a copy of its own kind": (OwnCopy, {}, "a layer 'hidden' of its own, as where a class has"),
+    "a copy of its own kind": (OwnCopy, {}, "a layer 'hidden' of its own, as when a class"),
     "a weak reference": (referred_to_weakly, {}, "'stem.owner' is or holds a func"),
     "a function in an object": (with_a_function_in_an_object, {}, "'held' is or holds a function"),
     "a list of parameters": (with_listed_parameters, {}, "'listed' holds parameters that the mod"),
     "layers in a dict": (
         with_hidden_layers,
         {"head": "head"},
-        "'more' holds layers of which torch",
+        "'more' holds layers that torch does not know",
     ),
-    "a second argument x": (WantsX, {}, "wants an argument called x that is not its first"),
+    "a second argument x": (WantsX, {}, "an argument named x that is not its first"),
     "a sparse buffer": (with_a_sparse_buffer, {}, "'near' is a sparse tensor, which cannot be st"),
     "a complex buffer": (
         lambda: with_a_buffer_of(torch.complex128),
@@ -244,7 +244,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         {},
         r"weights must be real numbers, got torch\.complex64",
     ),
-    "no numbers": (lambda: mlp().to("meta"), {}, "on the device 'meta', which holds no numbers"),
+    "no numbers": (lambda: mlp().to("meta"), {}, "on the device 'meta', which holds no values"),
     "compiled layers": (
         lambda: nn.Sequential(quietly(torch.jit.script, nn.Linear(5, 6)), nn.Linear(6, 2)),
         {"exclude": "0"},
@@ -256,8 +256,8 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         "the module was compiled with torch.jit",
     ),
     "rows that change when they are read": (Shortens, {"exclude": "words"}, "'words' has a max_no"),
-    "a task of its own": (WantsATask, {"head": "head"}, "an argument of its own called task"),
-    "two heads": (TwoHeads, {}, "last is 'aside' in training and 'head' when the module answers"),
+    "a task of its own": (WantsATask, {"head": "head"}, "requires an argument named task"),
+    "two heads": (TwoHeads, {}, "last is 'aside' in training and 'head' in evaluation"),
     "a wrapper": (lambda: nn.DataParallel(mlp()), {}, "the module inside a DataParallel"),
     "two dtypes": (mixed_dtypes, {}, "one dtype .* got torch.float32, torch.float64"),
     "torch's own encoder": (

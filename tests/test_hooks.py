@@ -37,7 +37,7 @@ def test_hooks_of_the_network_itself_are_refused() -> None:
     """Steps call the module inside: what was learned would be wrong with them."""
     net = rankup.grow(mlp(), Rank(2, 1))
     hook = net.register_forward_pre_hook(turned)
-    with pytest.raises(rankup.RankupError, match=r"past the network's hooks: .* on net\.body"):
+    with pytest.raises(rankup.RankupError, match=r"bypass the network's hooks: .* on net\.body"):
         rankup.fit(net, halves(), RECIPE)
     assert net.learning is None
     hook.remove()

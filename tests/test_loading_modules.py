@@ -27,7 +27,7 @@ def test_a_module_that_holds_no_numbers_is_refused(tmp_path: Path) -> None:
     rankup.save(rankup.grow(Untracked(), Rank(2, 1)), tmp_path / "net")
     with torch.device("meta"):
         module = Untracked()
-    with pytest.raises(rankup.StoreError, match="on the device 'meta', which holds no numbers"):
+    with pytest.raises(rankup.StoreError, match="on the device 'meta', which holds no values"):
         rankup.load(tmp_path / "net", module)
 
 
@@ -48,7 +48,7 @@ def test_another_class_of_module_is_pointed_out(tmp_path: Path) -> None:
     class Another(Untracked):
         pass
 
-    with pytest.warns(UserWarning, match=r"grown from a Untracked, the module is a .*\.Another"):
+    with pytest.warns(UserWarning, match=r"from a Untracked, but the module is a .*\.Another"):
         rankup.load(tmp_path / "net", module=Another())
 
 
@@ -80,7 +80,7 @@ def test_seeded_factors_of_another_seed_are_not_taken() -> None:
 
     one, same, other = taught(0), taught(0), taught(5)
     same.load_state_dict(one.state_dict())
-    with pytest.raises(RuntimeError, match="seeded factors of another seed, .* seed, not 5"):
+    with pytest.raises(RuntimeError, match="seeded factors from another seed, .* seed, not 5"):
         other.load_state_dict(one.state_dict())
 
 

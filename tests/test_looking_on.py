@@ -30,7 +30,7 @@ def test_the_network_answers_with_what_it_has_learned_so_far() -> None:
 @pytest.mark.parametrize("end", ["commit_task", "abandon_task"])
 def test_a_task_is_not_to_be_ended_by_who_looks_on(end: str) -> None:
     network = net()
-    with pytest.raises(rankup.TaskStateError, match="on_epoch has committed or abandoned"):
+    with pytest.raises(rankup.TaskStateError, match="on_epoch committed or abandoned"):
         rankup.fit(network, clusters(), QUICK, on_epoch=lambda *_: getattr(network, end)())
     assert network.learning is None
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_of_a_network_that_knew_fewer_tasks_is_refused() -> None:
     rank = Rank(0, 0, seeded=32)
     rankup.fit(net(rank=rank), second, QUICK, on_epoch=lambda _, point: kept.append(point))
     network = rankup.fit(net(rank=rank), first, QUICK)
-    with pytest.raises(CheckpointError, match="knew 0 tasks, this one knows 1"):
+    with pytest.raises(CheckpointError, match="knew 0 tasks, but this one knows 1"):
         rankup.fit(network, second, QUICK, resume=kept[2])
     assert network.tasks == ["first"]
 
@@ -96,7 +96,7 @@ def test_networks_that_learn_in_threads_learn_as_each_alone() -> None:
 def test_accuracy_is_of_the_task_that_was_learned() -> None:
     network, task = net(), clusters()
     rankup.fit(network, task, QUICK)
-    with pytest.raises(rankup.RankupError, match="'clusters' with 3 classes, this one has 5"):
+    with pytest.raises(rankup.RankupError, match="'clusters' with 3 classes, but this one has 5"):
         rankup.accuracy(network, clusters(classes=5))
 
 

@@ -107,6 +107,6 @@ def test_other_seeds_remember_other_samples() -> None:
 def test_adam_is_refused_in_one_sentence() -> None:
     with pytest.raises(
         rankup.RankupError,
-        match="agem projects the gradient and needs the optimiser that follows it, sgd, not adam",
+        match="agem projects the gradient, so it needs the optimiser .* sgd, not adam",
     ):
         make("agem", little_stream(), optimiser="adam")

@@ -331,7 +331,7 @@ def test_a_task_without_a_free_factor_is_told_of_and_learns_with_the_old_ones() 
     method.learn(first, None, None)
     assert all(bool(layer.taken.all()) for layer in layers(method))
     old = answer(method, first, 0)
-    says = "task '1' finds none of 12 factors free in hidden.0, hidden.1 and learns with those of"
+    says = "task '1' finds none of the 12 factors free in hidden.0, hidden.1 and learns with those"
     with pytest.warns(UserWarning, match=says):
         method.learn(second, None, None)
     assert right(method, second, 1) > 0.8

@@ -286,8 +286,8 @@ def test_a_run_learns_once_and_tells_of_every_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda x: x.double(), "one dtype, got torch.float32 in '0' and torch.float64 in '1'"),
-        (lambda x: x[..., :4], "inputs have one shape, got torch.Size"),
+        (lambda x: x.double(), "the same dtype, got torch.float32 in '0' and torch.float64 in '1'"),
+        (lambda x: x[..., :4], "inputs have the same shape, got torch.Size"),
     ],
 )
 def test_tasks_of_different_inputs_are_refused(change: object, found: str) -> None:

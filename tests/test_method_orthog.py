@@ -119,7 +119,7 @@ def test_subspaces_come_from_the_seed_and_are_not_stored() -> None:
 
 
 def test_a_layer_that_is_too_narrow_is_refused() -> None:
-    with pytest.raises(rankup.RankupError, match="as wide as the number of tasks, 13, got 12"):
+    with pytest.raises(rankup.RankupError, match="at least the number of tasks, 13, got 12"):
         make(mlp, small(tasks=13))
 
 
@@ -128,7 +128,7 @@ def test_orthonormal_weights_follow_the_gradient_and_nothing_else(
     module: Callable[[], nn.Module],
 ) -> None:
     make(module, small(), recipe=Recipe(optimiser="adam"), stiefel="no")
-    with pytest.raises(rankup.RankupError, match="orthonormal and needs .* sgd, not adam"):
+    with pytest.raises(rankup.RankupError, match="orthonormal, so it needs .* sgd, not adam"):
         make(module, small(), recipe=Recipe(optimiser="adam"), stiefel="yes")
 
 

@@ -316,6 +316,6 @@ def test_one_more_task_than_weights_were_divided_among_is_refused(stream: Stream
     for task in stream:
         method.learn(task, None, None)
     weights = {name: weight.clone() for name, weight in method.weights.items()}
-    with pytest.raises(rankup.RankupError, match=f"among {TASKS} tasks, and there is one more"):
+    with pytest.raises(rankup.RankupError, match=f"among {TASKS} tasks, but there is one more"):
         method.learn(replace(stream[0], name="more"), None, None)
     assert all(torch.equal(method.weights[name], weight) for name, weight in weights.items())

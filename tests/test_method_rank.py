@@ -64,6 +64,6 @@ def test_a_run_takes_the_last_layers_from_its_options(tmp_path: Path) -> None:
 
 def test_more_last_layers_than_there_are_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     words = ["run", "--stream", "p-digits", "--last", "99", "--out", str(tmp_path / "run")]
-    with pytest.raises(rankup.RankupError, match="last=99 must be from 1 to 2, the layers there"):
+    with pytest.raises(rankup.RankupError, match="last=99 must be from 1 to 2, the number of"):
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert not (tmp_path / "run").exists()

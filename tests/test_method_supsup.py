@@ -151,10 +151,10 @@ def test_what_another_seed_or_method_saved_is_refused(tmp_path: Path) -> None:
     method = make(seed=1)
     method.learn(toys(64)[0], None, None)
     method.save(tmp_path)
-    with pytest.raises(rankup.StoreError, match="of SupSup with seed 1, not of SupSup with seed 0"):
+    with pytest.raises(rankup.StoreError, match="to SupSup with seed 1, not to SupSup with seed 0"):
         SupSup.load(tmp_path, make(seed=0).setting)
     setting = replace(make(seed=1).setting, options=method_options("finetune", {}))
-    with pytest.raises(rankup.StoreError, match="of SupSup with seed 1, not of FineTune"):
+    with pytest.raises(rankup.StoreError, match="to SupSup with seed 1, not to FineTune"):
         FineTune.load(tmp_path, setting)
     assert SupSup.load(tmp_path, make(seed=1).setting).learned == 1
 

@@ -52,7 +52,7 @@ def test_logits_stay_bit_identical_whatever_is_learned_later(
         teach(net.train(), f"later {index}", inputs(kind, seed=index), classes=2 + index, steps=2)
         assert_same_bits(before, logits(net.eval(), x))
     before = logits(net, x)
-    with pytest.raises(rankup.RankupError, match=r"stays in torch.float32, torch.float64 would"):
+    with pytest.raises(rankup.RankupError, match=r"stays in torch.float32, as torch.float64 would"):
         net.to(torch.float64)
     assert_same_bits(before, logits(net, x))
     assert_same_bits(before, logits(copy.deepcopy(net), x))
@@ -391,8 +391,8 @@ def pruned(net: rankup.IncrementalNet) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (exchanged, r"hidden\.0\.U is \[3, 16\], not \[1, 16\] as it began"),
-        (pruned, r"hidden\.0\.V is missing, not \[1, 12\] as it began, as after pruning"),
+        (exchanged, r"hidden\.0\.U is \[3, 16\], not \[1, 16\] as at its start"),
+        (pruned, r"hidden\.0\.V is missing, not \[1, 12\] as at its start, as happens after"),
     ],
 )
 def test_only_what_a_task_began_with_is_committed(

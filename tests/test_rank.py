@@ -100,7 +100,7 @@ def test_a_rule_survives_json(rule: object) -> None:
         (lambda: Rank(seeded=2.5), "seeded must be"),
         (lambda: resolve(Rank(seeded=[4, 5]), SHAPES), "2 numbers for 3 layers"),
         (lambda: resolve({"b.*": Rank()}, SHAPES), "no rank rule matches layer 'a'"),
-        (lambda: resolve({"z": Rank(), "*": Rank()}, SHAPES), "'z' applies to no layer"),
+        (lambda: resolve({"z": Rank(), "*": Rank()}, SHAPES), "'z' applies to none of the layers"),
         (lambda: resolve(11, SHAPES), "rank must be a Rank .* got 11"),
     ],
 )

@@ -38,7 +38,7 @@ def test_the_paper_recipe_is_the_notebooks() -> None:
         ({"batch": -1}, "batch must be at least 1, got -1"),
         ({"lr": 0}, "lr must be positive, got 0"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative, got -0.1"),
-        ({"warmup": 1.0}, "warmup must be from 0 to below 1, got 1.0"),
+        ({"warmup": 1.0}, "warmup must be at least 0 and below 1, got 1.0"),
         ({"schedule": "linear"}, "schedule must be one of one-cycle, constant, got 'linear'"),
         ({"selectors": "old"}, "selectors must be 'previous' or a number, got 'old'"),
         ({"crop": -1}, "crop must be at least 0, got -1"),

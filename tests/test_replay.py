@@ -167,7 +167,7 @@ def test_tasks_of_different_inputs_are_refused(name: str) -> None:
     first, second, _ = tasks()
     for what, x in {"dtype": second.train_x / 255, "shape": second.train_x.flatten(1)}.items():
         stream = Stream("odd", (first, replace(second, train_x=x, test_x=x)))
-        with pytest.raises(rankup.RankupError, match=f"a memory needs .* one {what}, got torch"):
+        with pytest.raises(rankup.RankupError, match=f"a memory needs .* same {what}, got torch"):
             make(name, stream, options=REPLAY.get(name))
     make("orthog", stream, options={"memory": 0})  # without a memory, nothing is mixed
 

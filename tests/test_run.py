@@ -140,7 +140,7 @@ def test_a_task_that_fails_stops_the_run_and_keeps_the_tasks_before(tmp_path: Pa
     ("rank", "seeded"), [("11", None), ("a,b", None), ("1,1", "lots"), ("1,1,1", None)]
 )
 def test_a_rank_that_cannot_be_read_is_refused(rank: str, seeded: str | None) -> None:
-    with pytest.raises(rankup.RankupError, match="rank is written as 11,1 or 0.1,0.02"):
+    with pytest.raises(rankup.RankupError, match="rank must be written like 11,1 or 0.1,0.02"):
         parse_rank(rank, seeded)
 
 

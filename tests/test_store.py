@@ -61,7 +61,7 @@ def test_other_modules_must_be_passed_and_must_fit(tmp_path: Path) -> None:
         rankup.load(tmp_path / "net")
     with pytest.raises(rankup.StoreError, match="does not fit .* differ in .*attention.out"):
         rankup.load(tmp_path / "net", module("head_first"))
-    with pytest.raises(rankup.StoreError, match="is in torch.float64, the network in"):
+    with pytest.raises(rankup.StoreError, match="is in torch.float64, but the network is in"):
         rankup.load(tmp_path / "net", module("transformer", torch.float64))
 
 
@@ -209,7 +209,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "newer format": (
         lambda f: edit_manifest(f, lambda data: data.update(version=2)),
-        "format version 2 and this rankup reads version 1: it was written by a newer one",
+        "format version 2, but this rankup reads version 1: it was written by a newer rankup",
     ),
     "edited seed": (
         lambda f: edit_manifest(f, lambda d: d["growth"].update(seed=1), reseal=False),
@@ -231,12 +231,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_manifest(f, lambda d: d["tasks"][0].update(sha256="0" * 64)),
         "0001-task_0.safetensors is not the file that was saved",
     ),
-    "tasks in another order": (swap_tasks, "task 1 is 'task 2', its file cannot be"),
+    "tasks in another order": (swap_tasks, "task 1 is 'task 2', so its file cannot be"),
     "tasks in another order, renamed": (swap_names_too, "'hidden.0.selector' is .*, not"),
     "a file outside the folder": (point_outside, "its file cannot be '../x.safetensors'"),
     "a part left out": (
         lambda f: edit_manifest(f, lambda d: d["parts"].pop(0)),
-        "holds what the network has no place for|does not give the seeded factors",
+        "holds tensors that the network has no place for|does not give the seeded factors",
     ),
     "a field left out": (
         lambda f: edit_manifest(f, lambda d: d.pop("growth")),
@@ -302,7 +302,7 @@ def test_saving_says_that_what_was_saved_before_is_damaged(saved: Path) -> None:
     teach(net, "one more", inputs("mlp"))
     path = first_task(saved)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(rankup.StoreError, match="is damaged, of .* bytes, .* to a new folder"):
+    with pytest.raises(rankup.StoreError, match="is damaged .* bytes, .*: .* to a new folder"):
         rankup.save(net, saved)
     rankup.save(net, saved.with_name("new"))
     assert rankup.load(saved.with_name("new")).tasks == net.tasks
@@ -387,9 +387,9 @@ def test_a_task_that_is_committed_meanwhile_is_saved_the_next_time(
     [
         (
             {"model": {"model": "vit", "options": {}}},
-            "of a model 'vit', which this rankup does",
+            "its model is 'vit', which this rankup does",
         ),
-        ({"dtype": "nn"}, "'nn' is no dtype of torch's"),
+        ({"dtype": "nn"}, "'nn' is not a dtype of torch"),
     ],
 )
 def test_a_manifest_of_what_is_not_known_is_refused(

@@ -159,9 +159,9 @@ def test_going_on_from_a_checkpoint_ends_with_the_same_bits(
 @pytest.mark.parametrize(
     ("name", "seed", "recipe", "why"),
     [
-        ("other", 0, QUICK, "is of task 'clusters', this is 'other'"),
-        ("clusters", 1, QUICK, "is of seed 0, this is 1"),
-        ("clusters", 0, replace(QUICK, lr=1e-3), "was made with another recipe"),
+        ("other", 0, QUICK, "is for task 'clusters', but this is 'other'"),
+        ("clusters", 1, QUICK, "is for seed 0, but this is 1"),
+        ("clusters", 0, replace(QUICK, lr=1e-3), "was made with a different recipe"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(

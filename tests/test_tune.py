@@ -263,12 +263,12 @@ def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
     with pytest.raises(rankup.RankupError, match="lr must be positive"):
         settings_for("rank", "p-digits", "mlp", str(tmp_path))
     (tmp_path / "rank.json").write_text("[]")
-    with pytest.raises(rankup.RankupError, match="is no file of settings"):
+    with pytest.raises(rankup.RankupError, match="is not a settings file"):
         settings_for("rank", "p-digits", "mlp", str(tmp_path))
-    with pytest.warns(UserWarning, match="has no settings for finetune, which has its defaults"):
+    with pytest.warns(UserWarning, match="has no settings for finetune, so its defaults are used"):
         assert settings_for("finetune", "p-digits", "mlp", str(tmp_path)).recipe == {}
     (tmp_path / "rank.json").unlink()
-    with pytest.raises(rankup.RankupError, match="or a folder that `rankup tune` has written"):
+    with pytest.raises(rankup.RankupError, match="or a folder written by `rankup tune`"):
         Request(recipe=str(tmp_path))
 
 
@@ -286,15 +286,15 @@ def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("lr", "what to try must be given as NAME=A,B,…, got 'lr'"),
-        ("strength=1", "'strength' is no setting of rank, which has epochs, "),
+        ("lr", "values to try must be given as NAME=A,B,…, got 'lr'"),
+        ("strength=1", "'strength' is not a setting of rank, which has epochs, "),
         ("lr=fast", "lr must be a number, got 'fast'"),
         ("epochs=1.5", "epochs must be a whole number, got '1.5'"),
         ("reuse=perhaps", "reuse must be yes or no, got 'perhaps'"),
         ("lr=0.1,-1", "lr must be positive, got -1.0"),
         ("last=-1", "last must be at least 0, got -1"),
         ("lr=0.1,1e-1", "lr must be tried with each value once, got 'lr=0.1,1e-1'"),
-        ("lr=0.1 lr=0.2", "what to try of lr must be given once, as lr=A,B,…"),
+        ("lr=0.1 lr=0.2", "the values to try for lr must be given once, as lr=A,B,…"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(given: str, why: str) -> None:

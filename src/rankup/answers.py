@@ -35,7 +35,7 @@ def check_answer(answer: object, x: Tensor, task: Task, who: str, way_out: str =
     given = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
     if given != wanted:
         raise RankupError(
-            f"{who} answers with a tensor of logits, {wanted} for {len(x)} samples of the "
+            f"{who} returns a tensor of logits, {wanted} for {len(x)} samples and the "
             f"{task.classes} classes of task {task.name!r}, got {given}{way_out}"
         )
 

@@ -72,7 +72,8 @@ def _try(
                 _compare(some, len(own), tasks.device, options, run, uneven)
     except RankupError as error:
         raise RankupError(
-            f"tried with {len(own)} samples, before the {len(tasks)} of the mixed batch: {error}"
+            f"in a trial run with {len(own)} samples, before the {len(tasks)} of the mixed batch: "
+            f"{error}"
         ) from error
     except Exception:
         pass
@@ -108,8 +109,8 @@ def _refuse_across(beside: Tensor, alone: Tensor, classes: int) -> None:
     is_missing = is_wider and not bool((beside[..., classes:] <= own.amin(-1, keepdim=True)).all())
     if is_other or is_missing:
         raise RankupError(
-            "the module computes across its logits, or turns them around, and tasks have "
-            "different numbers of them: run each task by itself"
+            "the module computes across its logits or negates them, and tasks have different "
+            "numbers of logits: run each task by itself"
         )
 
 

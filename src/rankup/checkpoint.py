@@ -61,25 +61,27 @@ class Checkpoint:
             for what in ("task", "seed"):
                 given, own = getattr(self.of, what), getattr(here, what)
                 if given != own:
-                    raise CheckpointError(f"the checkpoint is of {what} {given!r}, this is {own!r}")
+                    raise CheckpointError(
+                        f"the checkpoint is for {what} {given!r}, but this is {own!r}"
+                    )
             if self.of.recipe != here.recipe:
-                raise CheckpointError("the checkpoint was made with another recipe")
+                raise CheckpointError("the checkpoint was made with a different recipe")
             if self.of.tasks_before is not None:
                 raise CheckpointError(
-                    f"the checkpoint is of a network that knew {self.of.tasks_before} tasks, this "
-                    f"one knows {here.tasks_before}"
+                    f"the checkpoint is for a network that knew {self.of.tasks_before} tasks, but "
+                    f"this one knows {here.tasks_before}"
                 )
         epochs = here.recipe.epochs
         if not 0 < self.epoch <= epochs:
             raise CheckpointError(
-                f"the checkpoint was made after epoch {self.epoch}, the recipe has {epochs}"
+                f"the checkpoint was made after epoch {self.epoch}, but the recipe has {epochs}"
             )
         for name in {**wanted, **self.state}:
             there, here_it_is = _kind_of(self.state.get(name)), _kind_of(wanted.get(name))
             if there != here_it_is:
                 raise CheckpointError(
-                    f"the checkpoint was made with another network or optimiser: {name!r} is "
-                    f"{there} in it, here it is {here_it_is}"
+                    f"the checkpoint was made with a different network or optimiser: {name!r} is "
+                    f"{there} in it, but {here_it_is} here"
                 )
 
 

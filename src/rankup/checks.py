@@ -22,13 +22,13 @@ def task_name(name: object, known: Container[str]) -> str:
         char in "/\\" or unicodedata.category(char).startswith("C") for char in name
     ):
         raise RankupError(
-            "a task's name must have no slash, no control character and no space at its ends, got "
-            f"{name!r}"
+            "a task's name must not contain a slash or a control character, nor start or end with "
+            f"a space, got {name!r}"
         )
     if (length := len(name.encode())) > 200:
-        raise RankupError(f"a task's name must have at most 200 bytes, got {length}")
+        raise RankupError(f"a task's name must be at most 200 bytes long, got {length}")
     if name in known:
-        raise RankupError(f"there is a task {name!r} already")
+        raise RankupError(f"there is already a task {name!r}")
     return name
 
 
@@ -67,10 +67,10 @@ def state(net: nn.Module, given: Mapping[str, Any], strict: bool, assign: bool) 
         pair = tensor, given.get(name, tensor)
         here, there = (list(getattr(one, "shape", [])) for one in pair)
         if here != there:  # a module's own state may be something else than a tensor
-            _refuse_state(f"{name!r} is of shape {there}, here of {here}")
+            _refuse_state(f"{name!r} has shape {there}, but {here} here")
         own_dtype, dtype = (getattr(one, "dtype", None) for one in pair)
         if assign and dtype != own_dtype:  # else torch converts it
-            _refuse_state(f"{name!r} is in {dtype}, here in {own_dtype}")
+            _refuse_state(f"{name!r} is in {dtype}, but in {own_dtype} here")
     for name, part in net.named_modules():
         if isinstance(part, TaskLayer) and (reason := part.misfit(given, f"{name}.")):
             _refuse_state(reason)
@@ -78,19 +78,19 @@ def state(net: nn.Module, given: Mapping[str, Any], strict: bool, assign: bool) 
 
 def _refuse_state(reason: str) -> None:
     raise TaskStateError(
-        f"the state is not of a network with the same layers and tasks: {reason}; whole networks "
-        "are kept with rankup.save and rankup.load"
+        f"the state is not from a network with the same layers and tasks: {reason}; use "
+        "rankup.save and rankup.load to keep whole networks"
     )
 
 
 def inputs(x: Any, dtype: torch.dtype) -> None:
     if isinstance(x, Tensor) and x.dtype is torch.uint8:
         raise RankupError(
-            f"inputs are torch.uint8, the network computes in {dtype}: give it "
+            f"inputs are torch.uint8, but the network computes in {dtype}: pass "
             "rankup.data.to_float(x)"
         )
     if isinstance(x, np.ndarray):
-        raise RankupError("inputs are a NumPy array, expected a tensor: torch.from_numpy(x)")
+        raise RankupError("inputs must be a tensor, got a NumPy array: pass torch.from_numpy(x)")
 
 
 def batch(given: Any) -> tuple[Any, dict[str, Any]]:
@@ -99,13 +99,13 @@ def batch(given: Any) -> tuple[Any, dict[str, Any]]:
     if isinstance(given, tuple | list):
         if len(given) != 2 or not isinstance(given[1], dict):
             raise TaskStateError(
-                "calibrate must give batches of inputs, or pairs of these and a dict of the "
-                f"module's own options, got a {type(given).__name__}; where a loader gives labels, "
-                "too, take (x for x, _ in loader)"
+                "calibrate must yield batches of inputs, or pairs of such a batch and a dict of "
+                f"the module's own options, got a {type(given).__name__}; if a loader also yields "
+                "labels, pass (x for x, _ in loader)"
             )
         x, options = given
     if isinstance(x, Tensor) and not len(x):
-        raise TaskStateError("calibrate must give batches with samples, got one without")
+        raise TaskStateError("calibrate must yield batches with samples, got an empty one")
     return x, options
 
 

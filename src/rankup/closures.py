@@ -23,8 +23,8 @@ def refuse_functions_of(module: nn.Module, copied: nn.Module) -> None:
             if _leads_to(parts, value, seen):
                 raise RankupError(
                     f"{f'{name}.{key}'.lstrip('.')!r} is or holds a function or a weak reference "
-                    "that refers to the given module or a part of it, as a lambda does that uses "
-                    "self, and a network would run the given one's layers through it: make it a "
+                    "that refers to the given module or a part of it, such as a lambda that uses "
+                    "self, so a network would run the given module's layers through it: make it a "
                     "method"
                 )
 
@@ -39,8 +39,8 @@ def refuse_listed_parameters(module: nn.Module) -> None:
         for key, value in vars(part).items():
             if key not in _TORCHS and any(id(t) in parameters for t in _tensors_in(value)):
                 raise RankupError(
-                    f"{f'{name}.{key}'.lstrip('.')!r} holds parameters that the module has by "
-                    "other names, and would go on holding them when a network has others there: "
+                    f"{f'{name}.{key}'.lstrip('.')!r} holds parameters that the module also has "
+                    "under other names, and would keep the old ones when a network replaces them: "
                     "make it a property"
                 )
 
@@ -53,8 +53,8 @@ def refuse_hidden_layers(module: nn.Module) -> None:
         for key, value in vars(part).items():
             if key not in _TORCHS and any(id(own) not in known for own in _layers_in(value)):
                 raise RankupError(
-                    f"{f'{name}.{key}'.lstrip('.')!r} holds layers of which torch does not know, "
-                    "so that they would neither learn nor be saved: make it an nn.ModuleList or "
+                    f"{f'{name}.{key}'.lstrip('.')!r} holds layers that torch does not know about, "
+                    "so they would neither learn nor be saved: make it an nn.ModuleList or "
                     "nn.ModuleDict"
                 )
 
@@ -67,7 +67,7 @@ def copied_or_refused(module: nn.Module) -> nn.Module:
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RankupError(
-            f"grow works on a copy of the module, which cannot be made: {reason[0]}"
+            f"grow works on a copy of the module, but the module cannot be copied: {reason[0]}"
         ) from error
 
 

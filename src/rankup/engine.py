@@ -54,10 +54,10 @@ class Engine:
         if learners[0].feed.device.type != "cuda":
             return None
         if len({_shapes(learner.learned()) for learner in learners}) > 1:
-            self.note("seeds are trained one by one, as what they learn differs in shape")
+            self.note("seeds are trained one by one because what they learn differs in shape")
             return None
         if len({learner.feed.recipe.precision for learner in learners}) > 1:
-            self.note("runs are trained one by one, as they multiply in different precision")
+            self.note("runs are trained one by one because they multiply in different precisions")
             return None
         # One of them takes the steps of all only if they differ in tensors alone.
         alike = (

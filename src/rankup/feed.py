@@ -49,8 +49,8 @@ class Feed:
     ) -> None:
         if recipe.augments and task.train_x.dim() != 4:
             raise RankupError(
-                "flip and crop are for images of shape [N, C, H, W], task "
-                f"{task.name!r} has training inputs of shape {list(task.train_x.shape)}"
+                f"flip and crop are for images of shape [N, C, H, W], but task {task.name!r} has "
+                f"training inputs of shape {list(task.train_x.shape)}"
             )
         self.task = task if task.train_x.device == device else task.to(device)
         self.recipe = recipe

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Torch's flags and its generator, which steps set, are global: networks that learn in several
 # threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
-_TAKE_ANY = "; begin_task and commit_task take any"
+_TAKE_ANY = "; begin_task and commit_task accept any module"
 _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
 
@@ -59,7 +59,7 @@ class NetPupil:
         self.teacher = teacher
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
-                f"a teacher's answers are not compared by {recipe.loss}, leave it out"
+                f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
             )
 
     @property
@@ -73,7 +73,7 @@ class NetPupil:
     def begin(self, task: Task) -> Learner:
         net, recipe = self.net, self.recipe
         if has_hooks(net):  # learning calls the module inside
-            raise RankupError("fit cannot learn past the network's hooks: put them on net.body")
+            raise RankupError("fit would bypass the network's hooks: put them on net.body")
         net.begin_task(
             task.name,
             task.classes,
@@ -136,8 +136,8 @@ def _refuse_other_arguments(module: nn.Module) -> None:
         inspect.signature(module.forward).bind(object())
     except TypeError as error:
         raise RankupError(
-            "fit calls a module with its inputs alone, which this one's forward does not take: "
-            f"{error}{_TAKE_ANY}"
+            "fit calls a module with nothing but its inputs, which this one's forward does not "
+            f"accept: {error}{_TAKE_ANY}"
         ) from None
 
 
@@ -150,7 +150,7 @@ def _refuse_reentrant(answer: Tensor) -> None:
             continue
         if node.name() == "CheckpointFunctionBackward":
             raise RankupError(
-                "fit cannot train past activation checkpoints with use_reentrant=True: take "
+                "fit cannot train through activation checkpoints with use_reentrant=True: set "
                 "use_reentrant=False, as in docs/modules.md"
             )
         seen.add(node)
@@ -193,11 +193,11 @@ def fit(
         on_epoch: called after each epoch with its progress and a `Checkpoint`, which may be kept.
         resume: a checkpoint of this task, to resume from as if nothing had happened.
     """
-    _check_asked("fit learns", net, task, recipe)
+    _check_asked("fit takes", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
-        raise RankupError(f"a teacher is a module, got {type(teacher).__name__}")
+        raise RankupError(f"a teacher must be a module, got {type(teacher).__name__}")
     if not isinstance(resume, Checkpoint | None):
-        raise RankupError(f"fit goes on from a Checkpoint, got {type(resume).__name__}")
+        raise RankupError(f"fit resumes from a Checkpoint, got {type(resume).__name__}")
     seed = net.growth.seed if seed is None else as_whole("seed", seed)
     recipe = recipe or default_recipe(net, task)
     answers = None if teacher is None else lambda task: answering(teacher, task)
@@ -221,8 +221,8 @@ def _watched(on_epoch: OnEpoch, net: IncrementalNet, task: Task) -> OnEpoch:
             on_epoch(epoch, checkpoint)
         if net.learning != task.name:
             raise TaskStateError(
-                f"on_epoch has committed or abandoned task {task.name!r}, which fit does itself "
-                "when it is learned: raise something there to stop early"
+                f"on_epoch committed or abandoned task {task.name!r}, which fit does itself once "
+                "the task is learned: raise an exception there to stop early"
             )
 
     return told
@@ -269,10 +269,10 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     Args:
         recipe: what the task was learned with, if that scales pixels another way.
     """
-    _check_asked("accuracy tests", net, task, recipe)
+    _check_asked("accuracy takes", net, task, recipe)
     if (known := net.classes.get(task.name, task.classes)) != task.classes:
         raise RankupError(
-            f"the network knows task {task.name!r} with {known} classes, this one has "
+            f"the network knows task {task.name!r} with {known} classes, but this one has "
             f"{task.classes}"
         )
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
@@ -292,8 +292,8 @@ def _check_asked(doing: str, net: object, task: object, recipe: object) -> None:
 
     if not isinstance(net, IncrementalNet):
         given = type(net).__name__
-        raise RankupError(f"{doing} with a network that rankup.grow gives, got {given}")
+        raise RankupError(f"{doing} a network made by rankup.grow, got {given}")
     if not isinstance(task, Task):
         raise RankupError(f"{doing} a rankup.data.Task, got {type(task).__name__}")
     if not isinstance(recipe, Recipe | None):
-        raise RankupError(f"{doing} by a rankup.Recipe, got {type(recipe).__name__}")
+        raise RankupError(f"{doing} a rankup.Recipe, got {type(recipe).__name__}")

@@ -126,7 +126,7 @@ class Graph(Steps):
                     self._step()
             torch.cuda.current_stream().wait_stream(main)
             if seeds.drawn_from() != before:  # a graph would repeat these in every step
-                raise RuntimeError("the module draws numbers on the CPU")
+                raise RuntimeError("the module draws random numbers on the CPU")
             with seeds.kept_if_it_fails(self.device), torch.cuda.graph(self.graph, stream=main):
                 self._step()
 

@@ -30,7 +30,7 @@ class Growth:
         for option, patterns in (("include", self.include or ()), ("exclude", self.exclude)):
             for pattern in patterns:
                 if not isinstance(pattern, str):
-                    raise RankupError(f"{option} takes names or patterns of them, got {pattern!r}")
+                    raise RankupError(f"{option} takes names or name patterns, got {pattern!r}")
         object.__setattr__(self, "seed", as_whole("seed", self.seed))
         if self.last is not None:
             object.__setattr__(self, "last", as_whole("last", self.last))

@@ -82,13 +82,13 @@ class Manifest:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         except ValueError:
-            raise StoreError(f"{path} is truncated or edited: it is no JSON") from None
+            raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise StoreError(f"{path} is not the manifest of a rankup network")
         if data.get("version") != VERSION:
             raise StoreError(
-                f"{path} has format version {data.get('version')} and this rankup reads version "
-                f"{VERSION}: it was written by a newer one"
+                f"{path} has format version {data.get('version')}, but this rankup reads version "
+                f"{VERSION}: it was written by a newer rankup"
             )
         if data.pop("sha256", None) != _seal(data):
             raise StoreError(f"{path} was edited: it does not match its own SHA-256")
@@ -113,7 +113,7 @@ class Manifest:
         parts = tuple(specs.from_json(part) for part in data["parts"])
         dtype = getattr(torch, data["dtype"])
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{data['dtype']!r} is no dtype of torch's")
+            raise ValueError(f"{data['dtype']!r} is not a dtype of torch")
         models.check(data["model"])
         _check_seeded(data["seeded"], growth.seed, parts)
         tasks = []
@@ -122,7 +122,7 @@ class Manifest:
             # The file's name follows from the task: no manifest can point outside its folder.
             if entry["file"] != task_file(index, task.name):
                 raise ValueError(
-                    f"task {index + 1} is {task.name!r}, its file cannot be {entry['file']!r}"
+                    f"task {index + 1} is {task.name!r}, so its file cannot be {entry['file']!r}"
                 )
             tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
         return cls(

@@ -62,7 +62,7 @@ class MixedBatches:
             return indices.clamp(0, known - 1), HostCopy.of(indices)
         if torch._C._functorch.is_batchedtensor(tasks):
             raise RankupError(
-                "a task per sample cannot be mapped over by vmap: a mixed batch is one call of the "
+                "vmap cannot map over a task per sample: run a mixed batch in one call of the "
                 "network, net(x, task=indices)"
             )
         self._refuse_unknown(tasks)

@@ -359,8 +359,9 @@ class IncrementalNet(nn.Module):
         for layer in layers:
             if id(layer) not in there:
                 raise RankupError(
-                    f"grow works on a copy of the module, and that has a layer {layer.spec.name!r} "
-                    "of its own, as where a class has its own __deepcopy__: leave copying to torch"
+                    "grow works on a copy of the module, but the copy has a layer "
+                    f"{layer.spec.name!r} of its own, as when a class defines __deepcopy__: leave "
+                    "copying to torch"
                 )
 
     def _refuse_another_way(self) -> None:
@@ -370,9 +371,9 @@ class IncrementalNet(nn.Module):
             own = trace(self.body, training=training) if way else None
             if own is not None and own.way not in (None, way):
                 raise RankupError(
-                    "the module's forward goes another way with a network's layers in place of its "
-                    "own, as one that asks isinstance(layer, nn.Linear): have it ask for something "
-                    "else, as a flag that the module sets"
+                    "the module's forward takes a different path with a network's layers in place "
+                    "of its own, as when it checks isinstance(layer, nn.Linear): have it check "
+                    "something else, such as a flag that the module sets"
                 )
 
     def _layers(self) -> Iterator[TaskLayer]:
@@ -412,7 +413,8 @@ class IncrementalNet(nn.Module):
         if norms and (isinstance(batches, Tensor | str) or not isinstance(batches, Iterable)):
             raise TaskStateError(
                 f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
-                "from the task's data: commit_task(calibrate=batches), an iterable of input tensors"
+                "from the task's data: call commit_task(calibrate=batches) with an iterable of "
+                "input tensors"
             )
         open_task = len(self._roster.tasks)
 
@@ -434,8 +436,8 @@ class IncrementalNet(nn.Module):
                     there, wanted = (list(s) if s else "missing" for s in (now, shape))
                     raise TaskStateError(
                         f"task {task.name!r} cannot be committed: {name} is {there}, not {wanted} "
-                        "as it began, as after pruning: have its parameters as they were, or "
-                        "abandon_task"
+                        "as at its start, as happens after pruning; restore its parameters, or "
+                        "call abandon_task"
                     )
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
@@ -460,8 +462,8 @@ class IncrementalNet(nn.Module):
             return answer
         except StopIteration:
             raise RankupError(
-                "the module's forward takes the next of its parameters, and between tasks a grown "
-                "network has none: take x.device or x.dtype there, or a buffer's"
+                "the module's forward takes the first of its parameters, but between tasks a grown "
+                "network has none: use x.device or x.dtype there, or a buffer's"
             ) from None
 
 

@@ -26,30 +26,30 @@ def refuse_kinds(module: nn.Module) -> None:
         where = repr(name) if name else "the module"
         if isinstance(part, torch.jit.ScriptModule):
             raise RankupError(
-                f"{where} was compiled with torch.jit, and its layers cannot be exchanged: give "
-                "the module that it was made from"
+                f"{where} was compiled with torch.jit, so its layers cannot be replaced: pass the "
+                "module that it was made from"
             )
         if "_orig_mod" in part._modules:
             raise RankupError(
-                f"{where} was compiled with torch.compile, after which answers may change their "
-                "bits: give the module inside, ._orig_mod"
+                f"{where} was compiled with torch.compile, after which the bits of answers may "
+                "change: pass the module inside, ._orig_mod"
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
             raise RankupError(
-                f"{where} has a max_norm: it shortens rows whenever they are read, on which "
-                "earlier tasks' answers depend; make it without one"
+                f"{where} has a max_norm, which shortens rows whenever they are read, although "
+                "earlier tasks' answers depend on them: create it without one"
             )
     forward = inspect.signature(module.forward).parameters
     if "task" in forward and forward["task"].default is inspect.Parameter.empty:
         raise RankupError(
-            "the module's forward wants an argument of its own called task, which a network takes "
-            "for itself: give it another name"
+            "the module's forward requires an argument named task, a name that a network uses "
+            "itself: rename it"
         )
     after_first = [*forward.values()][1:]
     if any(argument.name == "x" and argument.default is argument.empty for argument in after_first):
         raise RankupError(
-            "the module's forward wants an argument called x that is not its first, which is what "
-            "a network calls its inputs: give it another name"
+            "the module's forward requires an argument named x that is not its first, but x is "
+            "what a network calls its inputs: rename it"
         )
 
 
@@ -66,8 +66,8 @@ def refuse_what_cannot_be(
     lazy = [name for name, reason in problems.items() if reason == _UNINITIALISED]
     if lazy:
         raise RankupError(
-            f"layers of the module are not initialised yet ({', '.join(lazy)}): run it once on an "
-            "input"
+            f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
+            "once on an input"
         )
     if head in problems:
         raise RankupError(

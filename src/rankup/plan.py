@@ -72,9 +72,11 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
     if not isinstance(module, nn.Module):
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if any(isinstance(part, TaskLayer) for part in module.modules()):
-        raise RankupError("the module is a grown network already: begin_task teaches it more")
+        raise RankupError("the module is already a grown network: teach it more with begin_task")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise RankupError(f"grow takes the module inside a {type(module).__name__}: module.module")
+        raise RankupError(
+            f"grow takes the module inside a {type(module).__name__}: pass module.module"
+        )
     refuse_kinds(module)
     copied = copied_or_refused(module)
     refuse_listed_parameters(module)
@@ -167,29 +169,29 @@ class _Planner:
         if self.growth.head is not None:
             if self.growth.head not in linears:
                 raise RankupError(
-                    f"head={self.growth.head!r} is no Linear of the module, which has "
+                    f"head={self.growth.head!r} is not a Linear of the module, which has "
                     + (", ".join(linears) or "none")
                 )
             return self.growth.head
         if not linears:
             raise RankupError(
-                "the module has no Linear that could be the head: give it one, as on "
+                "the module has no Linear that could be the head: give it one, for example on "
                 "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
             )
         if self.trace is None:
             whole = self.modules[""]
             refuse_functions_of(whole, copied_or_refused(whole))  # naming a head would not help
             raise RankupError(
-                "torch.fx cannot trace the module, so which Linear runs last is not known: "
-                "say it with head='name'"
+                "torch.fx cannot trace the module, so it is not known which Linear runs last: name "
+                "it with head='name'"
             )
         head = self._last_linear(self.trace, linears)
         if self.answering is not None:
             other = self._last_linear(self.answering, linears)
             if other != head:
                 raise RankupError(
-                    f"the Linear that runs last is {head!r} in training and {other!r} when the "
-                    "module answers: say which is the head with head='name'"
+                    f"the Linear that runs last is {head!r} in training and {other!r} in "
+                    "evaluation: name the head with head='name'"
                 )
         return head
 
@@ -200,7 +202,7 @@ class _Planner:
             if any(True for _ in self.modules[name].parameters()):
                 raise RankupError(
                     f"the module has no Linear that could be the head: {name!r} runs after the "
-                    "last of them; say which it is with head='name'"
+                    "last of them; name the head with head='name'"
                 )
         raise RankupError("the module runs no Linear that could be the head")
 
@@ -231,7 +233,7 @@ class _Planner:
         if not chosen:
             raise RankupError(
                 "the module has nothing to factor: besides its head it needs a Linear or a "
-                "convolution that include and exclude leave"
+                "convolution that include and exclude do not rule out"
             )
         if self.trace is not None:
             chosen.sort(key=self.trace.position)
@@ -240,11 +242,13 @@ class _Planner:
             return chosen
         if self.trace is None:
             raise RankupError(
-                f"last={last} needs the order in which layers run, and torch.fx cannot trace the "
+                f"last={last} needs the order in which layers run, but torch.fx cannot trace the "
                 "module: name the layers with include instead"
             )
         if not 1 <= last <= len(chosen):
-            raise RankupError(f"last={last} must be from 1 to {len(chosen)}, the layers there are")
+            raise RankupError(
+                f"last={last} must be from 1 to {len(chosen)}, the number of layers to choose from"
+            )
         return chosen[-last:]
 
     def _choose_norms(self) -> list[str]:
@@ -271,11 +275,12 @@ class _Planner:
             raise RankupError(f"the module's weights must be real numbers, got {dtype}")
         if devices == {torch.device("meta")}:
             raise RankupError(
-                "the module is on the device 'meta', which holds no numbers: make it anew"
+                "the module is on the device 'meta', which holds no values: create it again on "
+                "another device"
             )
         if store != "full" and dtype not in (torch.float32, torch.float64):
             raise RankupError(
-                f"store={store!r} is for modules in float32 or float64, this one is in "
+                f"store={store!r} is for modules in float32 or float64, but this one is in "
                 f"{str(dtype).removeprefix('torch.')}"
             )
         return dtype, devices.pop()

@@ -47,8 +47,8 @@ class Rank:
         multiples = [_seeded_multiple(entry) for entry in per_layer]
         if not self.first and not all(multiples):
             raise RankupError(
-                f"first=0 needs seeded factors in every layer, got seeded={self.seeded!r}: "
-                "without any a layer has nothing to select from"
+                f"first=0 needs seeded factors in every layer, got seeded={self.seeded!r}: without "
+                "them a layer has nothing to select from"
             )
 
     @classmethod
@@ -166,9 +166,8 @@ def parse_rank(rank: str, seeded: str | None) -> Rank:
         entries = [e if e.endswith("x") else int(e) for e in seeded.split(",")] if seeded else [0]
     except ValueError:
         raise RankupError(
-            f"rank is written as 11,1 or 0.1,0.02, both as numbers or both as shares, and seeded "
-            f"as 256, 4x or 1536,768; got "
-            f"rank {rank!r} and seeded {seeded!r}"
+            "rank must be written like 11,1 or 0.1,0.02, both numbers or both shares, and seeded "
+            f"like 256, 4x or 1536,768; got rank {rank!r} and seeded {seeded!r}"
         ) from None
     by_layer = entries[0] if len(entries) == 1 else entries
     return Rank(amounts[0], amounts[1], by_layer, of_outputs="." in rank)
@@ -211,13 +210,15 @@ def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[s
     for name in names:
         pattern = next((pattern for pattern in rule if is_match(name, pattern)), None)
         if pattern is None:
-            raise RankupError(f"no rank rule matches layer {name!r}, only {list(rule)}")
+            raise RankupError(
+                f"no rank rule matches layer {name!r}; the rules are for {list(rule)}"
+            )
         layers[pattern].append(name)
     for pattern, matched in layers.items():
         if not matched:
             raise RankupError(
-                f"the rank rule {pattern!r} applies to no layer of {', '.join(names)} that no rule "
-                "before it applies to"
+                f"the rank rule {pattern!r} applies to none of the layers {', '.join(names)} that "
+                "no earlier rule applies to"
             )
     return [(rule[pattern], matched) for pattern, matched in layers.items()]
 
@@ -230,7 +231,7 @@ def _check_amount(name: str, amount: object, of_outputs: bool) -> None:
     if of_outputs and amount > 1:
         raise RankupError(
             f"{name} must be a share of a layer's outputs, from 0 to 1, got {amount}; ranks are "
-            "whole numbers, as Rank(11, 1)"
+            "whole numbers, as in Rank(11, 1)"
         )
     if not of_outputs and not isinstance(amount, int):
         raise RankupError(

@@ -95,7 +95,7 @@ class Recipe:
             if getattr(self, name) < 0:
                 raise RankupError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
-            raise RankupError(f"warmup must be from 0 to below 1, got {self.warmup}")
+            raise RankupError(f"warmup must be at least 0 and below 1, got {self.warmup}")
         self.selector_start()
 
     def selector_start(self) -> float | Literal["previous"]:

@@ -89,9 +89,9 @@ class RestParts:
             return {name: tensor.detach().clone() for name, tensor in self._values().items()}
         if changed := self.undo():
             raise TaskStateError(
-                f"the module changed its {self._called(changed[0])} while it learned, on which "
-                "earlier answers depend; it is held from now on: abandon_task, and learn the task "
-                "again"
+                f"the module changed its {self._called(changed[0])} while it learned, although "
+                "earlier answers depend on it; it is held constant from now on: call abandon_task "
+                "and learn the task again"
             )
         return {}
 
@@ -115,8 +115,8 @@ class RestParts:
         answer would differ."""
         if changed := self._changed(self._owners):
             raise TaskStateError(
-                f"the module changes its {self._called(changed[0])} also when it only answers, so "
-                "that no answer would stay as it is: have it look at self.training"
+                f"the module changes its {self._called(changed[0])} even when it only answers, so "
+                "no answer would stay the same: have it check self.training"
             )
 
     def refuse_made(self, body: nn.Module) -> None:
@@ -129,8 +129,8 @@ class RestParts:
             owner, _, key = name.rpartition(".")
             if (id(others[owner]), key) not in known:
                 raise TaskStateError(
-                    f"the module made {name!r} while it ran, of which a network that was grown "
-                    "before knows nothing: run the module once, then grow it"
+                    f"the module created {name!r} while it ran, but a network grown before that "
+                    "does not know about it: run the module once, then grow it"
                 )
 
     def refuse_reshaped(self) -> None:
@@ -140,8 +140,8 @@ class RestParts:
         for name, shape in self.spec.tensors:
             if (now := tuple(values[name].shape)) != shape:
                 raise TaskStateError(
-                    f"the module made its {self._called(name)} of shape {list(shape)} one of "
-                    f"{list(now)} while it learned, which could not be loaded: have it keep its "
+                    f"the module changed the shape of its {self._called(name)} from {list(shape)} "
+                    f"to {list(now)} while it learned, so it could not be loaded: have it keep its "
                     "shape, or register it with persistent=False"
                 )
 

@@ -32,15 +32,15 @@ class Roster:
         """The task to be learned next, once it is set as `learning`."""
         if self.learning is not None:
             raise TaskStateError(
-                f"cannot begin task {name!r} while {self.learning.name!r} is being learned: "
-                "commit_task or abandon_task it first"
+                f"cannot begin task {name!r} while {self.learning.name!r} is being learned: call "
+                "commit_task or abandon_task first"
             )
         return KnownTask(checks.task_name(name, self._indices), checks.class_count(classes))
 
     def opened(self, wanted: str) -> KnownTask:
         """The task that is being learned, for a method that needs one."""
         if self.learning is None:
-            raise TaskStateError(f"no task is being learned: begin_task comes before {wanted}")
+            raise TaskStateError(f"no task is being learned: call begin_task before {wanted}")
         return self.learning
 
     def append(self, task: KnownTask) -> None:

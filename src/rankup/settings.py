@@ -45,7 +45,8 @@ def settings_for(
         path = folder / f"{method}.json"
     if recipe != "default" and not path.exists():
         warnings.warn(
-            f"{recipe} has no settings for {method}{variant}, which has its defaults", stacklevel=2
+            f"{recipe} has no settings for {method}{variant}, so its defaults are used",
+            stacklevel=2,
         )
     tuned = _read(path, method, as_tried=recipe != "default")
     return Settings(own | dict(tuned.recipe), tuned.options)
@@ -89,8 +90,8 @@ def base_recipe(recipe: str) -> str:
         return recipe
     if not any(Path(recipe).glob("*.json")):
         raise RankupError(
-            f"there is no recipe {recipe!r}, only {', '.join(RECIPES)}, or a folder that "
-            "`rankup tune` has written"
+            f"there is no recipe {recipe!r}, only {', '.join(RECIPES)}, or a folder written by "
+            "`rankup tune`"
         )
     return "default"
 
@@ -116,5 +117,5 @@ def _read(path: Path, method: str, as_tried: bool) -> Settings:
     except RankupError as error:
         raise RankupError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise RankupError(f"{path} is no file of settings that `rankup tune` has written") from None
+        raise RankupError(f"{path} is not a settings file written by `rankup tune`") from None
     return chosen

@@ -74,14 +74,14 @@ def save(net: IncrementalNet, path: StrPath) -> None:
     """
     folder = Path(path)
     if not isinstance(net, IncrementalNet):
-        raise StoreError(f"save takes a network that grow made, got {type(net).__name__}")
+        raise StoreError(f"save takes a network made by grow, got {type(net).__name__}")
     if net.learning is not None:
         raise StoreError(
             f"task {net.learning!r} is still being learned: commit or abandon it before you save"
         )
     if brought := net._only_brought:
         raise StoreError(
-            f"{brought[0]!r} came with the module and is stored with the first task: commit one "
+            f"{brought[0]!r} came with the module and is stored with the first task: commit a task "
             "before you save"
         )
     there = 0
@@ -235,7 +235,7 @@ def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
         path = folder / file.file
         there = path.stat().st_size if path.is_file() else None
         if there != file.size:
-            what = "missing" if there is None else f"damaged, of {there:,} bytes, not {file.size:,}"
+            what = "missing" if there is None else f"damaged ({there:,} bytes, not {file.size:,})"
             raise StoreError(f"{path} is {what}: save the network to a new folder")
 
 
@@ -256,14 +256,14 @@ def _network_without_tasks(
     except RankupError as error:
         raise StoreError(f"{misfit}: {error}") from error
     if net.dtype != manifest.dtype:
-        raise StoreError(f"{misfit}: it is in {net.dtype}, the network in {manifest.dtype}")
+        raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
     if net.plan.specs != manifest.specs:
         differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
         where = ", ".join(sorted({name for name, _ in differing}))
         raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
     own = type(module).__qualname__
     if (given := manifest.model.get("class", own)) != own:
-        warnings.warn(f"{folder} was grown from a {given}, the module is a {own}", stacklevel=3)
+        warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
     return net
 
 
@@ -309,7 +309,9 @@ def _read_tensors(
             part[key] = packing.unpack(spec, key, packed, manifest.dtype)
         parts.append(part)
     if tensors:
-        raise StoreError(f"{path} holds what the network has no place for: {', '.join(tensors)}")
+        raise StoreError(
+            f"{path} holds tensors that the network has no place for: {', '.join(tensors)}"
+        )
     return parts
 
 

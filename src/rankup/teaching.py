@@ -53,11 +53,11 @@ class Teacher(nn.Module):
             raise RankupError(
                 f"the teacher cannot answer inputs of shape {list(x.shape)}: {error}"
             ) from error
-        check_answer(answer, x, feed.task, "a teacher")
+        check_answer(answer, x, feed.task, "fit needs a teacher that")
         right, guess = share_right(self, feed.train(_LOOK)), feed.guess()
         if is_guessing(right, guess, min(len(feed), _LOOK)):
             raise RankupError(
-                f"the teacher knows nothing of task {feed.task.name!r}: it is right for "
+                f"the teacher knows nothing about task {feed.task.name!r}: it is right for "
                 f"{right:.1%} of its training data, no better than guessing ({guess:.1%}); it must "
                 "have learned the same tasks, from the same seed"
             )
@@ -66,7 +66,7 @@ class Teacher(nn.Module):
 def _refuse_if_unusable(module: nn.Module) -> None:
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise RankupError(
-            "the teacher was compiled with torch.jit: give the module that it was made from"
+            "the teacher was compiled with torch.jit: pass the module that it was made from"
         )
     if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
         raise RankupError("the teacher is not initialised yet: run it once on an input")

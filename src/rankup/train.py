@@ -224,8 +224,8 @@ def _look(lesson: _Lesson) -> Callable[[], float]:
     def look() -> float:
         if (lesson := known()) is None or lesson.is_over:
             raise TaskStateError(
-                f"an epoch of task {name!r} can be asked for its accuracy while "
-                "the task is being learned, and it is no more"
+                f"an epoch of task {name!r} can be asked for its accuracy only while the task is "
+                "being learned, which is over"
             )
         return _reached(lesson.pupil, lesson.feed, _PROBE)
 

@@ -66,8 +66,8 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
     other = change(torch.empty(0, dtype=dtype)).dtype
     if other != dtype:
         raise RankupError(
-            f"a grown network stays in {dtype}, {other} would change the bits of every task it "
-            f"knows: take merged(task).to({other}), or grow a module that is in {other}"
+            f"a grown network stays in {dtype}, as {other} would change the bits of every task it "
+            f"knows: use merged(task).to({other}), or grow a module in {other}"
         )
 
 
@@ -134,8 +134,8 @@ class TaskLayer(nn.Module, ABC):
                 self.attributes.append(key)
             elif not key.startswith("_") and key not in torchs:
                 raise RankupError(
-                    f"layer {self.spec.name!r} has an attribute {key!r}, which a network's layers "
-                    "have for themselves: give it another name"
+                    f"layer {self.spec.name!r} has an attribute {key!r}, a name that a network's "
+                    "layers use themselves: rename it"
                 )
 
     def hand_attributes(self, plain: nn.Module) -> None:
@@ -192,21 +192,21 @@ class TaskLayer(nn.Module, ABC):
     def _unreadable(self, what: str) -> str:
         return (
             f"layer {self.spec.name!r} has a {what} for each task, which can be read only while "
-            "the network runs for one task alone"
+            "the network runs for a single task"
         )
 
     def _task(self, x: Tensor) -> int | Tensor:
         task = active_task()
         if task is None:
             raise TaskStateError(
-                f"layer {self.spec.name!r} was called by itself: call the network, which says for "
-                "which task, or say it with rankup.layers.active(index), as where activation "
+                f"layer {self.spec.name!r} was called directly: call the network, which sets the "
+                "task, or set it with rankup.layers.active(index), as needed when activation "
                 "checkpointing runs layers again (docs/modules.md)"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
             raise RankupError(
                 f"layer {self.spec.name!r} got {len(x)} rows for a mixed batch of {len(task)} "
-                "tasks: give one for each sample, or, where the module folds other dimensions into "
+                "tasks: pass one task per sample, or, if the module folds other dimensions into "
                 "the batch, run each task by itself"
             )
         return task

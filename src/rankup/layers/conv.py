@@ -31,7 +31,7 @@ class FactoredConv(FactoredLayer):
     ) -> None:
         super().__init__(spec, seed, dtype, device)
         if spec.conv is None:
-            raise RankupError(f"layer {spec.name!r} has no geometry of a convolution")
+            raise RankupError(f"layer {spec.name!r} has no convolution geometry")
         self.conv = spec.conv
         # As in torch's own, for a module's forward to read; setting them changes nothing.
         self.kernel_size, self.stride = spec.conv.kernel_size, spec.conv.stride

@@ -105,8 +105,8 @@ class FactoredLayer(TaskLayer):
             given = state.get(f"{prefix}{part}", own)[: len(own)]
             if given.shape == own.shape and not torch.equal(given.to(own), own):
                 return (
-                    f"layer {self.spec.name!r} has seeded factors of another seed, which no file "
-                    f"holds: grow the network with that seed, not {self.seed}"
+                    f"layer {self.spec.name!r} has seeded factors from another seed, which are not "
+                    f"stored in any file: grow the network with that seed, not {self.seed}"
                 )
         return None
 

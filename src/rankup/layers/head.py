@@ -102,7 +102,7 @@ class TaskHead(TaskLayer):
 
     def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
         given = _ends(state.get(f"{prefix}rows", self.rows))
-        return None if given == _ends(self.rows) else "its tasks have other numbers of classes"
+        return None if given == _ends(self.rows) else "the tasks' numbers of classes do not match"
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

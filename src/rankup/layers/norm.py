@@ -166,8 +166,8 @@ class TaskNorm(TaskLayer):
         if self.spec.is_batch:
             if mean is None and x.numel() == x.shape[1]:
                 raise TaskStateError(
-                    f"the batch norm {self.spec.name!r} takes statistics of every batch and got a "
-                    "single value of each channel: give batches of two samples or more"
+                    f"the batch norm {self.spec.name!r} takes statistics of every batch, but got a "
+                    "single value per channel: use batches of at least two samples"
                 )
             return F.batch_norm(x, mean, var, weight, bias, mean is None, 0.0, self.spec.eps)
         if self.spec.over == "layer":

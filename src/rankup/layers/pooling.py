@@ -38,7 +38,7 @@ def pooled_statistics(
                     run(batch)
                     seen += 1
             if not seen:
-                raise TaskStateError("calibrate gave no batch to take statistics from")
+                raise TaskStateError("calibrate yielded no batch to take statistics from")
             yield
     finally:
         for norm in norms:

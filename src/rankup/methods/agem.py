@@ -56,6 +56,6 @@ class AGEM(ReplayMethod):
         super().check(setting)
         if setting.recipe.optimiser != "sgd":
             raise RankupError(
-                f"agem projects the gradient and needs the optimiser that follows it, sgd, not "
-                f"{setting.recipe.optimiser}"
+                "agem projects the gradient, so it needs the optimiser that follows the gradient, "
+                f"sgd, not {setting.recipe.optimiser}"
             )

@@ -275,12 +275,12 @@ def _read(path: Path, who: dict[str, str]) -> Tensors:
         with safetensors.safe_open(path, "pt") as file:
             wrote = file.metadata() or who  # files of older versions do not say
         if wrote != who:
-            raise StoreError(f"{path} is of {wrote.get('of')}, not of {who['of']}")
+            raise StoreError(f"{path} belongs to {wrote.get('of')}, not to {who['of']}")
         return safetensors.torch.load(content)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except safetensors.SafetensorError as error:
-        raise StoreError(f"{path} is truncated or no safetensors file: {error}") from error
+        raise StoreError(f"{path} is truncated or not a safetensors file: {error}") from error
 
 
 def _numbers(tensors: Tensors) -> float:

@@ -48,8 +48,8 @@ class WeightFactors(TaskWeightMethod):
         learner = BuffetLearner(self.body, feed, self.learned, self.options)
         if full := [layer.spec.name for layer in learner.layers if bool(layer.taken.all())]:
             warnings.warn(
-                f"task {feed.task.name!r} finds none of {self.options.dictionary} factors free in "
-                f"{', '.join(full)} and learns with those of earlier tasks: a larger dictionary "
+                f"task {feed.task.name!r} finds none of the {self.options.dictionary} factors free "
+                f"in {', '.join(full)} and learns with those of earlier tasks: a larger dictionary "
                 "would leave it some of its own",
                 stacklevel=2,
             )

@@ -151,7 +151,7 @@ class ICaRL(DenseMethod):
         classes = sum(task.classes for task in setting.tasks)
         if setting.options_of(IcarlOptions).budget < classes:
             raise RankupError(
-                f"budget must be at least {classes}, for a sample of each class of the stream, got "
+                f"budget must be at least {classes}, one sample for each class of the stream, got "
                 f"{setting.options_of(IcarlOptions).budget}"
             )
 

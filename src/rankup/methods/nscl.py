@@ -62,8 +62,8 @@ class NSCL(DenseMethod):
         others = [name for name, p in self.body.named_parameters() if id(p) not in own]
         if others:
             raise RankupError(
-                "nscl protects Linear layers and convolutions without groups, got "
-                f"{', '.join(others)} besides"
+                "nscl protects only Linear layers and convolutions without groups, but the network "
+                f"also has {', '.join(others)}"
             )
         for name, layer in self.layers.items():
             width = as_matrix(layer).shape[1]

@@ -106,13 +106,13 @@ class Orthog(ERRing):
         (width,) = (spec.inputs for spec in specs if isinstance(spec, HeadSpec))
         if width < len(setting.tasks):
             raise RankupError(
-                f"orthog gives each task a subspace of the last hidden layer, which must be at "
-                f"least as wide as the number of tasks, {len(setting.tasks)}, got {width}"
+                "orthog gives each task a subspace of the last hidden layer, whose width must be "
+                f"at least the number of tasks, {len(setting.tasks)}, got {width}"
             )
         if _stays_orthonormal(setting) and setting.recipe.optimiser != "sgd":
             raise RankupError(
-                f"orthog keeps weights orthonormal and needs the optimiser that follows the "
-                f"gradient, sgd, not {setting.recipe.optimiser}; or else stiefel no"
+                "orthog keeps weights orthonormal, so it needs the optimiser that follows the "
+                f"gradient, sgd, not {setting.recipe.optimiser}; otherwise set stiefel to no"
             )
 
     def __init__(self, setting: Setting) -> None:

@@ -49,7 +49,7 @@ class PackNet(GuardedMethod):
     def learner(self, feed: Feed) -> Learner:
         if self.learned == len(self.setting.tasks):
             raise RankupError(
-                f"packnet has divided its weights among {self.learned} tasks, and there is one more"
+                f"packnet has divided its weights among {self.learned} tasks, but there is one more"
             )
         owned = {name: self.owners(name) > 0 for name in self.weights}
         held = {name: torch.where(owned[name], w, 0) for name, w in self.weights.items()}

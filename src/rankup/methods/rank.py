@@ -93,7 +93,8 @@ def _refuse_other_tasks(folder: Path, net: IncrementalNet, setting: Setting) -> 
         raise StoreError(
             f"{folder} holds a task {known[name][0]!r} where the stream has "
             + (f"{wanted[name][0]!r}" if name < len(wanted) else "no more")
-            + ": begin a new run with --out, and teach a copy of a run's network, not its own"
+            + ": begin a new run with --out, and teach a copy of a run's network, not the "
+            "network itself"
         )
 
 
@@ -102,19 +103,19 @@ def _check_teacher(folder: Path, setting: Setting) -> None:
     manifest = Manifest.read(home)
     if manifest.growth.seed != setting.seed:
         raise RankupError(
-            f"the teacher {folder} has learned its tasks with seed {manifest.growth.seed}, and "
-            f"with seed {setting.seed} they are others"
+            f"the teacher {folder} learned its tasks with seed {manifest.growth.seed}, and with "
+            f"seed {setting.seed} the tasks are different"
         )
     pixels = _pixels_of(home.parent)
     if pixels not in (None, setting.recipe.pixels):
         raise RankupError(
-            f"the teacher {folder} has learned from pixels {pixels!r}, and would be asked with "
-            f"pixels {setting.recipe.pixels!r}"
+            f"the teacher {folder} learned from pixels {pixels!r}, but would be asked with pixels "
+            f"{setting.recipe.pixels!r}"
         )
     known = {task.name: task.classes for task, _ in manifest.tasks}
     for task in setting.tasks:
         if known.get(task.name) != task.classes:
-            raise RankupError(f"the teacher {folder} has learned no task {task.name!r}")
+            raise RankupError(f"the teacher {folder} has not learned task {task.name!r}")
     _refuse_other_inputs(home, folder, setting.tasks[0].to("cpu"))
 
 
@@ -130,7 +131,7 @@ def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
             net(x if task.transform is None else task.transform(x), task.name)
     except (RankupError, RuntimeError):
         raise RankupError(
-            f"the teacher {folder} has learned another stream: it cannot answer inputs of shape "
+            f"the teacher {folder} learned a different stream: it cannot answer inputs of shape "
             f"{list(task.train_x.shape[1:])}"
         ) from None
 
@@ -150,8 +151,8 @@ def _taught_in(folder: Path, seed: int) -> Path:
         if (candidate / MANIFEST).exists():
             return candidate
     raise RankupError(
-        f"the teacher {folder} is no folder of a run by the rank update, and has none for seed "
-        f"{seed} in it"
+        f"the teacher {folder} is not the folder of a run by the rank update, and has none for "
+        f"seed {seed} in it"
     )
 
 

@@ -61,7 +61,7 @@ def check_inputs(who: str, tasks: Sequence[Task]) -> None:
             one, other = (getattr(each.train_x[0], what) for each in (first, task))
             if one != other:
                 raise RankupError(
-                    f"{who} needs tasks whose inputs have one {what}, got {one} in "
+                    f"{who} needs tasks whose inputs have the same {what}, got {one} in "
                     f"{first.name!r} and {other} in {task.name!r}"
                 )
 
@@ -73,7 +73,7 @@ def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
     for label, own in enumerate(rows):
         if not len(own):
             raise RankupError(
-                f"task {feed.task.name!r} has no training sample of class {label}, and a memory "
+                f"task {feed.task.name!r} has no training sample of class {label}, but a memory "
                 "needs some of every class"
             )
     return rows
@@ -92,7 +92,7 @@ def remembered(feed: Feed, rows: Tensor) -> Tensor:
     if lowest < -0.001 or highest > 1.001:  # rounding to bytes loses twice as much
         raise RankupError(
             f"task {feed.task.name!r} transforms bytes to values from {lowest:g} to {highest:g}, "
-            "and a memory keeps them as bytes, which stand for 0 to 1"
+            "but a memory keeps them as bytes, which stand for 0 to 1"
         )
     return (made * 255).round().clamp(0, 255).to(torch.uint8)
 

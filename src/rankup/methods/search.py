@@ -76,7 +76,7 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:
     for text in instead:
         name, tried = _parsed(method, text)
         if name in given:
-            raise RankupError(f"what to try of {name} must be given once, as {name}=A,B,…")
+            raise RankupError(f"the values to try for {name} must be given once, as {name}=A,B,…")
         given[name] = tried
     lists = given.values() or SEARCH[method]
     merged = []
@@ -94,10 +94,10 @@ def _parsed(method: str, text: str) -> tuple[str, list[Values]]:
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     if not values:
-        raise RankupError(f"what to try must be given as NAME=A,B,…, got {text!r}")
+        raise RankupError(f"values to try must be given as NAME=A,B,…, got {text!r}")
     known = {item.name: item for item in (*fields(Recipe), *fields(method_info(method).options))}
     if name not in known:
-        raise RankupError(f"{name!r} is no setting of {method}, which has {', '.join(known)}")
+        raise RankupError(f"{name!r} is not a setting of {method}, which has {', '.join(known)}")
     found = _each(name, *(_value(name, type(known[name].default), v) for v in values.split(",")))
     for settings in found:
         if found.count(settings) > 1:

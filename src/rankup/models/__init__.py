@@ -28,7 +28,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
 def check(description: dict[str, Any]) -> None:
     """Refuse what `describe` cannot have written, such as a model of a newer release."""
     if (name := description.get("model")) not in (None, *_BUILT_IN):
-        raise ValueError(f"it is of a model {name!r}, which this rankup does not have")
+        raise ValueError(f"its model is {name!r}, which this rankup does not have")
 
 
 def build(description: dict[str, Any]) -> nn.Module:

@@ -35,7 +35,7 @@ def mlp(inputs: int, hidden: Sequence[int] = (256, 256), classes: int = 10) -> M
     sizes = [inputs, classes, *(hidden if isinstance(hidden, Sequence) else [0])]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise RankupError(
-            f"mlp takes whole numbers from 1 on, got {inputs!r} inputs, hidden={hidden!r} and "
+            f"mlp takes whole numbers of at least 1, got {inputs!r} inputs, hidden={hidden!r} and "
             f"{classes!r} classes"
         )
     return MLP(inputs, hidden, classes)

@@ -58,5 +58,7 @@ def resnet18(
     sizes = {"width": width, "image_size": image_size, "channels": channels, "classes": classes}
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise RankupError(f"resnet18 takes a whole number from 1 on as {name}, got {size!r}")
+            raise RankupError(
+                f"resnet18 takes a whole number of at least 1 as {name}, got {size!r}"
+            )
     return ResNet18(width, image_size, channels, classes)
