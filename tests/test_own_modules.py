@@ -445,3 +445,21 @@ def test_the_kind_of_a_weight_can_be_seen_in_mixed_batches_and_its_numbers_canno
     torch.testing.assert_close(nets[0](x, tasks), alone[tasks, torch.arange(len(x))])
     with pytest.raises(rankup.RankupError, match="layer 'hidden' has a weight for each task"):
         nets[1](x, tasks)
+
+
+class Doubling(nn.Module):
+    """Gives its head more digits than that computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(12, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x).relu().double())
+
+
+def test_a_head_says_in_what_it_computes() -> None:
+    net = rankup.grow(Doubling(), Rank(4, 1))
+    net.begin_task("a", 2)
+    with pytest.raises(rankup.RankupError, match="'head' computes in torch.float32, got torch.flo"):
+        net(torch.zeros(3, 12), task="a")
