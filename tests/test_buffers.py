@@ -361,3 +361,21 @@ def test_a_manifest_names_only_buffers_that_are_there(tmp_path: Path) -> None:
     assert manifest.updating == ("mean",)
     (tmp_path / MANIFEST).write_bytes(replace(manifest, updating=("other",)).to_bytes())
     assert "no tensor 'other' that its module could change" in str(rankup.verify(tmp_path))
+
+
+def test_an_answer_that_fails_in_training_mode_changes_nothing_either() -> None:
+    class Failing(Averaging):
+        def forward(self, x: Tensor) -> Tensor:
+            answer = super().forward(x)
+            if self.training:
+                raise ValueError("only now")
+            return answer
+
+    x = halves().test_x
+    net = grown(Failing().eval())
+    net.begin_task("halves", 2)
+    net.commit_task()
+    answer = net(x, 0)
+    with pytest.raises(ValueError, match="only now"):
+        net.train()(x, 0)
+    assert torch.equal(net.eval()(x, 0), answer)

@@ -6,11 +6,17 @@ from rankup.runs import progress
 from rankup.runs.run import Progress
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its only entry is the time."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
 def test_without_a_terminal_a_line_is_said_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with progress.bars() as bars:
         line = bars.add_task("task 1/3", total=3, state="")
         for second in range(0, 100, 10):
@@ -22,10 +28,8 @@ def test_without_a_terminal_a_line_is_said_now_and_then(
 
 
 def test_lines_in_a_log_name_the_method(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with progress.bars() as bars:
         methods = progress.MethodBars(bars, tasks=3, methods=2)
         methods.begin("ewc", {0: 0, 1: 0})

@@ -4,15 +4,19 @@ import math
 import operator
 import unicodedata
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rankup.errors import RankupError, TaskStateError
-from rankup.layers import Start, TaskLayer
+from rankup.layers import Start, TaskLayer, Tensors
 from rankup.rank import as_python
+from rankup.specs import Spec, tensor_name
+
+if TYPE_CHECKING:
+    from rankup.roster import KnownTask
 
 
 def task_name(name: object, known: Container[str]) -> str:
@@ -107,6 +111,21 @@ def batch(given: Any) -> tuple[Any, dict[str, Any]]:
     if isinstance(x, Tensor) and not len(x):
         raise TaskStateError("calibrate must yield batches with samples, got an empty one")
     return x, options
+
+
+def learned(spec: Spec, tensors: Tensors, index: int, task: "KnownTask") -> None:
+    """Refuse to commit a part whose parameters are not of the shapes that the task began with."""
+    expected = spec.shapes(index, task.classes)
+    found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    for key in {**expected, **found}:
+        pair = found.get(key), expected.get(key)
+        if pair[0] != pair[1]:
+            there, wanted = ("missing" if shape is None else list(shape) for shape in pair)
+            raise TaskStateError(
+                f"task {task.name!r} cannot be committed: {tensor_name(spec, key)} is {there}, not "
+                f"{wanted} as at its start, as happens after pruning; restore its parameters, or "
+                "call abandon_task"
+            )
 
 
 def listed(names: list[str]) -> str:

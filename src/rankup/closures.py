@@ -33,30 +33,26 @@ def refuse_listed_parameters(module: nn.Module) -> None:
     """Refuse a module that also keeps its parameters in a list of its own: what is not factored is
     swapped for other tensors from task to task, and the list would keep the old ones."""
     parameters = {id(parameter) for parameter in module.parameters()}
-    for name, part in module.named_modules():
+    for name, part, value in _attributes(module):
         if isinstance(part, nn.RNNBase):  # rebuilds its list whenever they are swapped
             continue
-        for key, value in vars(part).items():
-            if key not in _TORCHS and any(id(t) in parameters for t in _tensors_in(value)):
-                raise RankupError(
-                    f"{f'{name}.{key}'.lstrip('.')!r} holds parameters that the module also has "
-                    "under other names, and would keep the old ones when a network replaces them: "
-                    "make it a property"
-                )
+        if any(id(tensor) in parameters for tensor in _tensors_in(value)):
+            raise RankupError(
+                f"{name!r} holds parameters that the module also has under other names, and would "
+                "keep the old ones when a network replaces them: make it a property"
+            )
 
 
 def refuse_hidden_layers(module: nn.Module) -> None:
     """Refuse a module that has layers in a plain list or dict: torch does not know of them, so
     they would neither learn nor be saved."""
     known = {id(part) for part in module.modules()}
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if key not in _TORCHS and any(id(own) not in known for own in _layers_in(value)):
-                raise RankupError(
-                    f"{f'{name}.{key}'.lstrip('.')!r} holds layers that torch does not know about, "
-                    "so they would neither learn nor be saved: make it an nn.ModuleList or "
-                    "nn.ModuleDict"
-                )
+    for name, _, value in _attributes(module):
+        if any(id(layer) not in known for layer in _layers_in(value)):
+            raise RankupError(
+                f"{name!r} holds layers that torch does not know about, so they would neither "
+                "learn nor be saved: make it an nn.ModuleList or nn.ModuleDict"
+            )
 
 
 def copied_or_refused(module: nn.Module) -> nn.Module:
@@ -78,13 +74,20 @@ def copy_of(module: nn.Module, exchanged: Mapping[int, object] | None = None) ->
     Args:
         exchanged: replacements for parts and tensors in the copy, by their ids.
     """
-    values = (v for part in module.modules() for key, v in vars(part).items() if key not in _TORCHS)
-    tensors = (tensor for value in values for tensor in _tensors_in(value))
+    tensors = (tensor for *_, value in _attributes(module) for tensor in _tensors_in(value))
     kept = {id(tensor): tensor.detach().clone() for tensor in tensors if not tensor.is_leaf}
     return copy.deepcopy(module, {**(exchanged or {}), **kept})
 
 
 _TORCHS = ("_parameters", "_buffers", "_modules")
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:
+    """What the parts of a module hold besides what torch knows of: names, owners and values."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key not in _TORCHS:
+                yield f"{name}.{key}".lstrip("."), part, value
 
 
 def leaves(value: object) -> Iterator[object]:

@@ -202,7 +202,8 @@ class IncrementalNet(nn.Module):
                     learned = [part.learned() for part in self.parts]
             finally:
                 self._hold_constant()  # of what was found to change only now, too
-            self._refuse_misshapen(task, learned)
+            for part, tensors in zip(self.parts, learned, strict=True):
+                checks.learned(part.spec, tensors, len(self._roster.tasks), task)
             self._refuse_not_finite(learned)
             form = self.growth.store
             pairs = zip(self.parts, learned, strict=True)
@@ -306,15 +307,20 @@ class IncrementalNet(nn.Module):
         self._rest.refuse_restless()
 
     @property
+    def _is_constant(self) -> bool:
+        """Whether what is neither factored nor kept per task no longer changes."""
+        return bool(self._roster.tasks) or self.growth.base == "keep"
+
+    @property
     def _only_brought(self) -> list[str]:
         """The module's own tensors that no file holds yet and that no seed can draw again."""
-        return [] if self._roster.tasks or self.growth.base == "keep" else self._rest.brought
+        return [] if self._is_constant else self._rest.brought
 
     def _hold_constant(self) -> None:
         """Keep norms that were left as they are from averaging further once they are constant, and
         other modules that are known to change their buffers from doing so."""
         self._held = list(self._rest.frozen)
-        if self._roster.tasks or self.growth.base == "keep":
+        if self._is_constant:
             parts = self.body.modules()
             self._held += (p for p in parts if isinstance(p, nn.modules.batchnorm._NormBase))
             self._held += self._rest.updating
@@ -329,9 +335,8 @@ class IncrementalNet(nn.Module):
     def _is_to_be_held(self) -> bool:
         """Whether nothing is being learned but the module is in training mode: it may change
         buffers on which answers depend, without being known to."""
-        constant = self._roster.tasks or self.growth.base == "keep"
         return (
-            bool(constant)
+            self._is_constant
             and self.body.training
             and self._roster.learning is None
             and not torch.compiler.is_compiling()
@@ -425,21 +430,6 @@ class IncrementalNet(nn.Module):
         with pooled_statistics(self, norms, () if batches is None else batches, run):
             yield
 
-    def _refuse_misshapen(self, task: KnownTask, learned: Sequence[Tensors]) -> None:
-        """Refuse parameters whose shapes are not those that the task began with."""
-        for part, tensors in zip(self.parts, learned, strict=True):
-            expected = part.spec.shapes(len(self._roster.tasks), task.classes)
-            found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-            for key in {**expected, **found}:
-                if (now := found.get(key)) != (shape := expected.get(key)):
-                    name = tensor_name(part.spec, key)
-                    there, wanted = (list(s) if s else "missing" for s in (now, shape))
-                    raise TaskStateError(
-                        f"task {task.name!r} cannot be committed: {name} is {there}, not {wanted} "
-                        "as at its start, as happens after pruning; restore its parameters, or "
-                        "call abandon_task"
-                    )
-
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
         for part, tensors in zip(self.parts, learned, strict=False):  # or of layers, the first
             given = part.as_given() if part is self._rest else ()
@@ -456,10 +446,11 @@ class IncrementalNet(nn.Module):
         try:
             if not self._is_to_be_held():
                 return self.body(x, **options)
-            with self._rest.held():
-                answer = self.body(x, **options)
-            self._hold_constant()  # of what was found to change only now, too
-            return answer
+            try:
+                with self._rest.held():
+                    return self.body(x, **options)
+            finally:
+                self._hold_constant()  # of what was found to change only now, too
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

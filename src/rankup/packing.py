@@ -5,6 +5,7 @@ They are rounded once, when the task is committed, to what its file can hold. Fr
 network computes with exactly these, and what is packed comes back bit for bit.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -91,16 +92,15 @@ def layouts(
 
 
 def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
-    """How many bytes `pack` would make of them. Those of a byte each are counted, not packed."""
-    as_bytes = {
-        key: value
-        for key, value in values.items()
-        if _form(spec, key, tuple(value.shape), store) == "int8"
-    }
-    others = {key: value for key, value in values.items() if key not in as_bytes}
-    scales = sum(len(value) if value.dim() > 1 else 1 for value in as_bytes.values())
-    counted = sum(value.numel() for value in as_bytes.values()) + 4 * scales
-    return counted + sum(tensor.nbytes for tensor in pack(spec, others, store).values())
+    """How many bytes `pack` would make of them. Only those that it may leave in full are packed."""
+    total, uncertain = 0, Tensors()
+    for key, value in values.items():
+        for layout in layouts(spec, key, tuple(value.shape), store, value.dtype).values():
+            if layout.dtypes is not None and len(layout.dtypes) == 1:
+                total += math.prod(layout.shape) * layout.dtypes[0].itemsize
+            else:
+                uncertain[key] = value
+    return total + sum(tensor.nbytes for tensor in pack(spec, uncertain, store).values())
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:

@@ -177,12 +177,14 @@ class RestParts:
             for owner, key in self._passing
             if owner.training and (buffer := owner._buffers.get(key)) is not None
         ]
-        yield
-        values = self._values() if moving else {}
-        changed = {name: t for name, t in moving.items() if not _equal(values[name], t)}
-        self._updating.update(changed)
-        self._constant(changed)
-        _put_back(passing)
+        try:
+            yield
+        finally:
+            values = self._values() if moving else {}
+            changed = {name: t for name, t in moving.items() if not _equal(values[name], t)}
+            self._updating.update(changed)
+            self._constant(changed)
+            _put_back(passing)
 
     def close(self) -> None:
         self._constant(self._before)
