@@ -379,3 +379,15 @@ def test_an_answer_that_fails_in_training_mode_changes_nothing_either() -> None:
     with pytest.raises(ValueError, match="only now"):
         net.train()(x, 0)
     assert torch.equal(net.eval()(x, 0), answer)
+
+
+def test_what_was_seen_to_change_in_an_answer_is_held_when_the_next_task_is_learned() -> None:
+    task = halves()
+    net = grown(Averaging().eval())
+    net.begin_task("halves", 2)
+    net.commit_task()
+    net.train()(task.test_x, 0)
+    net.begin_task("moved", 2)
+    net(task.train_x, "moved").sum().backward()  # in training mode still
+    net.commit_task()
+    assert net.tasks == ["halves", "moved"]
