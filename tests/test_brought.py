@@ -301,6 +301,16 @@ def test_what_came_with_the_module_is_not_lost_before_the_first_task(
     assert torch.equal(weight, module[0].weight)  # type: ignore[arg-type]
 
 
+def test_buffers_that_came_with_the_module_are_not_lost_either(tmp_path: Path) -> None:
+    net = tied()
+    scale = net.body.get_submodule("embed").scale
+    assert isinstance(scale, Tensor)
+    with pytest.raises(rankup.RankupError, match=r"'embed\.scale' came with the module"):
+        rankup.save(net, tmp_path)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    rankup.save(rankup.grow(plain, Rank(2, 1), exclude=["1"]), tmp_path / "drawn")  # it draws them
+
+
 @pytest.mark.parametrize("head", [None, "head"])
 def test_a_module_that_cannot_be_copied_says_why(head: str | None) -> None:
     module = Backbone(nn.BatchNorm2d)

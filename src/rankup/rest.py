@@ -51,15 +51,15 @@ class RestParts:
         self._before: Tensors = {}
         self._passing_before: list[Tensor | None] = []
         self._own = [name for name, _ in spec.tensors if name not in spec.trained]
-        frozen = [body.get_submodule(name) for name in frozen_parts(body)]
+        frozen = frozen_parts(body)
         # These change no buffers either: frozen parts answer as they were given.
-        self.frozen = [part for part in frozen if part._buffers]
-        # What no seed can restore: frozen weights, and those of modules that cannot draw them.
+        self.frozen = [part for part in map(body.get_submodule, frozen) if part._buffers]
+        # What no seed can restore: what is frozen, and what its module does not draw.
         self.brought = [
             name
             for name, _ in spec.tensors
-            if isinstance(here[name], nn.Parameter)
-            and (name not in spec.trained or drawing_of(_owner(body, name)[0]) is None)
+            if name.rpartition(".")[0] in frozen
+            or not _is_drawn(_owner(body, name)[0], here[name], name in spec.trained)
         ]
         self._updating: set[str] = set()  # buffers that their modules change by themselves
         self._constant({name: tensor.detach() for name, tensor in self._values().items()})
@@ -266,6 +266,13 @@ def _put_back(passing: Iterable[tuple[nn.Module, str, Tensor]]) -> None:
 def _owner(body: nn.Module, name: str) -> tuple[nn.Module, str]:
     owner, _, key = name.rpartition(".")
     return body.get_submodule(owner), key
+
+
+def _is_drawn(owner: nn.Module, tensor: Tensor, trained: bool) -> bool:
+    """Whether a module draws a tensor of its own. Of buffers, norms are known to reset theirs."""
+    if isinstance(tensor, nn.Parameter):
+        return trained and drawing_of(owner) is not None
+    return isinstance(owner, nn.modules.batchnorm._NormBase)
 
 
 def _refresh(owner: nn.Module) -> None:

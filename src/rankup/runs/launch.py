@@ -46,23 +46,19 @@ class Launch:
         rule = parse_rank(self.rank, request.seeded)
         self._learns_factors = bool(rule.first or rule.step)
         self.device = chosen_device(request.device)
+        # Worker processes make their streams themselves: sending one would take longer.
+        self._keeps_streams = self.at_once == 1 or self.device == "cuda"
+        self._names = dict[int, list[str]]()
+        self._data = dict[int, str]()
+        self._made = dict[int, Stream]()
         whole = self._stream(request.seed, request.download)
         self._shape = whole[0].train_x.shape[1:]
         self._facts = facts_of(whole.tasks)  # before holding out, so that trials match later runs
-        learned = self._learned(whole, request.seed)
-        self.tasks = len(learned)
         self._tasks_in_stream = len(whole) if request.first else None
-        self._names = {request.seed: [task.name for task in learned]}
-        self._data = {request.seed: fingerprint(learned)}
-        # Worker processes make their streams themselves: sending one would take longer.
-        keeps = self.at_once == 1 or self.device == "cuda"
-        self._made = {request.seed: learned} if keeps else {}
+        self._note(request.seed, whole)
+        self.tasks = len(self._names[request.seed])
         for seed in self.seeds[1:]:
-            made = self._learned(self._stream(seed), seed)
-            self._names[seed] = [task.name for task in made]
-            self._data[seed] = fingerprint(made)
-            if keeps:
-                self._made[seed] = made
+            self._note(seed, self._stream(seed))
 
     @property
     def seeds(self) -> range:
@@ -127,6 +123,14 @@ class Launch:
         return make_stream(
             asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
         )
+
+    def _note(self, seed: int, whole: Stream) -> None:
+        """Record what a seed's run has to know of its stream; keep the stream where it is used."""
+        learned = self._learned(whole, seed)
+        self._names[seed] = [task.name for task in learned]
+        self._data[seed] = fingerprint(learned)
+        if self._keeps_streams:
+            self._made[seed] = learned
 
     def _learned(self, whole: Stream, seed: int) -> Stream:
         """The part of a stream to learn: its first tasks, without what is held out."""
