@@ -11,19 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rankup import checks, packing, size
-from rankup.closures import copy_of
-from rankup.drawing import reset
+from rankup.body import make_body
 from rankup.errors import RankupError, TaskStateError
 from rankup.growth import Growth
 from rankup.interrupts import undisturbed
 from rankup.layers import (
-    FactoredLinear,
-    TaskHead,
     TaskLayer,
     TaskNorm,
     Tensors,
     active,
-    factored_conv,
     pooled_statistics,
     refuse_other_dtype,
 )
@@ -35,8 +31,7 @@ from rankup.plan import make_plan
 from rankup.rank import RankRule
 from rankup.rest import RestParts
 from rankup.roster import KnownTask, Roster
-from rankup.specs import FactoredSpec, LayerSpec, NormSpec, tensor_name
-from rankup.trace import trace
+from rankup.specs import tensor_name
 
 TaskRef = str | int | Tensor | Sequence[str | int]
 Patterns = str | Sequence[str]
@@ -104,24 +99,13 @@ class IncrementalNet(nn.Module):
         super().__init__()
         self.growth = growth
         self.plan = make_plan(module, growth)
-        originals = dict(module.named_modules())
-        layers = [self._make_layer(spec, originals[spec.name]) for spec in self.plan.layers]
-        # Layers are replaced during the copy, so every reference to one leads to its new form.
-        exchanged = {id(originals[layer.spec.name]): layer for layer in layers}
-        self.body = copy_of(module, exchanged)
-        self._refuse_left_out(layers)
-        self._refuse_another_way()
-        if growth.base == "new":
-            reset(self.body, module, self.plan.dense, growth.seed, self.plan.device)
+        self.body, layers = make_body(module, self.plan, growth)
         # What goes through a task's stages: every task layer, and the rest as one.
         self._rest = RestParts(self.plan.dense, self.body)
         self.parts: list[TaskLayer | RestParts] = [*layers, self._rest]
         self._roster = Roster()
         self._mixed = MixedBatches(self._roster)
-        # Each part keeps the mode it was given in.
         self.training = module.training
-        for layer in layers:
-            layer.training = originals[layer.spec.name].training
         self._hold_constant()
 
     @property
@@ -342,44 +326,6 @@ class IncrementalNet(nn.Module):
             and not torch.compiler.is_compiling()
             and not torch._C._are_functorch_transforms_active()
         )
-
-    def _make_layer(self, spec: LayerSpec, original: nn.Module) -> TaskLayer:
-        made: TaskLayer
-        factory = self.growth.seed, self.plan.dtype, self.plan.device
-        if isinstance(spec, FactoredSpec):
-            made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
-        elif isinstance(spec, NormSpec):
-            made = TaskNorm(spec, *factory)
-        else:
-            made = TaskHead(spec, *factory)
-        if self.growth.base == "keep":
-            shapes = spec.base_shapes()
-            made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
-        made.take_attributes(original)
-        return made
-
-    def _refuse_left_out(self, layers: Sequence[TaskLayer]) -> None:
-        """Refuse a module whose copy lacks the layers that replaced its own."""
-        there = {id(part) for part in self.body.modules()}
-        for layer in layers:
-            if id(layer) not in there:
-                raise RankupError(
-                    "grow works on a copy of the module, but the copy has a layer "
-                    f"{layer.spec.name!r} of its own, as when a class defines __deepcopy__: leave "
-                    "copying to torch"
-                )
-
-    def _refuse_another_way(self) -> None:
-        """Refuse a module whose forward checks the class of its layers and takes another path with
-        those that replaced its own."""
-        for training, way in zip((True, False), self.plan.ways, strict=True):
-            own = trace(self.body, training=training) if way else None
-            if own is not None and own.way not in (None, way):
-                raise RankupError(
-                    "the module's forward takes a different path with a network's layers in place "
-                    "of its own, as when it checks isinstance(layer, nn.Linear): have it check "
-                    "something else, such as a flag that the module sets"
-                )
 
     def _layers(self) -> Iterator[TaskLayer]:
         return (part for part in self.parts if isinstance(part, TaskLayer))
