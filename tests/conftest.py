@@ -20,7 +20,9 @@ settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     torch.manual_seed(0)
 
 

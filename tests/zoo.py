@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import rankup
 from rankup.rank import Rank
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = pytest.mark.gpu  # skipped where there is none: see conftest.py
 
 
 class Attention(nn.Module):
