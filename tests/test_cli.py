@@ -68,6 +68,9 @@ def test_info_and_verify(folder: Path) -> None:
     info = rankup("info", "runs/p-digits-rank-0", cwd=folder)
     assert "permutation 01" in info.stdout
     assert re.search(r"2 tasks, [\d,]+ numbers stored", info.stdout)
+    narrow = rankup("info", "runs/p-digits-rank-0", cwd=folder, COLUMNS="40").stdout
+    assert "…" not in narrow
+    assert {"hidden.0", "hidden.1", "outputs", "seeded"} <= set(narrow.split())
     whole = rankup("verify", "runs/p-digits-rank-0", cwd=folder)
     assert (whole.returncode, whole.stdout.split(" is ")[1]) == (
         0,

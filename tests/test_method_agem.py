@@ -110,3 +110,8 @@ def test_adam_is_refused_in_one_sentence() -> None:
         match="agem projects the gradient, so it needs the optimiser .* sgd, not adam",
     ):
         make("agem", little_stream(), optimiser="adam")
+
+
+def test_a_weight_decay_is_refused_in_one_sentence() -> None:
+    with pytest.raises(rankup.RankupError, match="no step against its memory, .* 0, not 0.05"):
+        make("agem", little_stream(), weight_decay=0.05)

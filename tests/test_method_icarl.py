@@ -1,5 +1,7 @@
 """iCaRL: exemplars by herding, distillation, and the nearest mean."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,6 +111,16 @@ def test_every_exemplar_is_seen_about_once_in_an_epoch() -> None:
     times = learner.draws(torch.Generator())["memory"].flatten().bincount(minlength=100)
     assert set(times.tolist()) <= {1, 2}
     assert times.double().mean() < 1.2
+
+
+def test_exemplars_of_a_small_task_are_not_seen_more_often() -> None:
+    small, large, *_ = make_stream("s-digits")
+    small = replace(small, train_x=small.train_x[:20], train_y=small.train_y[:20])
+    stream = Stream("sizes", (small, large))
+    learner = after(make("icarl", stream, options={"budget": 100}), stream, 1)
+    assert learner.held == 20
+    times = learner.draws(torch.Generator())["memory"].flatten().bincount(minlength=20)
+    assert set(times.tolist()) <= {1, 2}
 
 
 def test_tasks_that_replay_other_numbers_of_exemplars_share_no_graph() -> None:

@@ -1,6 +1,8 @@
 """Methods with modules that hold more than plain layers' weights: frozen or tied ones, buffers that
 change, other dtypes and inputs."""
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -69,6 +71,13 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.b(torch.relu(self.a(x))))
+
+
+class OverLast(nn.Linear):
+    """Over the last dimension, whose size it needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(1)
 
 
 class MeanEmbedding(nn.Embedding):
@@ -198,3 +207,103 @@ def test_every_independent_network_learns_a_first_task() -> None:
         assert _Lesson(learning, learning.begin(task)).peak == 5e-3
         learning.abandon()
         learning.learn(task, None, None)
+
+
+def convolving() -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            first=nn.Conv2d(1, 4, 3),
+            act=nn.ReLU(),
+            next=nn.Conv2d(4, 8, 3),
+            flat=nn.Flatten(),
+            head=nn.Linear(32, 3),
+        )
+    )
+
+
+def test_weights_on_the_stiefel_manifold_leave_what_is_frozen() -> None:
+    tasks, module = toys(1, 6, 6), convolving()
+    module.first.requires_grad_(False)
+    learning = method(made("orthog", module, tasks, "first"), "orthog")
+    learning.learn(tasks[0], None, None)
+    assert torch.equal(learning.body.first.weight, module.first.weight)  # type: ignore[attr-defined]
+    assert learning.orthonormal == ["next.weight"]  # type: ignore[attr-defined]
+
+
+def test_a_tied_weight_is_on_the_stiefel_manifold_once() -> None:
+    tasks = toys(12)
+    options = method_options("orthog", {"stiefel": "yes"})
+    setting = replace(made("orthog", Chain(Tied()), tasks, "first", epochs=40), options=options)
+    learning: Any = method(setting, "orthog")
+    learning.learn(tasks[0], None, None)
+    assert learning.orthonormal == ["first.a.weight", "a.weight"]
+    weight = learning.body.first.b.weight
+    torch.testing.assert_close(weight @ weight.t(), torch.eye(12), atol=1e-5, rtol=0)
+
+
+def test_nscl_refuses_layers_that_share_a_weight() -> None:
+    message = "only where its layer's inputs leave room, but first.a and first.b share one"
+    with pytest.raises(rankup.RankupError, match=message):
+        method(made("nscl", Chain(Tied()), toys(12), "first"), "nscl")
+
+
+def test_a_trial_of_the_layout_is_no_input_that_nscl_protects() -> None:
+    tasks, module, kept = toys(1, 6, 6), convolving(), []
+    for answers_before in (False, True):
+        learning = method(made("nscl", module, tasks), "nscl")
+        learning.begin(tasks[0])
+        if answers_before:
+            answer(learning, tasks[0], 0)
+        learning.end()
+        kept.append(learning.kept)  # type: ignore[attr-defined]
+    for name, covariance in kept[0].items():
+        torch.testing.assert_close(covariance, kept[1][name], rtol=1e-5, atol=1e-5)
+
+
+def test_packnet_leaves_no_layer_without_weights() -> None:
+    tasks = toys(12, count=6)
+    small = nn.Sequential(
+        nn.Unflatten(1, (1, 12)), nn.Conv1d(1, 1, 3, padding=1, bias=False), nn.Flatten()
+    )
+    learning: Any = method(made("packnet", Chain(small), tasks), "packnet")
+    for task in tasks:
+        learning.begin(task)
+        learning._learner.prune()
+        learning.end()
+        assert learning.body.first[1].weight.any()
+    assert learning.owners("first.1.weight").flatten().sort().values.tolist() == [1, 2, 3]
+
+
+def test_what_icarl_distils_from_drops_nothing_out() -> None:
+    tasks = toys(12)
+    learning: Any = method(made("icarl", Chain(nn.Dropout(0.5)), tasks), "icarl")
+    learning.learn(tasks[0], None, None)
+    learner = learning.begin(tasks[1])
+    one, other = (learner._answers(learner.old, tasks[1].train_x) for _ in range(2))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["agem", "er-ring", "icarl"])
+@pytest.mark.parametrize("shape", [(48,), (4, 4, 3)], ids=["flat", "channels last"])
+def test_a_memory_keeps_the_shape_that_transforms_make(name: str, shape: tuple[int, ...]) -> None:
+    def transform(x: Tensor) -> Tensor:
+        return x.flatten(1) if len(shape) == 1 else x.movedim(1, -1)
+
+    tasks = [replace(task, transform=transform) for task in toys(3, 4, 4)]
+    module = Chain(OverLast(shape[-1], 4), inputs=4 * math.prod(shape[:-1]))
+    learning: Any = method(made(name, module, tasks, "first"), name)
+    for task in tasks[:2]:
+        learning.learn(task, None, None)
+    learner = learning.begin(tasks[2])
+    assert learner.memory_x.shape[1:] == shape
+    kept = {tuple(x.flatten().tolist()) for x in learner.memory_x[: learner.held]}
+    given = {tuple(transform(x[None]).flatten().tolist()) for t in tasks[:2] for x in t.train_x}
+    assert kept <= given
+
+
+def test_a_memory_refuses_transforms_that_make_different_shapes() -> None:
+    one, other, _ = toys(12)
+    tasks = [one, replace(other, transform=lambda x: x.view(-1, 3, 4))]
+    message = r"the same shape, got torch.Size\(\[12\]\) in '0' and torch.Size\(\[3, 4\]\) in '1'"
+    with pytest.raises(rankup.RankupError, match=message):
+        method(made("er-ring", Chain(nn.Flatten()), tasks), "er-ring")

@@ -186,3 +186,35 @@ def test_an_image_too_large_to_be_read_is_not_called_broken(
     done = call("run", *asked(own_images(tmp_path / "images")), "--out", tmp_path / "run")
     assert done.code == 1
     assert "the image is too large to be read safely" in " ".join(done.err.split())
+
+
+def test_seeds_of_ones_own_images_have_a_mean(call: Call, tmp_path: Path) -> None:
+    images = own_images(tmp_path / "images")
+    done = call("run", *asked(images), "--seeds", 2, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "mean of 2" in " ".join(done.out.split())
+    sums = {config(tmp_path / "run" / f"seed-{seed}")["data"] for seed in range(2)}
+    assert len(sums) == 2  # their tasks are in different orders
+
+
+@pytest.mark.parametrize("name", ["test", "validation", "valid", "val", "other"])
+def test_what_a_folder_of_test_images_may_be_called(name: str, tmp_path: Path) -> None:
+    for part in ("train", name):
+        own_images(tmp_path / part)
+    if name == "other":
+        message = "train but no folder test or validation or valid or val beside it"
+        with pytest.raises(DataError, match=message):
+            folders.find(tmp_path)
+    else:
+        found = folders.find(tmp_path)
+        assert found is not None
+        assert len(found.test) == 48
+
+
+def test_a_large_image_is_no_attack(call: Call, tmp_path: Path) -> None:
+    own_images(tmp_path / "images")
+    Image.new("L", (11000, 9000)).save(tmp_path / "images" / "a" / "large.png")
+    stream = ("--stream", f"split:{tmp_path / 'images'}@6", "--tasks", 2, "--epochs", 40)
+    done = call("run", *stream, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "Image size" not in done.err

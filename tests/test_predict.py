@@ -1,7 +1,10 @@
 """`rankup predict`: images are preprocessed as they were when the network was taught."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -173,3 +176,20 @@ def test_a_damaged_run_is_told_in_a_sentence(call: Call, run: Path) -> None:
     refused(call("predict", run, file, "--task", "1"), "metrics.jsonl")
     (run / "metrics.jsonl").write_text(first)
     refused(call("predict", run, file, "--task", "1"), "lacks task 'split 02', which net/ has")
+
+
+def test_names_come_back_from_plain_lines_whatever_they_are(tmp_path: Path) -> None:
+    names = (b"caf\xe9.png", b"a\tb\nc\\d.png")
+    written = subprocess.run(
+        [sys.executable, "-c", WRITE, *names], capture_output=True, env=ENV, check=True
+    ).stdout
+    assert written == b"caf\xe9.png\tbee\na\\tb\\nc\\\\d.png\tbee\n"
+
+
+WRITE = """
+import sys
+from rankup.commands.network import _write_line
+for name in sys.argv[1:]:
+    _write_line(name, "bee")
+"""
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

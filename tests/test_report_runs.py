@@ -68,13 +68,6 @@ def broken(run: Path, line: int, **changes: object) -> None:
         (lambda run: broken(run, 2, accuracy=[0.5]), "line 2 of .* is broken: .* 2 tasks"),
         (lambda run: broken(run, 2, accuracy=[0.5, 97]), "line 2 of .* between 0 and 1, got 97$"),
         (lambda run: broken(run, 3, seconds="1"), "line 3 of .*: 'seconds' is '1', not a number$"),
-        (lambda run: (run / "net/manifest.json").write_text("{}"), "is not the manifest of a"),
-        (lambda run: (run / FIRST).write_bytes(b"no"), "selectors in .* cannot be read"),
-        (lambda run: (run / FIRST).unlink(), "cannot be read: No such file or directory$"),
-        (
-            lambda run: shutil.copy(run / FIRST.replace("1", "2"), run / FIRST),
-            r"selectors in .* cannot be read: 'hidden.0' has \[12\], not \[11\]$",
-        ),
     ],
 )
 def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: str) -> None:
@@ -84,6 +77,31 @@ def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: 
     with pytest.raises(RankupError, match=message) as caught:
         read_run(run)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: (run / "net/manifest.json").write_text("{}"), "is not the manifest of a"),
+        (lambda run: (run / FIRST).write_bytes(b"no"), "selectors in .* cannot be read"),
+        (lambda run: (run / FIRST).unlink(), "cannot be read: No such file or directory; "),
+        (
+            lambda run: shutil.copy(run / FIRST.replace("1", "2"), run / FIRST),
+            r"selectors in .* cannot be read: 'hidden.0' has \[12\], not \[11\]; ",
+        ),
+    ],
+)
+def test_a_run_whose_network_is_damaged_has_no_selectors(
+    tmp_path: Path, damage: Any, message: str
+) -> None:
+    run = write_run(tmp_path / "run", constant(3))
+    write_net(run / "net", tasks=3)
+    damage(run)
+    with pytest.warns(UserWarning, match=message):
+        read = read_run(run)
+    assert len(read.lines) == 3
+    assert not read.selectors
+    assert not read_run(run, selectors=False).selectors  # and nothing is said
 
 
 def test_a_file_that_may_not_be_read_is_not_called_missing(
@@ -99,12 +117,12 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(
         return plain_open(path, *args)
 
     monkeypatch.setattr("builtins.open", guarded)
-    with pytest.raises(RankupError, match=f"{FIRST} cannot be read: Permission denied$"):
+    with pytest.warns(UserWarning, match=f"{FIRST} cannot be read: Permission denied; "):
         read_run(run)
     monkeypatch.undo()
     (run / FIRST).unlink()
     (run / FIRST).mkdir()
-    with pytest.raises(RankupError, match=f"{FIRST} cannot be read: Is a directory$"):
+    with pytest.warns(UserWarning, match=f"{FIRST} cannot be read: Is a directory; "):
         read_run(run)
 
 

@@ -281,6 +281,26 @@ def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
     both = [{"lr": 1e-4, "reuse": False}, {"lr": 0.02, "reuse": False}]
     assert [each["settings"] for each in found["trials"]] == both
     assert found["chosen"] == {"lr": 0.02}  # all trials were without reuse: that was no choice
+    assert f"--recipe {tmp_path} --no-reuse" in " ".join(answer.output.split())
+
+
+def test_why_a_trial_failed_is_said(call: Call, tmp_path: Path) -> None:
+    words = ("tune", "--methods", "rank", "--tasks", 2, "--width", 16, "--epochs", 8)
+    done = call(*words, "--try", "lr=0.02,1e9", "--out", tmp_path, "--device", "cpu")
+    assert done.code == 0, done.err
+    said = " ".join(done.err.split())
+    assert "rankup: lr 1e+09 failed: task 'permutation 01' diverged: the loss of" in said
+
+
+@pytest.mark.parametrize(
+    ("share", "why"), [(0.5, "every training label is"), (0.9, "its training inputs are")]
+)
+def test_holding_out_nearly_all_is_said_to_be_the_reason(share: float, why: str) -> None:
+    x, y = torch.rand(2, 3), torch.tensor([0, 1])
+    stream = Stream("two", (rankup.Task("a", 2, x, y, x, y),))
+    message = f"holding out {share:.0%} of the 2 training samples of task 'a' leaves too few"
+    with pytest.raises(rankup.RankupError, match=f"{message} to learn from: .*{why}"):
+        hold_out(stream, share, seed=0)
 
 
 @pytest.mark.parametrize(

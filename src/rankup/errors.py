@@ -17,7 +17,9 @@ class StoreError(RankupError):
 
 def plain_warnings() -> None:
     """Show warnings as plain sentences: where in the code they come from is of no use to the user
-    of a command."""
+    of a command. Pillow's about large images does not say which: those that are too large are
+    refused by name."""
+    warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
     warnings.formatwarning = lambda message, *_: f"rankup: {message}\n"
 
 

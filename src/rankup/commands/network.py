@@ -1,5 +1,6 @@
 """What can be asked of a network's folder: `rankup info`, `rankup verify`, `rankup predict`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
     from rich.text import Text
 
     from rankup.manifest import Manifest
+    from rankup.report.printing import print_table
     from rankup.runs.progress import tell
     from rankup.size import kept_from_module, stored_by_task
     from rankup.specs import FactoredSpec
@@ -31,7 +33,7 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
         if isinstance(spec, FactoredSpec):
             numbers = (spec.outputs, spec.inputs, spec.rank.seeded, spec.rank.first, spec.rank.step)
             layers.add_row(Text(spec.name), *map(str, numbers))
-    console.print(layers)
+    print_table(console, layers)
     tasks = _right_aligned("task", "classes", "numbers stored", "bytes of file")
     counts = stored_by_task(manifest.specs, [task.classes for task, _ in manifest.tasks])
     for (task, file), count in zip(manifest.tasks, counts, strict=True):
@@ -40,7 +42,7 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
         kept = kept_from_module(manifest.specs)
         tasks.add_row("of the module", "", f"{kept:,}", f"{base.size:,}")
         counts = [*counts, kept]
-    console.print(tasks)
+    print_table(console, tasks)
     form = "" if manifest.growth.store == "full" else f" as {manifest.growth.store}"
     size = sum(file.size for _, file in manifest.tasks) + (base.size if base else 0)
     number = len(manifest.tasks)
@@ -53,7 +55,8 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
 def _right_aligned(first: str, *headings: str) -> "Table":
     from rich.table import Table
 
-    table = Table(first, box=None)
+    table = Table(box=None)
+    table.add_column(first, overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right")
     return table
@@ -77,7 +80,10 @@ def predict(
         typer.Option(help="Task, by name or number; needed if there are several."),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Lines of file, class and probability, for scripts.")
+        bool,
+        typer.Option(
+            "--plain", help="Lines of file, class and probability between tabs, for scripts."
+        ),
     ] = False,
 ) -> None:
     """Say which class of a task images belong to, by the network of a run that split its classes.
@@ -96,7 +102,7 @@ def predict(
     seen = what_is_seen(path, task, files)
     if plain:
         for file, (first, *_) in zip(files, seen, strict=True):
-            print(file, first.name, f"{first.probability:.4f}", sep="\t")
+            _write_line(str(file), first.name, f"{first.probability:.4f}")
         return
     table = _right_aligned("image", "%")
     table.add_column("class")
@@ -106,6 +112,15 @@ def predict(
         share = f"{100 * first.probability:.1f}"
         table.add_row(Text(str(file)), share, Text(first.name), Text(others))
     Console().print(table)
+
+
+def _write_line(*cells: str) -> None:
+    """Cells between tabs, with the bytes of names that are no text. Backslashes stand before what
+    would end a cell."""
+    line = "\t".join(
+        cell.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n") for cell in cells
+    )
+    sys.stdout.buffer.write(os.fsencode(f"{line}\n"))
 
 
 def _network(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """The command `rankup tune`. Heavy imports happen inside."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from rankup.runs.request import Request
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankup.runs.tuning import Outcome
+    from rankup.methods.search import Values
+    from rankup.runs.tuning import Outcome, Trial
 
 
 @with_request
@@ -35,7 +37,8 @@ def tune(
             "--try",
             metavar="NAME=A,B,…",
             help="Try these values of a setting instead of the method's own search; with several, "
-            "every combination. One value holds for all trials and is not part of the choice.",
+            "every combination. One value holds for all trials, is no choice, and is given again "
+            "with --recipe.",
         ),
     ] = None,
     out: Annotated[
@@ -49,8 +52,8 @@ def tune(
     Trials learn whole streams, or their --first tasks, with seeds from 1000 + --seed on, which no
     other command uses unless told to, and are scored on held-out training data; test data is never
     looked at. Writes METHOD.json with what was chosen and all trials. `--recipe FOLDER` of the
-    other commands takes settings from there, including those that all trials were given. With
-    `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
+    other commands takes settings from there, including options of the recipe that all trials were
+    given. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
     """
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
@@ -87,11 +90,40 @@ def tune(
                 release(method, tuning.launch.device)
             # In a terminal through the bars' console, which moves them out of the way.
             print_table(shown.console if console.is_terminal else console, _table(outcome))
+            for trial in outcome.trials:
+                if trial.failed:
+                    note(shown, f"{_settings(trial)} failed: {trial.failed}")
     if failed:
         others = f"; what the others chose is in {root}" if len(failed) < len(wanted) else ""
         which = ", ".join(failed)
         raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {which}{others}")
-    tell(console, f"Chosen settings are in {root}: use them with --recipe {root}")
+    again = " ".join(["", *_given_to_all(next(iter(wanted.values())))])
+    tell(console, f"Chosen settings are in {root}: use them with --recipe {root}{again}")
+
+
+def _given_to_all(trials: "Sequence[Values]") -> list[str]:
+    """What several trials were all given by `--try`, which is no choice, as options of a run.
+
+    >>> one, other = ({"max_rank": 3, "reuse": False, "lr": lr} for lr in (0.1, 0.2))
+    >>> _given_to_all([one, other])
+    ['--max-rank 3', '--no-reuse']
+    """
+    first, *others = trials
+    if not others:  # the only one is chosen as it is
+        return []
+    shared = {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
+    options = {name.replace("_", "-"): value for name, value in shared.items()}
+    return [
+        f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+        for name, value in options.items()
+    ]
+
+
+def _settings(trial: "Trial") -> str:
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in trial.settings.items()
+    )
 
 
 def _table(outcome: "Outcome") -> "Table":
@@ -106,12 +138,8 @@ def _table(outcome: "Outcome") -> "Table":
     for heading in ("accuracy %", "forgetting"):
         table.add_column(heading, justify="right")
     for trial in sorted(outcome.trials, key=lambda trial: -trial.score):
-        settings = ", ".join(
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in trial.settings.items()
-        )
         if trial.failed:
-            table.add_row(settings, "failed", "")
+            table.add_row(_settings(trial), "failed", "")
             continue
-        table.add_row(settings, spread(trial.accuracy), spread(trial.forgetting))
+        table.add_row(_settings(trial), spread(trial.accuracy), spread(trial.forgetting))
     return table

@@ -14,7 +14,7 @@ from rankup.data.errors import DataError
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-TEST_FOLDERS = ("test", "validation", "val")
+TEST_FOLDERS = ("test", "validation", "valid", "val")
 
 # Without splits, one in this many images of a class is for testing.
 TEST_EVERY = 5
@@ -42,7 +42,8 @@ def find(root: Path) -> ImageFolder | None:
     if train.is_dir() and _classes(train):
         test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
         if test is None:
-            raise DataError(f"{root} has a folder train but no folder test beside it")
+            names = " or ".join(TEST_FOLDERS)
+            raise DataError(f"{root} has a folder train but no folder {names} beside it")
         classes, tested = _classes(train), _classes(test)
         if not tested:
             raise DataError(f"{test} holds no class folders with images: the split is empty")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rankup import seeds
+from rankup.data.errors import DataError
 from rankup.data.streams import Stream
 from rankup.errors import RankupError
 
@@ -35,5 +36,12 @@ def hold_out(stream: Stream, share: float, seed: int) -> Stream:
             count = max(1, round(share * len(order)))
             done[key] = tuple(t[rows] for rows in (order[count:], order[:count]) for t in whole)
         train_x, train_y, test_x, test_y = done[key]
-        tasks.append(replace(task, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y))
+        try:
+            part = replace(task, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
+        except DataError as error:
+            raise DataError(
+                f"holding out {share:.0%} of the {len(task.train_y)} training samples of task "
+                f"{task.name!r} leaves too few to learn from: {error}"
+            ) from error
+        tasks.append(part)
     return Stream(stream.name, tuple(tasks))

@@ -59,3 +59,8 @@ class AGEM(ReplayMethod):
                 "agem projects the gradient, so it needs the optimiser that follows the gradient, "
                 f"sgd, not {setting.recipe.optimiser}"
             )
+        if setting.recipe.weight_decay:
+            raise RankupError(
+                "agem takes no step against its memory, but a weight decay moves weights whatever "
+                f"the memory says: set it to 0, not {setting.recipe.weight_decay:g}"
+            )

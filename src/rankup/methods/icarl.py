@@ -73,8 +73,11 @@ class ICaRLLearner(ReplayLearner):
     """Besides the loss of every sample under its own task's head, all old heads are distilled from
     the network as it was when the task began.
 
-    The old network's batch norms use batch statistics, as those of the learning network do, so
-    that there is no pull until something has changed.
+    The old network answers in evaluation mode, but its batch norms use batch statistics, as those
+    of the learning network do, so that there is no pull until something has changed.
+
+    Args:
+        seen: how many samples all earlier tasks had.
     """
 
     weights: Tensor
@@ -88,16 +91,18 @@ class ICaRLLearner(ReplayLearner):
         index: int,
         slots: MemorySlots,
         images: Tensor,
+        seen: int,
         options: IcarlOptions,
     ) -> None:
-        # As many exemplars per step as it takes to see each about once per epoch.
-        most = min(options.budget, index * len(feed))
+        # As many exemplars per step as it takes to see each about once per epoch: not counted
+        # exactly, or rounding would give many tasks a captured graph of their own.
+        most = min(options.budget, seen)
         replay = math.ceil(feed.batch_size * most / len(feed))
         super().__init__(body, feed, index, slots, images, replay)
         self._head = head.spec.name
         if not self.held:
             return
-        old = copy_of(body).requires_grad_(False)
+        old = copy_of(body).requires_grad_(False).eval()
         for norm in old.modules():
             if isinstance(norm, _BatchNorm):
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -167,8 +172,12 @@ class ICaRL(DenseMethod):
     def learner(self, feed: Feed) -> Learner:
         lists = [self._lists(task) for task in range(self.learned)]
         slots = Lists([[len(own) for own in task] for task in lists], self.options.budget)
-        images = torch.cat([feed.task.train_x[:0], *(own for task in lists for own in task)])
-        return ICaRLLearner(self.body, self.head, feed, self.learned, slots, images, self.options)
+        exemplars = [own for task in lists for own in task]
+        images = torch.cat(exemplars) if exemplars else feed.task.train_x[:0]
+        seen = sum(len(task.train_y) for task in self.setting.tasks[: self.learned])
+        return ICaRLLearner(
+            self.body, self.head, feed, self.learned, slots, images, seen, self.options
+        )
 
     def consolidate(self, feed: Feed) -> None:
         """Choose the task's exemplars, and shorten the lists of earlier ones."""

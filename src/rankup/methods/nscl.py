@@ -65,7 +65,13 @@ class NSCL(DenseMethod):
                 "nscl protects only Linear layers and convolutions without groups, but the network "
                 f"also has {', '.join(others)}"
             )
+        whose: dict[int, str] = {}
         for name, layer in self.layers.items():
+            if (other := whose.setdefault(id(layer.weight), name)) != name:
+                raise RankupError(
+                    "nscl moves a weight only where its layer's inputs leave room, but "
+                    f"{other} and {name} share one"
+                )
             width = as_matrix(layer).shape[1]
             if width < _WIDE:
                 self.kept[name] = torch.zeros(width * (width + 1) // 2, device=self.device)
@@ -97,6 +103,8 @@ class NSCL(DenseMethod):
             else:
                 add_directions(kept[name], kept[name + _REST], layer, *given)
 
+        x, _ = next(feed.train(2))
+        self.predict(x, self.learned)  # a trial of the layout, if it is due, must not be counted
         hooks = [
             layer.register_forward_pre_hook(partial(look, name))
             for name, layer in self.layers.items()

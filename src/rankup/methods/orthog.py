@@ -133,8 +133,11 @@ class Orthog(ERRing):
             self._make_orthonormal()
 
     def _make_orthonormal(self) -> None:
+        # What is frozen stays as given, and a tied weight is listed once.
+        learned = {name for name, p in self.body.named_parameters() if p.requires_grad}
         for name, part in self.body.named_modules():
-            if isinstance(part, (nn.Linear, *CONVOLUTIONS)):  # heads are neither
+            layer = isinstance(part, (nn.Linear, *CONVOLUTIONS))  # heads are neither
+            if layer and f"{name}.weight" in learned:
                 drawn = torch.empty(part.weight.shape, dtype=torch.float64)
                 nn.init.orthogonal_(drawn, generator=seeds.generator(self.seed, "stiefel", name))
                 part.weight.data.copy_(drawn)

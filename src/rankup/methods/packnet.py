@@ -122,7 +122,9 @@ class PackNetLearner(GuardedLearner):
     def prune(self) -> None:
         for name in self.weights:
             frozen = self.frozen(name)
-            share = round(int((~frozen).sum()) / self.sharers)
+            free = int((~frozen).sum())
+            # At least one: a small layer without any would answer nothing.
+            share = min(free, max(1, round(free / self.sharers)))
             sizes = self.get_parameter(name).abs().masked_fill(frozen, -1)
             largest = sizes.flatten().topk(share).indices
             frozen.fill_(True).view(-1)[largest] = False

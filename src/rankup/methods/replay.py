@@ -53,17 +53,23 @@ class Slots:
 
 
 def check_inputs(who: str, tasks: Sequence[Task]) -> None:
-    """Refuse tasks whose inputs do not fit in one tensor: bytes among floats would be taken for
-    floats of up to 255."""
+    """Refuse tasks whose inputs, after their transforms, do not fit in one tensor: bytes among
+    floats would be taken for floats of up to 255."""
     first, *others = tasks
     for task in others:
         for what in ("shape", "dtype"):
-            one, other = (getattr(each.train_x[0], what) for each in (first, task))
+            one, other = (getattr(_first_input(each), what) for each in (first, task))
             if one != other:
                 raise RankupError(
                     f"{who} needs tasks whose inputs have the same {what}, got {one} in "
                     f"{first.name!r} and {other} in {task.name!r}"
                 )
+
+
+def _first_input(task: Task) -> Tensor:
+    """As a memory would keep it, but for its values."""
+    x = task.train_x[:1]
+    return x[0] if task.transform is None else task.transform(to_float(x))[0].to(x.dtype)
 
 
 def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
@@ -124,8 +130,8 @@ class ReplayLearner(ModuleLearner):
         super().__init__(body, feed, index)
         self.held, self.replay = len(images), replay
         # At full size from the beginning, so that shapes stay the same as tasks come in.
-        memory = feed.task.train_x.new_zeros(len(slots.tasks), *feed.task.train_x.shape[1:])
-        memory[: self.held] = images.view(-1, *memory.shape[1:])
+        memory = images.new_zeros(len(slots.tasks), *images.shape[1:])
+        memory[: self.held] = images
         for name, tensor in {
             "memory_x": memory,
             "memory_y": slots.labels.to(feed.device),

@@ -36,7 +36,7 @@ PARTS = {
 def part(name: str) -> "Table | Figure":
     """A table or figure: what it needs to be run and how it is shown."""
     if name not in PARTS:
-        raise RankupError(f"there is no table or figure {name!r}, only {', '.join(PARTS)}")
+        raise RankupError(f"there is no table or figure {name!r}, only {', '.join(PARTS)} and all")
     home, _, function = PARTS[name].home.partition(":")
     make: Callable[[], Table | Figure] = getattr(import_module(f"rankup.paper.{home}"), function)
     return make()

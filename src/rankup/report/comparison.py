@@ -115,7 +115,7 @@ def read_entry(path: Path, index: Index, method: str) -> Entry:
     begun = {f: read_config(f / CONFIG) for f in folders if (f / CONFIG).exists()}
     # Not the number in the run's own config: it may have been taught more tasks since.
     tasks = {f: index.asked.get("tasks", config.get("tasks")) for f, config in begun.items()}
-    runs = [read_run(f) for f in begun if len(read_lines(f)) == tasks[f]]
+    runs = [read_run(f, selectors=False) for f in begun if len(read_lines(f)) == tasks[f]]
     return Entry(
         method=method,
         number=1 + list(index.methods).index(method),

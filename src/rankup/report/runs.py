@@ -3,6 +3,7 @@ of a network of factors."""
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from rankup.manifest import Manifest
     from rankup.specs import FactoredSpec
 
-_OF_A_SEED = ("seed", "task_names", "versions", "threads")
+# The checksum of images of one's own is taken over tasks as the seed has drawn them.
+_OF_A_SEED = ("seed", "task_names", "versions", "threads", "data")
 
 Array = npt.NDArray[np.float64]
 
@@ -105,7 +107,12 @@ def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def read_run(path: str | os.PathLike[str]) -> Run:
+def read_run(path: str | os.PathLike[str], selectors: bool = True) -> Run:
+    """A run as its folder tells it. One whose network is damaged is shown without its selectors.
+
+    Args:
+        selectors: whether to read these, too, from all of its network's files.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise RankupError(f"there is no run folder {folder}")
@@ -113,8 +120,13 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     lines, matrix = read_metrics(folder / METRICS)
     if not lines:
         raise RankupError(f"nothing has been learned yet in {folder}: {METRICS} has no whole line")
-    selectors, factors = _read_selectors(folder / NET, len(lines))
-    return Run(folder, config, lines, matrix, selectors, factors)
+    run = Run(folder, config, lines, matrix, {}, {})
+    if selectors:
+        try:
+            run.selectors, run.factors = _read_selectors(folder / NET, len(lines))
+        except RankupError as error:
+            warnings.warn(f"{error}; the run is shown without its selectors", stacklevel=2)
+    return run
 
 
 def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:

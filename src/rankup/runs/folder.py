@@ -47,7 +47,8 @@ class RunConfig:
 
     def but_for_its_seed(self) -> str:
         """The settings shared by runs that differ only in their seeds."""
-        rest = {k: v for k, v in asdict(self).items() if k not in ("seed", "task_names")}
+        of_a_seed = ("seed", "task_names", "data")  # its tasks are in another order
+        rest = {k: v for k, v in asdict(self).items() if k not in of_a_seed}
         return json.dumps(rest, sort_keys=True)
 
 

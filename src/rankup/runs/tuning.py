@@ -188,7 +188,7 @@ def _trial(settings: Values, seeds: Sequence[Seed], failures: Mapping[Path, str]
     for seed in seeds:
         if seed.out in failures:
             return Trial(settings, [], [], failures[seed.out])
-    matrices = [read_run(seed.out).matrix for seed in seeds]
+    matrices = [read_run(seed.out, selectors=False).matrix for seed in seeds]
     return Trial(
         settings,
         [matrix.average_accuracy() for matrix in matrices],
