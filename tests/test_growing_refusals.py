@@ -223,6 +223,16 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         {},
         "layers of the module are not initialised yet .0.: run the module once",
     ),
+    "a lazy layer that is excluded": (
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4), nn.Linear(4, 2)),
+        {"exclude": ["0"]},
+        "layers of the module are not initialised yet .0.: run the module once",
+    ),
+    "a lazy norm": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LazyBatchNorm1d(), nn.Linear(4, 2)),
+        {},
+        "layers of the module are not initialised yet .1.: run the module once",
+    ),
     "a copy of its own kind": (OwnCopy, {}, "a layer 'hidden' of its own, as when a class"),
     "a weak reference": (referred_to_weakly, {}, "'stem.owner' is or holds a func"),
     "a function in an object": (with_a_function_in_an_object, {}, "'held' is or holds a function"),

@@ -23,6 +23,14 @@ def test_losses_are_what_they_are_called() -> None:
     torch.testing.assert_close(loss_of(PAPER, answer, labels), squared.mean())
 
 
+def test_classes_that_a_task_lacks_do_not_count() -> None:
+    answer, labels = torch.randn(8, 2), torch.arange(8) % 2
+    beside = torch.cat([answer, torch.full((8, 3), -math.inf)], 1)
+    for recipe in (Recipe(), PAPER):
+        alone, among = (loss_of(recipe, logits, labels) for logits in (answer, beside))
+        torch.testing.assert_close(among, alone)
+
+
 def test_the_paper_recipe_is_the_notebooks() -> None:
     recipe = recipe_for("paper", colour=True)
     assert (recipe.epochs, recipe.batch, recipe.lr, recipe.first_lr) == (500, 128, 1e-4, 1e-5)

@@ -102,6 +102,11 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda net: net(X, task=ids(0, 1)),
         "got 2 task indices for 6 samples",
     ),
+    "a mixed batch of one number": (
+        lambda: taught("mlp"),
+        lambda net: net(torch.tensor(1.0), task=ids(0, 1)),
+        "a mixed batch must have a dimension of samples, got a single number",
+    ),
     "merging what is being learned": (
         learning,
         lambda net: net.merged("open"),
@@ -121,6 +126,11 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda: taught("mlp"),
         lambda net: net.begin_task("b", 1),
         "classes must be a whole number of at least 2, got 1",
+    ),
+    "very many classes": (
+        lambda: taught("mlp"),
+        lambda net: net.begin_task("b", 2**63),
+        "a head cannot have as many classes as 9223372036854775808",
     ),
     "a fraction of classes": (
         lambda: taught("mlp"),

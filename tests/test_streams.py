@@ -321,6 +321,11 @@ def with_nan() -> Tensor:
             r"is empty: its test inputs are of shape \[0, 1, 4, 4\]",
         ),
         ({"train_x": with_nan()}, "training input 4 holds NaN or infinity"),
+        ({"train_x": torch.rand(6, 4).to_sparse()}, "dense numbers, got some of layout .*sparse"),
+        (
+            {"test_x": torch.rand(6, 4, device="meta")},
+            "must be dense numbers, got some on meta",
+        ),
         ({"test_x": with_nan() / 0}, "test input 0 holds NaN or infinity"),
         (
             {"test_x": torch.rand(6, 3, 4, 4)},

@@ -43,6 +43,8 @@ def class_count(classes: Any) -> int:
         count = 0
     if count < 2:
         raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
+    if count >= 2**31:
+        raise RankupError(f"a head cannot have as many classes as {count}")
     return count
 
 

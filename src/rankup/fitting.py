@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 # Torch's flags and its generator, which steps set, are global: networks that learn in several
 # threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
+# A network has one mode for all threads: which thread teaches it, and a lock for who sets the mode.
+_TEACHING: WeakKeyDictionary[IncrementalNet, int] = WeakKeyDictionary()
+_SETTING_MODES: WeakKeyDictionary[IncrementalNet, threading.RLock] = WeakKeyDictionary()
+_ADDING = threading.Lock()
 _TAKE_ANY = "; begin_task and commit_task accept any module"
 _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
@@ -204,7 +210,7 @@ def fit(
     pupil = NetPupil(net, recipe, seed, teacher=answers)
     told = None if on_epoch is None else _watched(on_epoch, net, task)
     try:
-        with _ONE_AT_A_TIME, modes_kept(net), learning_on(net.device):
+        with _ONE_AT_A_TIME, _taught_here(net), modes_kept(net), learning_on(net.device):
             (failure,) = learn([pupil], [task], Engine(), [resume], [told])
     finally:
         net._hold_constant()
@@ -283,8 +289,31 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
         check_answer(logits, x, task, "accuracy needs a module that")
         return logits
 
-    with evaluating(net):
+    if _TEACHING.get(net, here := threading.get_ident()) != here:
+        raise TaskStateError(
+            "another thread teaches the network, and accuracy would set its mode: have "
+            "net.merged(task) answer meanwhile"
+        )
+    with _modes_of(net), evaluating(net):
         return share_right(answer, feed.test())
+
+
+@contextmanager
+def _taught_here(net: IncrementalNet) -> Iterator[None]:
+    """Inside, no other thread sets the network's mode by `accuracy`."""
+    before = _TEACHING.get(net)
+    _TEACHING[net] = threading.get_ident()
+    try:
+        with _modes_of(net):  # those that have begun may end
+            yield
+    finally:
+        if before is None:
+            del _TEACHING[net]
+
+
+def _modes_of(net: IncrementalNet) -> threading.RLock:
+    with _ADDING:
+        return _SETTING_MODES.setdefault(net, threading.RLock())
 
 
 def _check_asked(doing: str, net: object, task: object, recipe: object) -> None:

@@ -52,6 +52,8 @@ class MixedBatches:
                 "the tasks of a mixed batch must be a tensor of one index per sample, got shape "
                 f"{list(tasks.shape)} of {tasks.dtype}"
             )
+        if isinstance(x, Tensor) and not x.dim():
+            raise RankupError("a mixed batch must have a dimension of samples, got a single number")
         if isinstance(x, Tensor) and len(x) != len(tasks):
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
         indices = tasks.to(device, torch.long)

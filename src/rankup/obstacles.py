@@ -3,10 +3,11 @@ tells what to exclude."""
 
 import inspect
 from collections.abc import Mapping
+from itertools import chain
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from rankup.errors import RankupError
 from rankup.growth import Growth
@@ -15,14 +16,20 @@ from rankup.layers import CONVOLUTIONS
 from rankup.modes import has_hooks
 from rankup.trace import Trace
 
-_UNINITIALISED = "not initialised yet"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Modules = Mapping[str, nn.Module]
 
 
 def refuse_kinds(module: nn.Module) -> None:
     """Refuse what no choice of layers could fix."""
-    for name, part in module.named_modules():
+    parts = dict(module.named_modules())
+    lazy = [name for name, part in parts.items() if _is_uninitialised(part)]
+    if lazy:
+        raise RankupError(
+            f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
+            "once on an input"
+        )
+    for name, part in parts.items():
         where = repr(name) if name else "the module"
         if isinstance(part, torch.jit.ScriptModule):
             raise RankupError(
@@ -53,6 +60,11 @@ def refuse_kinds(module: nn.Module) -> None:
         )
 
 
+def _is_uninitialised(part: nn.Module) -> bool:
+    own = chain(part._parameters.values(), part._buffers.values())
+    return any(tensor is not None and is_lazy(tensor) for tensor in own)
+
+
 def refuse_what_cannot_be(
     modules: Modules, replaced: set[str], head: str, growth: Growth, trace: Trace | None
 ) -> None:
@@ -63,12 +75,6 @@ def refuse_what_cannot_be(
         replaced: those that layers of ours are to replace, except for the head.
     """
     problems = _problems(modules, replaced | {head}, growth, trace)
-    lazy = [name for name, reason in problems.items() if reason == _UNINITIALISED]
-    if lazy:
-        raise RankupError(
-            f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
-            "once on an input"
-        )
     if head in problems:
         raise RankupError(
             f"the head {head!r} must be a plain Linear with a weight of its own "
@@ -118,8 +124,6 @@ def _obstacle(name: str, modules: Modules, trace: Trace | None) -> str | None:
     """Why a layer of a known kind cannot be replaced."""
     part = modules[name]
     kind = kind_of(part)
-    if any(isinstance(p, UninitializedParameter) for p in part.parameters()):
-        return _UNINITIALISED
     if kind is not None and not is_plain(part):
         return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
     if isinstance(part, CONVOLUTIONS) and part.groups != 1:

@@ -1,6 +1,7 @@
 """What a network neither factors nor keeps per task: trained with the first task or kept from the
 given module, then constant."""
 
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -13,6 +14,8 @@ from rankup.errors import TaskStateError
 from rankup.kinds import own_tensors
 from rankup.layers import Start, TaskLayer, Tensors, row_by_row
 from rankup.specs import DenseSpec
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class RestParts:
@@ -166,7 +169,15 @@ class RestParts:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Inside, the module answers for constant tasks in training mode. Buffers that it changes
-        are then restored, and remembered as `updating`."""
+        are then restored, and remembered as `updating`. Threads take turns, or one would find
+        what another has changed."""
+        if not self._own and not self._passing:
+            yield
+            return
+        with _ONE_AT_A_TIME:
+            yield from self._held()
+
+    def _held(self) -> Iterator[None]:
         moving = {
             name: getattr(*self._owners[name][0]).clone()
             for name in self._own

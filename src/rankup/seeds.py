@@ -5,6 +5,7 @@ import hashlib
 import math
 import pickle
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,9 @@ from torch import Tensor
 # Written into every network folder. A change to `sign_bits` or `signs` is a new version.
 SIGNS_GENERATOR = "shake256-signs"
 SIGNS_VERSION = 1
+
+# The generators that modules draw from are the process's.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def number(seed: int, *names: object) -> int:
@@ -46,16 +50,17 @@ def normal(*shape: int, generator: torch.Generator) -> Tensor:
 @contextmanager
 def drawing(device: torch.device, seed: int) -> Iterator[None]:
     """Inside, the generators that modules draw from start at the seed: torch's for the CPU and the
-    device, Python's and NumPy's. Afterwards they are as before."""
-    own, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    try:
-        with _drawing_of_torch(device, seed):
-            yield
-    finally:
-        random.setstate(own)
-        np.random.set_state(legacy)  # noqa: NPY002
+    device, Python's and NumPy's. Afterwards they are as before. Threads take turns."""
+    with _ONE_AT_A_TIME:
+        own, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            with _drawing_of_torch(device, seed):
+                yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(legacy)  # noqa: NPY002
 
 
 def drawn_from() -> tuple[object, ...]:

@@ -72,7 +72,7 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         net: a network between two tasks.
         path: the folder, which need not exist.
     """
-    folder = Path(path)
+    folder = _folder(path)
     if not isinstance(net, IncrementalNet):
         raise StoreError(f"save takes a network made by grow, got {type(net).__name__}")
     if net.learning is not None:
@@ -109,7 +109,7 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
         path: a folder that `save` has written; that of a run is `RUN/net`.
         module: one like the network was grown from, if that is of a class of your own.
     """
-    folder = Path(path)
+    folder = _folder(path)
     manifest = Manifest.read(folder)
     net = _network_without_tasks(folder, manifest, module)
     for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
@@ -124,6 +124,16 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     return net.eval()
 
 
+def _folder(path: StrPath) -> Path:
+    try:
+        folder = Path(path)
+    except TypeError:
+        raise StoreError(f"a network's folder must be a path, got {path!r}") from None
+    if "\0" in str(folder):
+        raise StoreError(f"a network's folder cannot have a null byte in its name, got {path!r}")
+    return folder
+
+
 def _moved(tensors: Tensors, device: torch.device) -> Tensors:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
@@ -133,7 +143,7 @@ def verify(path: StrPath) -> Verification:
 
     It needs no module, and reads every file even when one is broken.
     """
-    folder = Path(path)
+    folder = _folder(path)
     try:
         manifest = Manifest.read(folder)
     except StoreError as error:

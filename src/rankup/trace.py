@@ -17,8 +17,6 @@ from rankup.kinds import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.modes import has_hooks
 
-# torch.fx patches methods of all modules while it traces: two at once would leave patches behind.
-_ONE_AT_A_TIME = threading.RLock()
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -208,7 +206,9 @@ def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = 
         tensors = chain(module.parameters(), *(layer.buffers() for layer in layers))
         own = copy_of(module, {id(tensor): tensor for tensor in tensors})
         own.train(training)
-        with _ONE_AT_A_TIME, seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
+        # One thread at a time, too: torch.fx patches methods of all modules while it traces, and
+        # two at once would leave patches behind.
+        with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
             before = seeds.drawn_from()
             defaults = {key: value for key, value in defaults_of(own).items() if key not in given}
             graph, again = (Tracer().trace(own, defaults) for _ in range(2))

@@ -99,6 +99,9 @@ class Task:
                 raise DataError(
                     f"{task}: {part} {what} must be a tensor, got {type(given).__name__}"
                 )
+            if given.layout != torch.strided or given.is_meta:
+                kind = "on meta" if given.is_meta else f"of layout {given.layout}"
+                raise DataError(f"{task}: {part} {what} must be dense numbers, got some {kind}")
         whole = x.dtype in (torch.uint8, torch.int64)
         if x.dim() < 2 or not (whole or x.is_floating_point()):
             raise DataError(

@@ -107,14 +107,15 @@ class TaskLayer(nn.Module, ABC):
         raise NotImplementedError
 
     def open(self, values: Tensors) -> None:
-        for key, value in values.items():
-            self.register_parameter(f"new_{key}", nn.Parameter(value))
+        # All at once, here as in `close`: another thread may be copying the network.
+        own = {f"new_{key}": nn.Parameter(value) for key, value in values.items()}
+        self._parameters = {**self._parameters, **own}
 
     def learned(self) -> Tensors:
         return {key.removeprefix("new_"): p.detach() for key, p in self.named_parameters()}
 
     def close(self) -> None:
-        self._parameters.clear()
+        self._parameters = {}
 
     def install(self, tables: Tensors, tasks: int = 1) -> None:
         # All tables at once: a thread that reads `_buffers` once has either the old or the new
