@@ -130,7 +130,7 @@ class ReplayLearner(ModuleLearner):
         super().__init__(body, feed, index)
         self.held, self.replay = len(images), replay
         # At full size from the beginning, so that shapes stay the same as tasks come in.
-        memory = images.new_zeros(len(slots.tasks), *images.shape[1:])
+        memory = feed.task.train_x.new_zeros(len(slots.tasks), *images.shape[1:])
         memory[: self.held] = images
         for name, tensor in {
             "memory_x": memory,
