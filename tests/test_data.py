@@ -325,7 +325,11 @@ def break_(what: str, root: Path) -> None:
             "images",
             "images/test has no images of class 'ant', which .*images/train has$",
         ),
-        ("no test folder", "images", "images has a folder train but no folder test beside it"),
+        (
+            "no test folder",
+            "images",
+            "images has a folder train but no folder test or validation or valid",
+        ),
         ("empty test folder", "images", "images/test holds no class .*: the split is empty"),
         ("too few", "few", "few/ant has 4 images, expected at least 5"),
         ("empty folder", "empty", "empty holds no data: expected parquet files"),
