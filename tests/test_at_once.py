@@ -28,8 +28,8 @@ FEW = rankup.Recipe(epochs=8)
 
 
 @contextmanager
-def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Work that another thread repeats while the body runs."""
+def meanwhile(work: Callable[[], object], threads: int = 1) -> Iterator[None]:
+    """Work that other threads repeat while the body runs."""
     over, failed = threading.Event(), list[BaseException]()
 
     def go_on() -> None:
@@ -39,13 +39,15 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
+    running = [threading.Thread(target=go_on) for _ in range(threads)]
+    for thread in running:
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        for thread in running:
+            thread.join()
     assert not failed, failed
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from PIL import Image
 
 from calling import Call, Done
 from pictures import encoded, pictures
+from rankup.commands.network import _write_line
 from rankup.data.folders import every_fifth
 from test_own_images import own_images
 
@@ -178,18 +177,9 @@ def test_a_damaged_run_is_told_in_a_sentence(call: Call, run: Path) -> None:
     refused(call("predict", run, file, "--task", "1"), "lacks task 'split 02', which net/ has")
 
 
-def test_names_come_back_from_plain_lines_whatever_they_are(tmp_path: Path) -> None:
-    names = (b"caf\xe9.png", b"a\tb\nc\\d.png")
-    written = subprocess.run(
-        [sys.executable, "-c", WRITE, *names], capture_output=True, env=ENV, check=True
-    ).stdout
-    assert written == b"caf\xe9.png\tbee\na\\tb\\nc\\\\d.png\tbee\n"
-
-
-WRITE = """
-import sys
-from rankup.commands.network import _write_line
-for name in sys.argv[1:]:
-    _write_line(name, "bee")
-"""
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def test_names_come_back_from_plain_lines_whatever_they_are(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    for name in (b"caf\xe9.png", b"a\tb\nc\\d.png"):
+        _write_line(os.fsdecode(name), "bee")
+    assert capsysbinary.readouterr().out == b"caf\xe9.png\tbee\na\\tb\\nc\\\\d.png\tbee\n"

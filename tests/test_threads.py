@@ -1,67 +1,29 @@
 """What one thread does, another does not notice."""
 
-import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rankup
 from rankup.rank import Rank
+from rankup.seeds import drawn_from
+from test_at_once import meanwhile
 from test_train import QUICK, clusters
 from zoo import taught
 
 
-@contextmanager
-def meanwhile(call: Callable[[], object], threads: int = 1) -> Iterator[None]:
-    """Inside, other threads call this again and again, at least once each."""
-    stop, problems = threading.Event(), list[BaseException]()
-
-    def again() -> None:
-        try:
-            call()
-            while not stop.is_set():
-                call()
-        except BaseException as error:
-            problems.append(error)
-
-    running = [threading.Thread(target=again) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in running:
-            thread.join()
-    assert not problems
-
-
-def drawn() -> list[object]:
-    own = [torch.get_rng_state().tolist(), random.getstate()]
-    return [*own, str(np.random.get_state())]  # noqa: NPY002
-
-
 def test_threads_that_load_leave_all_generators_as_they_were(tmp_path: Path) -> None:
     rankup.save(taught("mlp"), tmp_path)
-    before = drawn()
-
-    def load() -> None:
+    before = drawn_from()
+    with meanwhile(lambda: rankup.load(tmp_path), threads=4):
         for _ in range(8):
             rankup.load(tmp_path)
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert drawn() == before
+    assert drawn_from() == before
 
 
 def plain() -> nn.Module:
@@ -86,7 +48,7 @@ def test_serving_meanwhile_does_not_change_what_is_learned(tmp_path: Path) -> No
     for busy in (False, True):
         net = rankup.fit(dropping(), first, QUICK)
         rankup.save(net, tmp_path / f"{busy}")
-        module, before = plain(), drawn()
+        module, before = plain(), drawn_from()
 
         def serve(net: rankup.IncrementalNet = net, module: nn.Module = module) -> None:
             net.merged("first")(first.test_x)
@@ -94,7 +56,7 @@ def test_serving_meanwhile_does_not_change_what_is_learned(tmp_path: Path) -> No
 
         with meanwhile(serve) if busy else nullcontext():
             rankup.fit(net, second, replace(QUICK, epochs=60))
-        assert drawn() == before
+        assert drawn_from() == before
         found.append(net(second.test_x, "second"))
     assert torch.equal(*found)
 

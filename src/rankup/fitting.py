@@ -40,7 +40,6 @@ _ONE_AT_A_TIME = threading.RLock()
 # A network has one mode for all threads: which thread teaches it, and a lock for who sets the mode.
 _TEACHING: WeakKeyDictionary[IncrementalNet, int] = WeakKeyDictionary()
 _SETTING_MODES: WeakKeyDictionary[IncrementalNet, threading.RLock] = WeakKeyDictionary()
-_ADDING = threading.Lock()
 _TAKE_ANY = "; begin_task and commit_task accept any module"
 _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
@@ -312,8 +311,7 @@ def _taught_here(net: IncrementalNet) -> Iterator[None]:
 
 
 def _modes_of(net: IncrementalNet) -> threading.RLock:
-    with _ADDING:
-        return _SETTING_MODES.setdefault(net, threading.RLock())
+    return _SETTING_MODES.setdefault(net, threading.RLock())  # atomic, as a dict's is
 
 
 def _check_asked(doing: str, net: object, task: object, recipe: object) -> None:

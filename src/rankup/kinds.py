@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rankup.layers import CONVOLUTIONS
 from rankup.specs import NormOver
@@ -56,3 +57,12 @@ def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
         for key, tensor in chain(part._parameters.items(), part._buffers.items()):
             if tensor is not None and key not in part._non_persistent_buffers_set:
                 yield f"{name}.{key}".lstrip("."), tensor
+
+
+def uninitialised(module: nn.Module) -> list[str]:
+    """The names of lazy parts that have not run yet, so that their shapes are not known."""
+    return [
+        name
+        for name, part in module.named_modules()
+        if any(is_lazy(tensor) for _, tensor in own_tensors([(name, part)]))
+    ]

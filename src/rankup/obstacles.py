@@ -3,15 +3,13 @@ tells what to exclude."""
 
 import inspect
 from collections.abc import Mapping
-from itertools import chain
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from rankup.errors import RankupError
 from rankup.growth import Growth
-from rankup.kinds import WEIGHTED, is_plain, kind_of, own_tensors
+from rankup.kinds import WEIGHTED, is_plain, kind_of, own_tensors, uninitialised
 from rankup.layers import CONVOLUTIONS
 from rankup.modes import has_hooks
 from rankup.trace import Trace
@@ -22,14 +20,12 @@ Modules = Mapping[str, nn.Module]
 
 def refuse_kinds(module: nn.Module) -> None:
     """Refuse what no choice of layers could fix."""
-    parts = dict(module.named_modules())
-    lazy = [name for name, part in parts.items() if _is_uninitialised(part)]
-    if lazy:
+    if lazy := uninitialised(module):
         raise RankupError(
             f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
             "once on an input"
         )
-    for name, part in parts.items():
+    for name, part in module.named_modules():
         where = repr(name) if name else "the module"
         if isinstance(part, torch.jit.ScriptModule):
             raise RankupError(
@@ -58,11 +54,6 @@ def refuse_kinds(module: nn.Module) -> None:
             "the module's forward requires an argument named x that is not its first, but x is "
             "what a network calls its inputs: rename it"
         )
-
-
-def _is_uninitialised(part: nn.Module) -> bool:
-    own = chain(part._parameters.values(), part._buffers.values())
-    return any(tensor is not None and is_lazy(tensor) for tensor in own)
 
 
 def refuse_what_cannot_be(

@@ -3,7 +3,7 @@ given module, then constant."""
 
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 
 import torch
@@ -171,31 +171,25 @@ class RestParts:
         """Inside, the module answers for constant tasks in training mode. Buffers that it changes
         are then restored, and remembered as `updating`. Threads take turns, or one would find
         what another has changed."""
-        if not self._own and not self._passing:
-            yield
-            return
-        with _ONE_AT_A_TIME:
-            yield from self._held()
-
-    def _held(self) -> Iterator[None]:
-        moving = {
-            name: getattr(*self._owners[name][0]).clone()
-            for name in self._own
-            if any(owner.training for owner, _ in self._owners[name])
-        }
-        passing = [
-            (owner, key, buffer.clone())
-            for owner, key in self._passing
-            if owner.training and (buffer := owner._buffers.get(key)) is not None
-        ]
-        try:
-            yield
-        finally:
-            values = self._values() if moving else {}
-            changed = {name: t for name, t in moving.items() if not _equal(values[name], t)}
-            self._updating.update(changed)
-            self._constant(changed)
-            _put_back(passing)
+        with _ONE_AT_A_TIME if self._own or self._passing else nullcontext():
+            moving = {
+                name: getattr(*self._owners[name][0]).clone()
+                for name in self._own
+                if any(owner.training for owner, _ in self._owners[name])
+            }
+            passing = [
+                (owner, key, buffer.clone())
+                for owner, key in self._passing
+                if owner.training and (buffer := owner._buffers.get(key)) is not None
+            ]
+            try:
+                yield
+            finally:
+                values = self._values() if moving else {}
+                changed = {name: t for name, t in moving.items() if not _equal(values[name], t)}
+                self._updating.update(changed)
+                self._constant(changed)
+                _put_back(passing)
 
     def close(self) -> None:
         self._constant(self._before)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from rankup.answers import check_answer, is_guessing, share_right
 from rankup.closures import copy_of
 from rankup.errors import RankupError
 from rankup.feed import Feed
+from rankup.kinds import uninitialised
 from rankup.layout import takes_channels_last
 
 _LOOK = 2048  # training samples that a teacher must answer before anything learns from it
@@ -68,7 +68,7 @@ def _refuse_if_unusable(module: nn.Module) -> None:
         raise RankupError(
             "the teacher was compiled with torch.jit: pass the module that it was made from"
         )
-    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
+    if uninitialised(module):
         raise RankupError("the teacher is not initialised yet: run it once on an input")
 
 

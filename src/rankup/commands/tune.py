@@ -1,6 +1,5 @@
 """The command `rankup tune`. Heavy imports happen inside."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,26 +96,21 @@ def tune(
         others = f"; what the others chose is in {root}" if len(failed) < len(wanted) else ""
         which = ", ".join(failed)
         raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {which}{others}")
-    again = " ".join(["", *_given_to_all(next(iter(wanted.values())))])
+    again = _as_options(outcome.shared)  # by all methods: `--try` is for all of them
     tell(console, f"Chosen settings are in {root}: use them with --recipe {root}{again}")
 
 
-def _given_to_all(trials: "Sequence[Values]") -> list[str]:
-    """What several trials were all given by `--try`, which is no choice, as options of a run.
+def _as_options(settings: "Values") -> str:
+    """As one types them.
 
-    >>> one, other = ({"max_rank": 3, "reuse": False, "lr": lr} for lr in (0.1, 0.2))
-    >>> _given_to_all([one, other])
-    ['--max-rank 3', '--no-reuse']
+    >>> _as_options({"weight_decay": 0.1, "reuse": False})
+    ' --weight-decay 0.1 --no-reuse'
     """
-    first, *others = trials
-    if not others:  # the only one is chosen as it is
-        return []
-    shared = {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
-    options = {name.replace("_", "-"): value for name, value in shared.items()}
-    return [
-        f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
-        for name, value in options.items()
-    ]
+    dashed = {name.replace("_", "-"): value for name, value in settings.items()}
+    return "".join(
+        f" --{'' if value else 'no-'}{name}" if isinstance(value, bool) else f" --{name} {value}"
+        for name, value in dashed.items()
+    )
 
 
 def _settings(trial: "Trial") -> str:

@@ -171,7 +171,8 @@ class Runner:
         return self.results.root / WORK / cell.folder()
 
     def _result(self, cell: Cell, seed: int, failed: str, seconds: float) -> Result:
-        run = None if failed else read_run(self._work(cell) / f"seed-{seed}", False)
+        folder = self._work(cell) / f"seed-{seed}"
+        run = None if failed else read_run(folder, selectors=False)
         config = dict(run.config) if run else {}
         if run and cell.teacher is not None:  # its path on this machine is of no use elsewhere
             config["options"] = {**config["options"], "teacher": str(cell.teacher.folder())}

@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
-from rankup.runs.files import CONFIG, METRICS, NET, read_config, read_metrics
+from rankup.runs.files import CONFIG, METRICS, NET, OF_A_SEED, read_config, read_metrics
 
 if TYPE_CHECKING:
     from rankup.manifest import Manifest
     from rankup.specs import FactoredSpec
 
-# The checksum of images of one's own is taken over tasks as the seed has drawn them.
-_OF_A_SEED = ("seed", "task_names", "versions", "threads", "data")
+_OF_ONE_RUN = (*OF_A_SEED, "versions", "threads")
 
 Array = npt.NDArray[np.float64]
 
@@ -68,7 +67,7 @@ class Run:
     @property
     def unseeded(self) -> dict[str, Any]:
         """The settings that runs of several seeds have in common."""
-        return {key: value for key, value in self.config.items() if key not in _OF_A_SEED}
+        return {key: value for key, value in self.config.items() if key not in _OF_ONE_RUN}
 
     @property
     def parameters(self) -> float:

@@ -17,6 +17,9 @@ from rankup.recipe import Recipe
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 NET = "net"
+# Settings that follow from a seed. The checksum of images of one's own is taken over tasks as the
+# seed has drawn them.
+OF_A_SEED = ("seed", "task_names", "data")
 
 _MOST = 1e18  # numbers or seconds: nobody has stored or waited for more
 

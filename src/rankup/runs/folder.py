@@ -13,7 +13,7 @@ from rankup.data.streams import OWN, stream_info
 from rankup.errors import RankupError
 from rankup.files import is_unfinished, utf8, write_file, write_json
 from rankup.methods import method_info
-from rankup.runs.files import CONFIG, METRICS, read_config, setting
+from rankup.runs.files import CONFIG, METRICS, OF_A_SEED, read_config, setting
 
 _LOCK = ".lock"  # stays behind
 
@@ -47,8 +47,7 @@ class RunConfig:
 
     def but_for_its_seed(self) -> str:
         """The settings shared by runs that differ only in their seeds."""
-        of_a_seed = ("seed", "task_names", "data")  # its tasks are in another order
-        rest = {k: v for k, v in asdict(self).items() if k not in of_a_seed}
+        rest = {k: v for k, v in asdict(self).items() if k not in OF_A_SEED}
         return json.dumps(rest, sort_keys=True)
 
 

@@ -67,6 +67,12 @@ class Outcome:
     chosen: Values
     trials: list[Trial]
 
+    @property
+    def shared(self) -> Values:
+        """What all trials were given alike, which is no choice."""
+        best = max(self.trials, key=lambda trial: trial.score)
+        return {name: v for name, v in best.settings.items() if name not in self.chosen}
+
 
 class Tuning:
     """All trials of several methods; refused before anything is run if a folder does not fit.
