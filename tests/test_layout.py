@@ -175,7 +175,7 @@ def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_network_that_knows_nothing_says_so() -> None:
     net = rankup.grow(Net(), Rank(3, 1))
-    with pytest.raises(rankup.RankupError, match="there is no task '0', only none"):
+    with pytest.raises(rankup.RankupError, match="there is no task '0', none was learned yet"):
         rankup.accuracy(net, coloured())
     rankup.fit(net, coloured(), Recipe(epochs=8, batch=32))
     with pytest.raises(rankup.RankupError, match="there is no task '1', only '0'"):

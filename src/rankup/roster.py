@@ -62,7 +62,8 @@ class Roster:
             if self.learning is not None and task == self.learning.name:
                 return len(self.tasks)
             if task not in self._indices:
-                raise RankupError(f"there is no task {task!r}, only {checks.listed(self.names)}")
+                only = f"only {checks.listed(self.names)}" if self.names else "none was learned yet"
+                raise RankupError(f"there is no task {task!r}, {only}")
             return self._indices[task]
         try:
             index = operator.index(task)  # type: ignore[arg-type]

@@ -19,12 +19,22 @@ class Split:
     y: npt.NDArray[np.int64]  # [N]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Source:
+    """
+    >>> digits()
+    Source('digits', 10 classes, 1,442 training and 355 test images of 1×8×8)
+    """
+
     name: str
     train: Split
     test: Split
     class_names: tuple[str, ...]
+
+    def __repr__(self) -> str:  # without its pixels
+        size = "×".join(map(str, self.train.x.shape[1:]))
+        images = f"{len(self.train.y):,} training and {len(self.test.y):,} test images of {size}"
+        return f"Source({self.name!r}, {len(self.class_names)} classes, {images})"
 
 
 def digits() -> Source:
