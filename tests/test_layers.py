@@ -193,6 +193,9 @@ def test_which_form_runs_follows_from_shapes_and_own_rank() -> None:
     assert dense_is_cheaper(positions=4096, rank=1536, inputs=784, outputs=256)
     # Building W costs rank · in · out, which a small batch does not earn back.
     assert not dense_is_cheaper(positions=8, rank=1536, inputs=784, outputs=256)
+    # A kept weight is applied besides the factors, or is a part of W.
+    assert dense_is_cheaper(positions=512, rank=8, inputs=256, outputs=1024, kept=True)
+    assert not dense_is_cheaper(positions=16, rank=8, inputs=256, outputs=1024, kept=True)
 
 
 @pytest.mark.parametrize("added", [1, 3])

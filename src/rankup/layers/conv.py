@@ -77,10 +77,10 @@ class FactoredConv(FactoredLayer):
         steps = zip(x.shape[2:], self.conv.stride, strict=True)
         return len(x) * math.prod(-(-size // stride) for size, stride in steps)
 
-    def _takes_dense(self, x: Tensor, rank: int) -> bool:
+    def _takes_dense(self, x: Tensor, rank: int, learned: bool) -> bool:
         # On a GPU one convolution is faster than two of fewer multiplications (measured: a step of
         # ResNet18 takes 0.8 to 0.9 of the time, see docs/performance.md).
-        return x.is_cuda or super()._takes_dense(x, rank)
+        return x.is_cuda or super()._takes_dense(x, rank, learned)
 
     def _learning(self, x: Tensor) -> Tensor:
         built = (BUILT.get() or {}).get(self.spec.name)

@@ -172,7 +172,7 @@ class FactoredLayer(TaskLayer):
         return self._of_one_task(x, self.count)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
-        y = self._combine(x, self._blocks(task))
+        y = self._combine(x, self._blocks(task), learned=task < self.count)
         return y + self._per_channel(self._bias(task)) if self.spec.bias else y
 
     def matrix(self, task: int) -> Tensor:
@@ -249,15 +249,18 @@ class FactoredLayer(TaskLayer):
     def _bias(self, task: int) -> Tensor:
         return self.B[task] if task < self.count else self.new_bias
 
-    def _combine(self, x: Tensor, blocks: list[Block]) -> Tensor:
+    def _combine(self, x: Tensor, blocks: list[Block], *, learned: bool) -> Tensor:
         rank = sum(len(selector) for _, _, selector in blocks)
-        if self._takes_dense(x, rank):
+        if self._takes_dense(x, rank, learned):
             return self._map(x, self._dense(blocks))
         return self._factored(x, blocks)
 
-    def _takes_dense(self, x: Tensor, rank: int) -> bool:
+    def _takes_dense(self, x: Tensor, rank: int, learned: bool) -> bool:
         """Which form runs, by the shapes, the task's own rank and the device."""
-        return dense_is_cheaper(self._positions(x), rank, self.spec.inputs, self.spec.outputs)
+        inputs, outputs = self.spec.inputs, self.spec.outputs
+        # While a task is learned, W would need a gradient, as much work as applying a kept weight.
+        kept = learned and self.base_weight is not None
+        return dense_is_cheaper(self._positions(x), rank, inputs, outputs, kept=kept)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
         parts = [self._up(self._map(x, V) * self._per_channel(s), U) for U, V, s in blocks]

@@ -52,8 +52,9 @@ class FactoredLinear(FactoredLayer):
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         used = self.spec.rank.used(task)
-        learning, sequences = task >= self.count, x.dim() != 2
-        if not x.is_cpu or learning or sequences or self._takes_dense(x, used) or _transformed(x):
+        learned, matrix = task < self.count, x.dim() == 2
+        short = x.is_cpu and learned and matrix and not _transformed(x)
+        if not short or self._takes_dense(x, used, learned):
             return super()._of_one_task(x, task)
         # The same in fewer operations: on a CPU, launching one takes longer than its arithmetic.
         U, V, S, B, base = read_tables(self._buffers)
@@ -70,7 +71,9 @@ class FactoredLinear(FactoredLayer):
         building W is cheaper, and not under a transform that does not support such nodes."""
         if _transformed(x):
             return False
-        return seen is not None or not (self.base_weight is not None or self._takes_dense(x, rank))
+        return seen is not None or not (
+            self.base_weight is not None or self._takes_dense(x, rank, learned=False)
+        )
 
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in torch's own operations."""

@@ -4,14 +4,22 @@ every time."""
 from typing import Literal, NamedTuple
 
 
-def dense_is_cheaper(positions: int, rank: int, inputs: int, outputs: int) -> bool:
+def dense_is_cheaper(
+    positions: int, rank: int, inputs: int, outputs: int, *, kept: bool = False
+) -> bool:
     """Whether building W and applying it takes fewer multiplications than applying the factors.
 
     Only shapes and the task's own rank count: later tasks cannot change which form runs, and with
     it the bits.
+
+    Args:
+        kept: whether the factors are added to a kept weight, which then is a part of W and
+            otherwise applied besides them.
     """
     dense = rank * inputs * outputs + positions * inputs * outputs
     factored = positions * rank * (inputs + outputs)
+    if kept:
+        factored += positions * inputs * outputs
     return dense < factored
 
 
