@@ -23,11 +23,11 @@ from steps import begin, knowing, random_task
 from torch import Tensor
 
 import rankup
-from rankup.answers import share_right
-from rankup.feed import _CHUNK
 from rankup.layers.conv import FactoredConv
 from rankup.layers.factored import FactoredLayer
-from rankup.runs.allocator import keep_freed_memory
+from rankup.training.batches import _CHUNK
+from rankup.training.evaluate import share_right
+from rankup.utils.malloc import keep_freed_memory
 
 SHAPE, CLASSES, WIDTH, BATCH, KNOWN = (3, 32, 32), 5, 20, 64, 5
 WAYS = {
@@ -83,7 +83,7 @@ def measured(way: str, steps: int) -> float:
     if way not in ("memory", "dense"):
         keep_freed_memory()
     without = {
-        "layout": patch("rankup.layout._answers", lambda *_: False),
+        "layout": patch("rankup.training.memory_format._answers", lambda *_: False),
         "factors": patch.object(FactoredConv, "_factored", FactoredLayer._factored),
     }
     with without.get(way, nullcontext()):

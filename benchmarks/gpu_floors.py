@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from rankup.chain import ChainLearner
-from rankup.graph import Graph
+from rankup.training.engine.cuda_graph import Graph
+from rankup.training.engine.mlp import ChainLearner
 
 REPLAYS = 10  # of a graph to count its kernels
 EMPTY = 100  # kernels that do nothing, in one graph

@@ -12,7 +12,7 @@ from steps import Epoch, Learning, begin, knowing, measure, random_task
 
 import rankup
 from rankup.data.tasks import Task
-from rankup.recipe import Recipe, recipe_for
+from rankup.training.recipe import Recipe, recipe_for
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from theory import step_needs
 
 import rankup
 from rankup.data.tasks import Task
-from rankup.recipe import recipe_for
+from rankup.training.recipe import recipe_for
 
 FIRST, STEP = 11, 1
 PIXELS, HIDDEN, CLASSES, BATCH = 784, 256, 10, 128

@@ -16,10 +16,10 @@ from pathlib import Path
 from common import RESULTS, write_result
 
 from rankup.data.streams import make_stream
-from rankup.recipe import recipe_for
 from rankup.runs.folder import RunConfig
-from rankup.runs.replicas import Seed, run_seeds
+from rankup.runs.many_seeds import Seed, run_seeds
 from rankup.runs.run import versions
+from rankup.training.recipe import recipe_for
 
 
 def asked(seeds: range, tasks: int, epochs: int, threads: int, folder: Path) -> list[Seed]:

@@ -9,11 +9,11 @@ from common import wait
 
 import rankup
 from rankup.data.tasks import Task
-from rankup.engine import Engine
-from rankup.fitting import NetPupil
-from rankup.graph import Graph
-from rankup.recipe import Recipe
-from rankup.steps import Steps
+from rankup.training.engine.cuda_graph import Graph
+from rankup.training.engine.eager import Steps
+from rankup.training.engine.select import Engine
+from rankup.training.fit import NetPupil
+from rankup.training.recipe import Recipe
 
 _EAGER = 100  # steps in an epoch that is run step by step
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import rankup
 from rankup.layers import FactoredLayer, TaskHead
-from rankup.specs import FactoredSpec
+from rankup.layers.spec import FactoredSpec
 
 
 @dataclass(frozen=True)

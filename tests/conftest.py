@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from calling import Call, Done
-from pictures import Pictures
-from rankup.cli import main
+from helpers.calling import Call, Done
+from helpers.pictures import Pictures
+from rankup.cli.main import main
 from rankup.data import decode
 from rankup.paper.results import Results
 

@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankup import data, layers, models
-    from rankup.checkpoint import Checkpoint
     from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
-    from rankup.fitting import accuracy, fit
-    from rankup.network import IncrementalNet, grow
+    from rankup.net.network import IncrementalNet, grow
+    from rankup.net.size import Size
     from rankup.rank import Rank
-    from rankup.recipe import Recipe
-    from rankup.size import Size
-    from rankup.store import Verification, load, save, verify
-    from rankup.train import Epoch, OnEpoch, TaskFailed
+    from rankup.storage.store import Verification, load, save, verify
+    from rankup.training.checkpoint import Checkpoint
+    from rankup.training.fit import accuracy, fit
+    from rankup.training.loop import Epoch, OnEpoch, TaskFailed
+    from rankup.training.recipe import Recipe
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Checkpoint": "rankup.checkpoint",
-    "Epoch": "rankup.train",
-    "IncrementalNet": "rankup.network",
-    "OnEpoch": "rankup.train",
+    "Checkpoint": "rankup.training.checkpoint",
+    "Epoch": "rankup.training.loop",
+    "IncrementalNet": "rankup.net.network",
+    "OnEpoch": "rankup.training.loop",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
-    "Recipe": "rankup.recipe",
-    "Size": "rankup.size",
+    "Recipe": "rankup.training.recipe",
+    "Size": "rankup.net.size",
     "StoreError": "rankup.errors",
     "Task": "rankup.data.tasks",
-    "TaskFailed": "rankup.train",
+    "TaskFailed": "rankup.training.loop",
     "TaskStateError": "rankup.errors",
-    "Verification": "rankup.store",
-    "accuracy": "rankup.fitting",
-    "fit": "rankup.fitting",
-    "grow": "rankup.network",
-    "load": "rankup.store",
-    "save": "rankup.store",
-    "verify": "rankup.store",
+    "Verification": "rankup.storage.store",
+    "accuracy": "rankup.training.fit",
+    "fit": "rankup.training.fit",
+    "grow": "rankup.net.network",
+    "load": "rankup.storage.store",
+    "save": "rankup.storage.store",
+    "verify": "rankup.storage.store",
 }
 
 __all__ = [

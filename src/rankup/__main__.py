@@ -1,5 +1,5 @@
 """`python -m rankup` is `rankup`."""
 
-from rankup.cli import main
+from rankup.cli.main import main
 
 main()

@@ -10,6 +10,7 @@ from rankup.layers.base import (
     refuse_other_dtype,
     row_by_row,
 )
+from rankup.layers.calibrate import pooled_statistics
 from rankup.layers.conv import (
     CONVOLUTIONS,
     FactoredConv,
@@ -18,12 +19,11 @@ from rankup.layers.conv import (
     FactoredConv3d,
     factored_conv,
 )
+from rankup.layers.dispatch import dense_is_cheaper
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
-from rankup.layers.pooling import pooled_statistics
-from rankup.layers.rules import dense_is_cheaper
 
 __all__ = [
     "CONVOLUTIONS",

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
+from rankup.layers.spec import HeadSpec, LayerSpec
 from rankup.layers.unread import Unread
-from rankup.specs import HeadSpec, LayerSpec
 
 Tensors = dict[str, Tensor]
 Value = TypeVar("Value")

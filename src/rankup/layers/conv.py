@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rankup.errors import RankupError
 from rankup.layers.base import over_space
 from rankup.layers.factored import Block, FactoredLayer
-from rankup.layers.given import BUILT
-from rankup.specs import ConvGeometry, FactoredSpec
+from rankup.layers.precomputed import BUILT
+from rankup.layers.spec import ConvGeometry, FactoredSpec
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from rankup import seeds
 from rankup.errors import TaskStateError
 from rankup.layers.base import Start, TaskLayer, Tensors
-from rankup.layers.rules import MixedShape, dense_is_cheaper, mixed_way
-from rankup.specs import FactoredSpec
+from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way
+from rankup.layers.spec import FactoredSpec
 
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 

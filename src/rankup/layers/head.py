@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.layers.base import Start, TaskLayer, Tensors, active_task, over_last
-from rankup.layers.mixed_heads import WAYS, Heads
-from rankup.layers.rules import heads_way
-from rankup.specs import HeadSpec
+from rankup.layers.dispatch import heads_way
+from rankup.layers.head_mixed import WAYS, Heads
+from rankup.layers.spec import HeadSpec
 
 _read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter("weights", "biases", "rows")
 

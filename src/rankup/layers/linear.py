@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from rankup.layers.autograd import FactoredMap
 from rankup.layers.base import over_last
 from rankup.layers.factored import FactoredLayer, read_tables
-from rankup.layers.given import PROJECTED
-from rankup.layers.node import FactoredMap
+from rankup.layers.precomputed import PROJECTED
 
 _MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
 

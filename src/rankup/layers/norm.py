@@ -15,8 +15,8 @@ from rankup.layers.base import (
     over_channels,
     over_last,
 )
-from rankup.layers.pooling import Pool
-from rankup.specs import NormSpec
+from rankup.layers.calibrate import Pool
+from rankup.layers.spec import NormSpec
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rankup.errors import RankupError
-from rankup.feed import Draws
 from rankup.methods.base import Setting
-from rankup.methods.replay import ReplayLearner, ReplayMethod
+from rankup.methods.shared.replay import ReplayLearner, ReplayMethod
+from rankup.training.batches import Draws
 
 
 def projected(grads: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Tensor]:

@@ -8,16 +8,16 @@ from typing import Self, TypeVar
 
 from torch import Tensor, nn
 
-from rankup.checkpoint import Checkpoint
 from rankup.data.tasks import Task
-from rankup.engine import Engine
-from rankup.growth import Growth
+from rankup.growing.options import Growth
 from rankup.methods.options import Options
 from rankup.metrics import Footprint
-from rankup.modes import learning_on, outside_inference
-from rankup.recipe import Recipe
-from rankup.steps import Learner
-from rankup.train import OnEpoch, learn
+from rankup.training.checkpoint import Checkpoint
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.select import Engine
+from rankup.training.loop import OnEpoch, learn
+from rankup.training.recipe import Recipe
+from rankup.utils.torch_modes import learning_on, outside_inference
 
 Own = TypeVar("Own", bound=Options)
 

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from rankup import seeds
-from rankup.feed import Draws, Feed
-from rankup.methods.replay import ReplayLearner, ReplayMethod, joined
+from rankup.methods.shared.replay import ReplayLearner, ReplayMethod, joined
+from rankup.training.batches import Draws, Feed
 
 
 class ERRingLearner(ReplayLearner):

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rankup import seeds
-from rankup.feed import Draws, Feed
+from rankup.growing.trace import trace
 from rankup.layers import Tensors, active
-from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
-from rankup.methods.dense import DenseMethod
 from rankup.methods.options import EwcOptions
-from rankup.modes import evaluating
-from rankup.steps import Learner
-from rankup.trace import trace
+from rankup.methods.shared.dense import DenseMethod
+from rankup.training.batches import Draws, Feed
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.module import ModuleLearner
+from rankup.utils.torch_modes import evaluating
 
 _BYTES = 2**26  # for the per-sample gradients computed at once
 _TIMES_ON_GPU = 16  # times as many bytes there: small batches would leave it waiting for Python

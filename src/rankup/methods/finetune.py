@@ -1,6 +1,6 @@
 """Plain sequential fine-tuning: one dense network, a head per task, nothing against forgetting."""
 
-from rankup.methods.dense import DenseMethod
+from rankup.methods.shared.dense import DenseMethod
 
 
 class FineTune(DenseMethod):

@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup import seeds
-from rankup.feed import Draws, Feed
 from rankup.layers import TaskNorm, Tensors, active
 from rankup.layers.base import over_space, set_to
+from rankup.layers.spec import FactoredSpec
 from rankup.methods.base import Setting
-from rankup.methods.bits import pack, unpack
-from rankup.methods.guard import GuardedLearner, GuardedMethod
 from rankup.methods.options import HatOptions
-from rankup.modes import evaluating
-from rankup.specs import FactoredSpec
-from rankup.steps import Learner
+from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.guard import GuardedLearner, GuardedMethod
+from rankup.training.batches import Draws, Feed
+from rankup.training.engine.eager import Learner
+from rankup.utils.torch_modes import evaluating
 
 _FARTHEST = 6  # largest absolute value of an embedding
 # Probe values for nonzero inputs, as nothing is known of what the module does between layers.

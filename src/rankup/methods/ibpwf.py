@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup import seeds
-from rankup.feed import Draws, Feed
+from rankup.growing.plan import Plan
 from rankup.layers import Start, Tensors, dense_is_cheaper
 from rankup.layers.base import set_to
-from rankup.methods.bits import pack, unpack
+from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import IbpWfOptions
-from rankup.methods.weights import TaskWeight, TaskWeightMethod, WeightLearner
-from rankup.plan import Plan
-from rankup.specs import FactoredSpec
+from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod, WeightLearner
+from rankup.training.batches import Draws, Feed
 
 _EDGE = 1e-6  # how near to 0 and 1 a probability may come
 _STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn

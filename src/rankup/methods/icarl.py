@@ -12,17 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankup.closures import copy_of
 from rankup.data.tasks import Task
 from rankup.errors import RankupError
-from rankup.feed import Draws, Feed, as_floats, as_inputs
+from rankup.growing.copying import copy_of
 from rankup.layers import active
-from rankup.learner import loss_of
 from rankup.methods.base import Setting
-from rankup.methods.dense import DenseMethod
-from rankup.methods.heads import FEATURES, LearningHeads
 from rankup.methods.options import IcarlOptions
-from rankup.methods.replay import (
+from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.heads import FEATURES, LearningHeads
+from rankup.methods.shared.replay import (
     MemorySlots,
     ReplayLearner,
     check_inputs,
@@ -30,7 +28,9 @@ from rankup.methods.replay import (
     remembered,
     rows_by_class,
 )
-from rankup.steps import Learner
+from rankup.training.batches import Draws, Feed, as_floats, as_inputs
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.module import loss_of
 
 _ROWS = 1024  # samples whose features are computed at once
 

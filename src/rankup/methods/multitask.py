@@ -10,19 +10,19 @@ from torch import Tensor
 
 from rankup.data.tasks import Task
 from rankup.data.transforms import Augmentation, augment, to_float, transform_each
-from rankup.feed import Draws, Feed, in_equal_parts, take
-from rankup.interrupts import undisturbed
+from rankup.growing.plan import Plan
 from rankup.layers import Start, TaskLayer, Tensors, active
-from rankup.learner import ModuleLearner, loss_of
+from rankup.layers.spec import HeadSpec, LayerSpec
 from rankup.methods.base import Setting
-from rankup.methods.dense import DenseMethod
-from rankup.methods.heads import LearningHeads
 from rankup.methods.options import MultitaskOptions
-from rankup.methods.replay import check_inputs
-from rankup.plan import Plan
-from rankup.recipe import Recipe
-from rankup.specs import HeadSpec, LayerSpec
-from rankup.steps import Learner
+from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.heads import LearningHeads
+from rankup.methods.shared.replay import check_inputs
+from rankup.training.batches import Draws, Feed, in_equal_parts, take
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.module import ModuleLearner, loss_of
+from rankup.training.recipe import Recipe
+from rankup.utils.signals import undisturbed
 
 
 class Multitask(DenseMethod):

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.feed import Feed
 from rankup.layers import CONVOLUTIONS
-from rankup.learner import ModuleLearner
 from rankup.methods.base import Setting
-from rankup.methods.dense import DenseMethod
 from rankup.methods.options import NsclOptions
-from rankup.steps import Learner, exact
+from rankup.methods.shared.dense import DenseMethod
+from rankup.training.batches import Feed
+from rankup.training.engine.eager import Learner, exact
+from rankup.training.engine.module import ModuleLearner
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 

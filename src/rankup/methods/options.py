@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from rankup.errors import RankupError
-from rankup.recipe import check_type
+from rankup.training.recipe import check_type
 
 
 def option(

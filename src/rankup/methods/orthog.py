@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.feed import Draws, Feed
+from rankup.growing.plan import make_plan
+from rankup.growing.trace import trace
 from rankup.layers import CONVOLUTIONS, active_task
 from rankup.layers.base import over_last
-from rankup.layout import convolves
+from rankup.layers.spec import HeadSpec
 from rankup.methods.base import Setting
 from rankup.methods.er_ring import ERRing, ERRingLearner
 from rankup.methods.options import OrthogOptions
-from rankup.plan import make_plan
-from rankup.specs import HeadSpec
-from rankup.steps import Learner, exact
-from rankup.trace import trace
+from rankup.training.batches import Draws, Feed
+from rankup.training.engine.eager import Learner, exact
+from rankup.training.memory_format import convolves
 
 # Enough for steps whose largest singular value is up to 10, where a weight's are all 1. If all rows
 # of a step are parallel, it is their length times the root of their number: then 10 is soon

@@ -11,15 +11,15 @@ from torch.func import functional_call
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.feed import Feed
 from rankup.layers import Tensors, active
-from rankup.layout import for_answers
 from rankup.methods.base import Setting
-from rankup.methods.bits import pack, unpack
-from rankup.methods.guard import GuardedLearner, GuardedMethod, buffer_name
 from rankup.methods.options import PackNetOptions
-from rankup.modes import evaluating
-from rankup.steps import Learner
+from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.guard import GuardedLearner, GuardedMethod, buffer_name
+from rankup.training.batches import Feed
+from rankup.training.engine.eager import Learner
+from rankup.training.memory_format import for_answers
+from rankup.utils.torch_modes import evaluating
 
 
 class PackNet(GuardedMethod):

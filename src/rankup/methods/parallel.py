@@ -9,14 +9,14 @@ from torch import Tensor
 
 from rankup import seeds
 from rankup.data.tasks import Task
-from rankup.learner import ModuleLearner
 from rankup.methods.base import Method, Setting
-from rankup.methods.dense import DenseMethod
 from rankup.methods.options import ParallelOptions, RankOptions
 from rankup.methods.rank import RankUpdate
+from rankup.methods.shared.dense import DenseMethod
 from rankup.metrics import Footprint
 from rankup.rank import Rank
-from rankup.steps import Learner
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.module import ModuleLearner
 
 
 class FullNetwork(DenseMethod):

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, StoreError
-from rankup.fitting import NetPupil, answering
-from rankup.growth import Growth
-from rankup.manifest import MANIFEST, Manifest
+from rankup.growing.options import Growth
+from rankup.growing.plan import make_plan
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
-from rankup.network import IncrementalNet
-from rankup.plan import make_plan
-from rankup.runs import files as run_files
-from rankup.steps import Learner
-from rankup.store import load, save
+from rankup.net.network import IncrementalNet
+from rankup.runs import records as run_files
+from rankup.storage.manifest import MANIFEST, Manifest
+from rankup.storage.store import load, save
+from rankup.training.engine.eager import Learner
+from rankup.training.fit import NetPupil, answering
 
 
 def warn_if_capped(setting: Setting) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rankup.errors import RankupError
 from rankup.methods import method_info, method_options
-from rankup.recipe import Recipe
-from rankup.settings import apart
+from rankup.methods.settings import apart
+from rankup.training.recipe import Recipe
 
 Values = dict[str, Any]  # fields of the recipe, and the method's own options
 TRIALS = 12  # per method

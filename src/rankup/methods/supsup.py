@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from rankup import seeds
+from rankup.growing.plan import Plan
 from rankup.layers import Start, Tensors
-from rankup.methods.bits import pack, unpack
+from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import SupSupOptions
-from rankup.methods.weights import TaskWeight, TaskWeightMethod
-from rankup.plan import Plan
-from rankup.specs import FactoredSpec
+from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod
 
 
 class SupSup(TaskWeightMethod):

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rankup.paper import printed
-from rankup.paper.cells import cell
+from rankup.methods.settings import SEEDED, settings_for
+from rankup.paper import paper_values
+from rankup.paper.experiment import cell
 from rankup.paper.ours import BEST, LONGER
 from rankup.paper.tables import Row, Section, Table
-from rankup.settings import SEEDED, settings_for
 
 _SEEDS = 2  # for all rows: "as it is" is in other tables, too, with more seeds
 
@@ -77,5 +77,5 @@ def _section(stream: str, name: str, recipe: Mapping[str, Any], changes: Changes
         seeds = {"seeds": _SEEDS} if changed else {}
         own = cell(stream, **{**recipe, **changed, **seeds})
         rows.append(Row(what, own, (None, None), seeds=_SEEDS))
-    title = f"{printed.STREAMS[stream]}, {name}, {recipe['epochs']} epochs"
+    title = f"{paper_values.STREAMS[stream]}, {name}, {recipe['epochs']} epochs"
     return Section(title, ("accuracy", "parameters"), rows)

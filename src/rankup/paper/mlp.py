@@ -1,12 +1,12 @@
 """Tables with the three-layer MLP: accuracy, forgetting, and what methods store."""
 
-from rankup.paper import ours, printed
-from rankup.paper.cells import Cell, cell
+from rankup.methods.settings import TUNED
+from rankup.paper import ours, paper_values
+from rankup.paper.experiment import Cell, cell
 from rankup.paper.ours import EPOCHS
 from rankup.paper.tables import Row, Section, Table
-from rankup.settings import TUNED
 
-STREAMS = list(printed.STREAMS)
+STREAMS = list(paper_values.STREAMS)
 # In the order of the paper's table; those it has no figures for are next to their relatives.
 RIVALS = [
     "finetune",
@@ -26,10 +26,10 @@ _PROTOCOL = (
     "Every method has a head for each task, settings chosen on held-out training data (see "
     "docs/compare.md), and the same epochs where a row does not say others: {}."
 )
-PROTOCOL = _PROTOCOL.format(", ".join(f"{printed.STREAMS[s]} {n}" for s, n in EPOCHS.items()))
+PROTOCOL = _PROTOCOL.format(", ".join(f"{paper_values.STREAMS[s]} {n}" for s, n in EPOCHS.items()))
 UNTUNED = [
     title
-    for stream, title in printed.STREAMS.items()
+    for stream, title in paper_values.STREAMS.items()
     if not all((TUNED / f"{stream}-mlp" / f"{rival}.json").exists() for rival in RIVALS)
 ]
 if UNTUNED:
@@ -43,12 +43,12 @@ def accuracy() -> Table:
             title,
             ("accuracy", "buffer"),
             [
-                *_rivals(stream, printed.ACCURACY),
-                *_ours(stream, printed.ACCURACY["rank"][STREAMS.index(stream)]),
-                *_bounds(stream, printed.ACCURACY),
+                *_rivals(stream, paper_values.ACCURACY),
+                *_ours(stream, paper_values.ACCURACY["rank"][STREAMS.index(stream)]),
+                *_bounds(stream, paper_values.ACCURACY),
             ],
         )
-        for stream, title in printed.STREAMS.items()
+        for stream, title in paper_values.STREAMS.items()
     ]
     return Table("Average accuracy with the three-layer MLP", sections, PROTOCOL)
 
@@ -62,13 +62,13 @@ def forgetting() -> Table:
             [
                 *(
                     Row(row.name, row.cell, row.printed[:1])
-                    for row in _rivals(stream, printed.FORGETTING)
+                    for row in _rivals(stream, paper_values.FORGETTING)
                 ),
                 Row("rank", ours.default(stream), [0.0]),
                 Row("parallel full", _parallel(stream, "full"), [0.0]),
             ],
         )
-        for stream, title in printed.STREAMS.items()
+        for stream, title in paper_values.STREAMS.items()
     ]
     return Table("Forgetting with the three-layer MLP", sections, PROTOCOL)
 
@@ -77,12 +77,13 @@ def memory() -> Table:
     """Parameters and replay buffers on S-CIFAR100, in 32-bit numbers; masks count by their bits."""
     stream = "s-cifar100"
     rows = [
-        Row(name, rival(stream, name), printed.MEMORY.get(name, (None, None))) for name in RIVALS
+        Row(name, rival(stream, name), paper_values.MEMORY.get(name, (None, None)))
+        for name in RIVALS
     ]
-    rows.append(Row("rank", ours.default(stream), printed.MEMORY["rank"]))
-    full = printed.MEMORY["parallel full"]
+    rows.append(Row("rank", ours.default(stream), paper_values.MEMORY["rank"]))
+    full = paper_values.MEMORY["parallel full"]
     rows.append(Row("parallel full", _parallel(stream, "full"), full))
-    section = Section(printed.STREAMS[stream], ("parameters", "buffer"), rows)
+    section = Section(paper_values.STREAMS[stream], ("parameters", "buffer"), rows)
     return Table("What methods store after 20 tasks", [section])
 
 
@@ -91,11 +92,11 @@ def masks() -> Table:
     sections = []
     for number, stream in enumerate(("p-mnist", "s-cifar100", "s-miniimagenet")):
         rows = [
-            Row(name, rival(stream, name), (printed.MASKS.get(name, (None,) * 3)[number],))
+            Row(name, rival(stream, name), (paper_values.MASKS.get(name, (None,) * 3)[number],))
             for name in ("hat", "packnet", "supsup", "ibpwf")
         ]
-        rows.append(Row("rank", ours.default(stream), (printed.MASKS["rank"][number],)))
-        sections.append(Section(printed.STREAMS[stream], ("parameters",), rows))
+        rows.append(Row("rank", ours.default(stream), (paper_values.MASKS["rank"][number],)))
+        sections.append(Section(paper_values.STREAMS[stream], ("parameters",), rows))
     return Table("Parameters of methods that never forget", sections)
 
 

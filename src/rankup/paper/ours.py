@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankup.paper.cells import Cell, cell
+from rankup.paper.experiment import Cell, cell
 
 # Passes over a task's training data, the same for all methods.
 EPOCHS = {"p-mnist": 5, "r-mnist": 5, "s-cifar100": 30, "s-miniimagenet": 30}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankup.paper import PARTS, part
-from rankup.paper.cells import TASKS, Cell
+from rankup.paper.experiment import TASKS, Cell
 from rankup.paper.results import Result, Results
 from rankup.report.text import duration
 

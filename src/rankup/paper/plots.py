@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankup.paper import ours, printed
-from rankup.paper.cells import Cell, cell
+from rankup.paper import ours, paper_values
+from rankup.paper.experiment import Cell, cell
 from rankup.paper.mlp import rival
 from rankup.paper.ours import EPOCHS
 from rankup.paper.results import Measured, Results
@@ -69,11 +69,11 @@ def figure_accuracy() -> Figure:
             "rank update, seeded": ours.best(stream),
             "independent networks": cell(stream, "parallel", size="full", epochs=EPOCHS[stream]),
         }
-        for stream in printed.STREAMS
+        for stream in paper_values.STREAMS
     }
     epochs = ", ".join(
         f"{panels[stream]['rank update, seeded'].epochs} for {EPOCHS[stream]} on {name}"
-        for stream, name in printed.STREAMS.items()
+        for stream, name in paper_values.STREAMS.items()
     )
     differs = (
         f"With seeded factors for more epochs than all others ({epochs}), on split streams also "
@@ -100,7 +100,7 @@ def _averages(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
     axes = figure.add_subplot()
     averages = {name: _measured(own, results).averages for name, own in lines.items()}
     draw_averages(axes, {name: 100 * each.mean(axis=0) for name, each in averages.items()}, theme)
-    axes.set_title(printed.STREAMS[stream])
+    axes.set_title(paper_values.STREAMS[stream])
     figure.legend(loc="outside upper left", ncols=3)
     return figure
 
@@ -114,7 +114,7 @@ def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
         axes = figure.add_subplot(1, len(matrices), index + 1)
         image = draw_matrix(axes, matrix, low, high, ticks=5)
         axes.set_aspect("equal")
-        axes.set_title(f"{name}, {printed.STREAMS[stream]}" if index == 0 else name)
+        axes.set_title(f"{name}, {paper_values.STREAMS[stream]}" if index == 0 else name)
         if index:
             axes.set_ylabel("")
         finish_heat_map(figure, axes, image, "accuracy (%)" if index == len(matrices) - 1 else "")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rankup.paper import printed
-from rankup.paper.cells import cell
+from rankup.paper import paper_values
+from rankup.paper.experiment import cell
 from rankup.paper.ours import EPOCHS, LONGER, LONGEST, SEVERAL
 from rankup.paper.tables import Row, Section, Table, Tasks
 
@@ -21,12 +21,12 @@ def rank() -> Table:
                 cell(stream, **_asked(ranks), **_longer(stream, ranks)),
                 (figures[number], figures[2]),
             )
-            for ranks, figures in printed.RANKS.items()
+            for ranks, figures in paper_values.RANKS.items()
         ]
         if stream == "p-mnist":
             longest = cell(stream, rank="11,4", **LONGEST)
             rows.append(Row(f"(11,4), {longest.epochs} epochs", longest, rows[-1].printed))
-        sections.append(Section(printed.STREAMS[stream], ("accuracy", "parameters"), rows))
+        sections.append(Section(paper_values.STREAMS[stream], ("accuracy", "parameters"), rows))
     note = (
         "20 epochs where a row says no others; the authors' notebook takes 500. On P-MNIST "
         "increments of more than 1 have settings of their own; R-MNIST takes these in all rows."
@@ -57,7 +57,7 @@ def reuse() -> Table:
     """What selecting from old factors is worth: ours, ours with the selectors of old factors held
     at zero, and independent networks with as many parameters."""
     sections = []
-    for stream, title in printed.STREAMS.items():
+    for stream, title in paper_values.STREAMS.items():
         epochs = EPOCHS[stream]
         cells = {
             "rank": cell(stream, epochs=epochs),

@@ -1,7 +1,7 @@
 """Tables with ResNet18."""
 
-from rankup.paper import ours, printed
-from rankup.paper.cells import Cell, cell
+from rankup.paper import ours, paper_values
+from rankup.paper.experiment import Cell, cell
 from rankup.paper.mlp import RIVALS
 from rankup.paper.ours import RESNET_EPOCHS
 from rankup.paper.tables import Row, Section, Table
@@ -16,7 +16,7 @@ def resnet18() -> Table:
     for number, stream in enumerate(STREAMS):
 
         def figures(name: str, number: int = number) -> tuple[float | None, ...]:
-            found = printed.RESNET18.get(name)
+            found = paper_values.RESNET18.get(name)
             return (*found[number], None) if found else (None, None, None)
 
         rows = [Row(method, _rival(stream, method), figures(method)) for method in RIVALS]
@@ -27,7 +27,7 @@ def resnet18() -> Table:
             Row("parallel full", _rival(stream, "parallel"), figures("parallel full")),
             Row("multitask", _rival(stream, "multitask"), figures("multitask")),
         ]
-        title = printed.STREAMS[stream]
+        title = paper_values.STREAMS[stream]
         sections.append(Section(title, ("accuracy", "forgetting", "parameters"), rows))
     note = (
         f"{RESNET_EPOCHS} epochs and width 20 where a row says no others; {_RIVALS_SEEDS} seeds of "
@@ -45,7 +45,7 @@ def last_layers() -> Table:
             cell("s-cifar100", net="resnet18", last=last, epochs=RESNET_EPOCHS, seeds=3),
             (figure, None),
         )
-        for last, figure in enumerate(printed.LAST_LAYERS, 1)
+        for last, figure in enumerate(paper_values.LAST_LAYERS, 1)
     ]
     rows.append(Row("all", ours.default("s-cifar100", "resnet18"), (None, None)))
     section = Section("S-CIFAR100, ResNet18", ("accuracy", "parameters"), rows)

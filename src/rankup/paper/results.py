@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.files import write_file
 from rankup.metrics import AccuracyMatrix
-from rankup.paper.cells import Cell
-from rankup.report.seeds import OverSeeds
+from rankup.paper.experiment import Cell
+from rankup.runs.seed_stats import OverSeeds
+from rankup.storage.atomic import write_file
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-from rankup.paper.cells import Cell
+from rankup.paper.experiment import Cell
 from rankup.paper.results import Measured, Results
 from rankup.report.text import NOTHING, signed, spread
 

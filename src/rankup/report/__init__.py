@@ -1,10 +1,10 @@
 """Reports on run folders: tables for the terminal, plots, and one HTML page."""
 
-from rankup.report.comparison import Comparison, is_comparison, read_comparison
-from rankup.report.comparison_page import write_comparison
+from rankup.report.comparison.page import write_comparison
 from rankup.report.page import write_report
-from rankup.report.runs import Run, read_run
 from rankup.report.tables import comparison_table, methods_table, run_table
+from rankup.runs.comparison import Comparison, is_comparison, read_comparison
+from rankup.runs.read import Run, read_run
 
 __all__ = [
     "Comparison",

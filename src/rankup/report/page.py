@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.files import write_file
 from rankup.report import text, theme
 from rankup.report.plots import MOST_STACKED, write_plots
-from rankup.report.runs import Run
+from rankup.runs.read import Run
+from rankup.storage.atomic import write_file
 
 PAGE = "report.html"
 

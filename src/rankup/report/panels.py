@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankup.report.figures import every, percent_range
-from rankup.report.runs import Array
 from rankup.report.theme import Theme, colour, line_style, marker
+from rankup.runs.read import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,9 +13,9 @@ import numpy as np
 
 from rankup.report.figures import every, finish_heat_map, new_figure, percent_range, write_figures
 from rankup.report.panels import draw_averages, draw_matrix
-from rankup.report.runs import Array, Run, seed_groups
 from rankup.report.text import labels
 from rankup.report.theme import Theme
+from rankup.runs.read import Array, Run, seed_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankup.report.comparison import Comparison
-from rankup.report.comparison_text import HEADINGS, cells, notes
-from rankup.report.runs import Run
+from rankup.report.comparison.text import HEADINGS, cells, notes
 from rankup.report.text import count, duration, labels, mean_results, percent, so_far
+from rankup.runs.comparison import Comparison
+from rankup.runs.read import Run
 
 if TYPE_CHECKING:
     from rich.table import Table

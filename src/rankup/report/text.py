@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankup.report.runs import Run, by_setting, finished_groups
+from rankup.runs.read import Run, by_setting, finished_groups
 
 NOTHING = "–"  # in place of a missing setting or result
 MOST_TOLD = 3  # runs that the summary describes one by one

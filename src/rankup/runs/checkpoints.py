@@ -12,7 +12,7 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 
-from rankup.checkpoint import Checkpoint
+from rankup.training.checkpoint import Checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
 SHARE = 50  # checkpoints and progress reports each take at most 1/SHARE of the time

@@ -15,15 +15,21 @@ from typing import Any, Protocol
 import torch
 
 from rankup.errors import RankupError, want_of_memory
-from rankup.files import write_json
 from rankup.methods import method_info
-from rankup.report.comparison import INDEX, Index, read_entry, read_index, seed_folder
 from rankup.report.text import spread
-from rankup.runs.files import read_lines
+from rankup.runs.comparison import (
+    INDEX,
+    Index,
+    read_entry,
+    read_index,
+    seed_folder,
+)
 from rankup.runs.folder import RunError, check_folder, holds_anything, in_words, working_in
 from rankup.runs.launch import Launch
-from rankup.runs.replicas import Seed, run_seeds
+from rankup.runs.many_seeds import Seed, run_seeds
+from rankup.runs.records import read_lines
 from rankup.runs.run import Progress
+from rankup.storage.atomic import write_json
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed unexpectedly
 

@@ -11,9 +11,15 @@ import filelock
 
 from rankup.data.streams import OWN, stream_info
 from rankup.errors import RankupError
-from rankup.files import is_unfinished, utf8, write_file, write_json
 from rankup.methods import method_info
-from rankup.runs.files import CONFIG, METRICS, OF_A_SEED, read_config, setting
+from rankup.runs.records import (
+    CONFIG,
+    METRICS,
+    OF_A_SEED,
+    read_config,
+    setting,
+)
+from rankup.storage.atomic import is_unfinished, utf8, write_file, write_json
 
 _LOCK = ".lock"  # stays behind
 

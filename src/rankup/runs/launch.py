@@ -13,16 +13,16 @@ from rankup.data.heldout import hold_out
 from rankup.data.streams import OWN, Stream, make_stream
 from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
-from rankup.fitting import facts_of
 from rankup.methods import method_options
+from rankup.methods.settings import Settings, settings_for, variant_of
 from rankup.rank import parse_rank
-from rankup.recipe import Recipe, recipe_for
-from rankup.runs.files import CONFIG, no_setting, read_config, setting
 from rankup.runs.folder import RunConfig
-from rankup.runs.replicas import Seed
+from rankup.runs.many_seeds import Seed
+from rankup.runs.records import CONFIG, no_setting, read_config, setting
 from rankup.runs.request import Device, Net, Request
 from rankup.runs.run import versions
-from rankup.settings import Settings, settings_for, variant_of
+from rankup.training.fit import facts_of
+from rankup.training.recipe import Recipe, recipe_for
 
 _QUEUES = 32  # the most that a process can have
 _ALL_QUEUES = 96  # for all processes together: twelve ran with eight each, none with 32 each

@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rankup.recipe import recipe_for
-from rankup.settings import base_recipe
+from rankup.methods.settings import base_recipe
+from rankup.training.recipe import recipe_for
 
 _LONGEST = 100  # bytes of a stream's name in a folder's name, which may have 255
 

@@ -19,21 +19,15 @@ from torch import nn
 
 import rankup
 from rankup import models
-from rankup.answers import share_right
-from rankup.checkpoint import Checkpoint, CheckpointError
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
-from rankup.engine import Engine
-from rankup.feed import Feed
-from rankup.growth import Growth
+from rankup.growing.options import Growth
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.rank import parse_rank
-from rankup.runs.allocator import keep_freed_memory
 from rankup.runs.checkpoints import CHECKPOINT, SHARE, Checkpoints, read_checkpoint
-from rankup.runs.files import METRICS, NET, read_lines, recipe_of
 from rankup.runs.folder import (
     RunConfig,
     RunError,
@@ -43,7 +37,13 @@ from rankup.runs.folder import (
     write_config,
     write_lines,
 )
-from rankup.train import Epoch, OnEpoch, TaskFailed, learn
+from rankup.runs.records import METRICS, NET, read_lines, recipe_of
+from rankup.training.batches import Feed
+from rankup.training.checkpoint import Checkpoint, CheckpointError
+from rankup.training.engine.select import Engine
+from rankup.training.evaluate import share_right
+from rankup.training.loop import Epoch, OnEpoch, TaskFailed, learn
+from rankup.utils.malloc import keep_freed_memory
 
 _TELL = 0.5  # least number of seconds between two progress reports
 

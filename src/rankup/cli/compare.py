@@ -1,0 +1,132 @@
+"""The command `rankup compare`. Heavy imports happen inside."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankup.cli.options import (
+    one_of,
+    refuse_factors,
+    refuse_if_not_begun,
+    refuse_softness,
+    with_method_options,
+    with_request,
+)
+from rankup.errors import RankupError
+from rankup.methods import METHODS, method_info
+from rankup.runs.request import Request
+
+if TYPE_CHECKING:
+    from rankup.report import Comparison
+
+ALL = "all"
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="E.g. rank,finetune, or all; see `rankup methods`.",
+        autocompletion=one_of([*METHODS, ALL]),
+    ),
+]
+
+
+@with_method_options
+@with_request
+def compare(
+    ctx: typer.Context,
+    methods: Methods = ALL,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder, else runs/compare-STREAM[-NET].")
+    ] = None,
+    *,
+    request: Request,
+    method_options: dict[str, Any],
+) -> None:
+    """Run several methods with the same seeds and show them side by side.
+
+    Every method uses its own settings, overridden by the options given here in all methods that
+    have them. If one fails, the others continue. Writes a run folder METHOD/seed-K for each, a
+    page, report.html, and the table as table.csv, table.md and table.tex.
+    """
+    names = chosen_methods(methods)
+    if "rank" not in names:
+        refuse_factors(ctx, "which is not compared")
+    refuse_softness(ctx, method_options)
+    from rankup.cli.progress import MethodBars, bars, note
+    from rankup.report import is_comparison
+    from rankup.runs.compare import MethodRuns
+    from rankup.runs.launch import Launch
+
+    if request.resume and out:
+        refuse_if_not_begun(ctx, "comparison", out, is_comparison(out))
+
+    root = out or request.folder("compare")
+    launch = Launch(request)
+    runs = MethodRuns(launch, names, root, method_options)
+    with bars() as bar:
+        watch = MethodBars(bar, launch.tasks, len(runs.unfinished))
+        runs.run(watch, partial(note, bar))
+    shown = show_comparison(root, root / "report.html")
+    if failed := [entry.method for entry in shown.failed if entry.method in names]:
+        raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")
+
+
+def chosen_methods(given: str) -> list[str]:
+    """The methods that are named, each once.
+
+    >>> chosen_methods("finetune,rank")
+    ['finetune', 'rank']
+    """
+    if given == ALL:
+        return list(METHODS)
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        method_info(name)
+        if names.count(name) > 1:
+            raise RankupError(f"the method {name!r} is named {names.count(name)} times, not once")
+    return names
+
+
+def show_comparison(root: Path, page: Path) -> "Comparison":
+    """Write the page and files of a comparison, and print its table: whichever of both cannot be
+    written, the other is."""
+    from rich.console import Console
+
+    from rankup.cli.progress import tell
+    from rankup.report import methods_table, read_comparison, write_comparison
+    from rankup.report.comparison.text import failures
+    from rankup.report.page import checked_page
+    from rankup.report.printing import print_table
+
+    checked_page(page)
+    comparison = _in_text(read_comparison(root))
+    console = Console()
+    try:
+        written = write_comparison(comparison, page)
+    finally:
+        print_table(console, methods_table(comparison))
+        for failure in failures(comparison):
+            tell(console, failure)
+    tell(console, f"A page with plots: {written}")
+    return comparison
+
+
+def _in_text(comparison: "Comparison") -> "Comparison":
+    entries = [
+        replace(entry, configs=in_text(entry.configs), failed=in_text(entry.failed))
+        for entry in comparison.entries
+    ]
+    return replace(comparison, stream=in_text(comparison.stream), entries=entries)
+
+
+def in_text(settings: Any) -> Any:
+    """Settings with "?" for what is no text in them: names of folders may be of any bytes, and no
+    page, table or plot can show them.
+
+    >>> in_text({"stream": "split:caf\\udce9"})
+    {'stream': 'split:caf?'}
+    """
+    return json.loads(json.dumps(settings, ensure_ascii=False).encode(errors="replace"))

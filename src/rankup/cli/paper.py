@@ -1,0 +1,170 @@
+"""The command `rankup paper`. Heavy imports happen inside."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankup.cli.compare import ALL
+from rankup.cli.options import one_of, was_said
+from rankup.errors import RankupError
+from rankup.paper import PARTS, part
+from rankup.runs.request import Device
+
+if TYPE_CHECKING:
+    from rankup.paper.experiment import Cell
+    from rankup.paper.runner import Runner
+
+
+def paper(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A table or figure, or all; without it, lists them and what is done.",
+            autocompletion=one_of([*PARTS, ALL]),
+        ),
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="Results folder; those of several machines can be merged.")
+    ] = Path("runs/paper"),
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only what contains this, e.g. p-mnist or ewc; can be repeated."),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(help="Settings to run at once on a GPU, each with all its seeds.", min=1),
+    ] = 1,
+    share: Annotated[
+        str, typer.Option(help="Run only a share, for one of several processes: 1/4, …, 4/4.")
+    ] = "1/1",
+    minutes: Annotated[
+        float | None, typer.Option(help="Start nothing new after this long.", min=0)
+    ] = None,
+    show: Annotated[
+        bool,
+        typer.Option("--show", help="Run nothing, show results so far; figures go beside them."),
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write all that is shown to this Markdown file.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets, else $RANKUP_DATA.")] = (
+        None
+    ),
+    download: Annotated[bool, typer.Option("--download", help="Download missing data.")] = False,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+) -> None:
+    """Reproduce a table or figure of the paper, its values beside ours.
+
+    Runs what has not been run, each setting with all its seeds, and shows the table; what was not
+    run is marked. If stopped, the same command continues. Results are files named after what was
+    run: nothing is run twice, whichever table needs it.
+    """
+    from rankup.paper.results import Results
+
+    if results.exists() and not results.is_dir():
+        raise RankupError(f"--results must be a folder, but {results} is a file")
+    found = Results(results)
+    if name is None:
+        for option in ctx.params:
+            if option not in ("results", "device") and was_said(ctx, option):
+                raise RankupError(f"--{option} needs a table or figure: name one, or all")
+        from rich.console import Console
+
+        from rankup.paper.overview import overview
+        from rankup.report.printing import print_table
+        from rankup.runs.launch import chosen_device
+
+        print_table(Console(), overview(found, chosen_device(device)))
+        return
+    if page is not None and not page.suffix:  # without it, the name is that of its picture folder
+        raise RankupError(f"a page's name needs an ending, such as .md, got {page}")
+    if show and only:
+        raise RankupError("--only chooses what to run, but --show runs nothing")
+    if show and not results.is_dir():
+        raise RankupError(f"there is no results folder {results}: name one with --results")
+    parts = {each: part(each) for each in (PARTS if name == ALL else [name])}
+    cells = list(dict.fromkeys(own for each in parts.values() for own in each.cells()))
+    failed: list[Cell] = []
+    if not show:
+        from rankup.paper.runner import Runner
+        from rankup.paper.runner import share as share_of
+        from rankup.runs.launch import chosen_device
+
+        command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
+        wanted = _only(name, cells, only or [])
+        runner = Runner(found, device, data, command, download)
+        if jobs > 1 and chosen_device(device) == "cpu":
+            raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
+        failed = _run(runner, share_of(wanted, share), minutes, jobs)
+    from rankup.paper.render import show_parts, write_page
+
+    show_parts(parts, found)
+    if page is not None:
+        write_page(parts, found, page)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _without_folders(words: Sequence[str]) -> list[str]:
+    """A command as others would repeat it.
+
+    >>> _without_folders(["paper", "rank", "--data", "mine", "--jobs", "4", "--results=here"])
+    ['paper', 'rank', '--jobs', '4']
+    """
+    own = ("--data", "--results", "--page")
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if before not in own and word.split("=")[0] not in own]
+
+
+def _only(name: str, cells: "Sequence[Cell]", words: Sequence[str]) -> "list[Cell]":
+    for word in words:
+        if not any(word in str(own) for own in cells):
+            raise RankupError(f"nothing in {name} has {word!r} in its description")
+    return [own for own in cells if not words or any(word in str(own) for word in words)]
+
+
+def _run(
+    runner: "Runner", cells: "Sequence[Cell]", minutes: float | None, jobs: int
+) -> "list[Cell]":
+    """Run what is left to run; give back what failed."""
+    from rankup.cli.progress import CellBars, bars, note
+    from rankup.paper.runner import Said
+
+    left, done, failed, told = runner.left(cells), 0, [], set()
+    with bars(again="the same command") as shown:
+        lines = CellBars(shown, len(left))
+
+        def hear(said: Said) -> None:
+            if isinstance(said.what, str):
+                note(shown, f"{said.cell}: {said.what}")
+            else:
+                lines.show(said.cell, said.cell.tasks or 20, said.what)
+
+        with closing(runner.run_all(left, hear, jobs=jobs, minutes=minutes)) as ended:
+            for own, why, seconds in ended:
+                done += 1
+                lines.end(own)
+                failed += [own] if why else []
+                if not why:
+                    reached = f"{_reached(runner, own)}, {seconds:.0f} s"
+                else:
+                    reached = "failed for the same reason" if why in told else f"failed: {why}"
+                    told.add(why)
+                note(shown, f"{own}: {reached}")
+        if done < len(left):
+            note(shown, f"stopped after {minutes:g} minutes; {len(left) - done} left to run")
+    return failed
+
+
+def _reached(runner: "Runner", own: "Cell") -> str:
+    from rankup.report.text import spread
+
+    measured = runner.results.of(own)
+    assert measured is not None
+    return f"accuracy {spread(measured.accuracy)} %"

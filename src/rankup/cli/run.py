@@ -1,0 +1,142 @@
+"""`rankup run`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankup.cli.options import (
+    one_of,
+    refuse_factors,
+    refuse_if_not_begun,
+    refuse_softness,
+    was_said,
+    with_method_options,
+    with_request,
+)
+from rankup.cli.report import show_runs
+from rankup.errors import RankupError
+from rankup.methods import METHODS
+from rankup.methods import method_options as check_options
+from rankup.runs.request import Request
+
+if TYPE_CHECKING:
+    from rankup.runs.many_seeds import Seed
+
+
+@with_method_options
+@with_request
+def run(
+    ctx: typer.Context,
+    method: Annotated[
+        str, typer.Option(help="Method; see `rankup methods`.", autocompletion=one_of(METHODS))
+    ] = "rank",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run folder, else runs/STREAM-METHOD-SEED; for several seeds the folder of "
+            "their folders, else runs/STREAM-METHOD."
+        ),
+    ] = None,
+    *,
+    request: Request,
+    method_options: dict[str, Any],
+) -> None:
+    """Learn a stream task after task and show what was remembered.
+
+    Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
+    config.json, metrics.jsonl, the network in net/ and a page, report.html. `--resume --out FOLDER`
+    continues a run as it was started; with more --tasks than before, a run of the rank update
+    learns further permutations or rotations.
+    """
+    from rankup.cli.progress import SeedBars, bars, note
+    from rankup.methods import method_class
+    from rankup.methods.rank import warn_if_capped
+    from rankup.runs.folder import check_folder, tasks_more, tasks_of, write_configs
+    from rankup.runs.launch import Launch
+    from rankup.runs.many_seeds import run_seeds
+    from rankup.runs.records import CONFIG, runs_in
+    from rankup.runs.resume import Asked, as_begun
+    from rankup.runs.run import setting_of
+
+    if request.resume and out:
+        refuse_if_not_begun(ctx, "run", out, bool(runs_in(out)))
+        before = Asked(method, method_options, request)
+        asked_for = as_begun(before, out, partial(was_said, ctx))
+        method, method_options, request = asked_for.method, asked_for.options, asked_for.request
+    check_options(method, method_options)
+    if method != "rank":
+        refuse_factors(ctx, f"{method} has no factors")
+    refuse_softness(ctx, method_options)
+    seeds, name = request.seeds, f"{request.stream_name}-{method}"
+    root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
+    if seeds > 1 and (root / CONFIG).exists():
+        raise RankupError(f"{root} already holds a run of one seed: name another folder with --out")
+    if request.resume and request.tasks is None:  # more tasks than before must be asked for
+        request = replace(request, tasks=tasks_of(_folders(root, request).values()))
+    launch = Launch(request)
+    folders = _folders(root, request)
+    asked = launch.of(method, method_options, folders)
+    setting = setting_of(asked[0].config, asked[0].stream())
+    if method == "rank":  # here, because otherwise every process would warn
+        warn_if_capped(setting)
+    # All folders are made before the first seed begins: resuming finds all seeds by them.
+    method_class(method).check(setting)
+    for each in asked:
+        check_folder(each.config, each.out, each.resume)
+    _refuse_broken(asked)
+    with bars() as shown:
+        if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
+            note(shown, f"{root} continues to {launch.tasks} tasks, {more} more than before")
+        show = SeedBars(shown, launch.tasks, seeds).show
+        write_configs({each.out: each.config for each in asked})
+        asked = [replace(each, resume=True) for each in asked]
+        failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
+    if whole := _finished(root):
+        show_runs(whole, root / "report.html")
+    if failures:
+        raise RankupError(_failed(failures, folders))
+
+
+def _folders(root: Path, request: Request) -> dict[int, Path]:
+    """Each seed's; that of a single one is the folder itself, unless it was begun among others."""
+    found = {seed: root / f"seed-{seed}" for seed in request.all_seeds}
+    alone = len(found) == 1 and not found[request.seed].exists()
+    return {request.seed: root} if alone else found
+
+
+def _refuse_broken(asked: "Sequence[Seed]") -> None:
+    """Refuse a run that cannot go on while all folders are as they were: where one of them is to be
+    made or changed, all that were begun are read before."""
+    from rankup.runs.folder import is_to_be_written
+    from rankup.runs.records import CONFIG
+    from rankup.runs.run import SeedRun
+
+    if not any(is_to_be_written(each.config, each.out) for each in asked):
+        return
+    for each in asked:
+        if (each.out / CONFIG).exists():
+            SeedRun(each.config, each.stream(), each.out, resume=True, only_look=True)
+
+
+def _finished(root: Path) -> list[Path]:
+    """The runs in a folder that have learned all their tasks, those of seeds that were not asked
+    for this time, too: the folder has one page, which is of all."""
+    from rankup.runs.folder import tasks_of
+    from rankup.runs.records import read_lines, runs_in
+
+    return [run for run in runs_in(root) if len(read_lines(run)) == tasks_of([run])]
+
+
+def _failed(failures: dict[int, str], folders: dict[int, Path]) -> str:
+    """Why the first of the seeds failed that did, and what is left of it."""
+    seed, why = next(iter(failures.items()))
+    which = f"seed {seed}: " if len(folders) > 1 else ""
+    more = len(failures) - 1
+    others = f" (and {more} more seed{'s' if more > 1 else ''} failed)" if more else ""
+    net = folders[seed] / "net"
+    left = f"what was learned before is intact in {net}; " if net.exists() else ""
+    return f"{which}{why}{others}; {left}a new run with other settings needs another --out"

@@ -1,0 +1,1 @@
+"""Turning a module into a network: what is planned, copied and replaced."""

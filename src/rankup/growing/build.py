@@ -1,0 +1,70 @@
+"""A network's body: a copy of the given module in which task layers have replaced its own."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from rankup.errors import RankupError
+from rankup.growing.copying import copy_of
+from rankup.growing.options import Growth
+from rankup.growing.plan import Plan
+from rankup.growing.reinit import reset
+from rankup.growing.trace import trace
+from rankup.layers import FactoredLinear, TaskHead, TaskLayer, TaskNorm, factored_conv
+from rankup.layers.spec import FactoredSpec, LayerSpec, NormSpec
+
+
+def make_body(module: nn.Module, plan: Plan, growth: Growth) -> tuple[nn.Module, list[TaskLayer]]:
+    """The body, and its task layers in the order of the plan."""
+    originals = dict(module.named_modules())
+    layers = [_make_layer(spec, originals[spec.name], plan, growth) for spec in plan.layers]
+    # Layers are replaced during the copy, so every reference to one leads to its new form.
+    body = copy_of(module, {id(originals[layer.spec.name]): layer for layer in layers})
+    _refuse_left_out(body, layers)
+    _refuse_another_way(body, plan)
+    if growth.base == "new":
+        reset(body, module, plan.dense, growth.seed, plan.device)
+    for layer in layers:  # each part keeps the mode it was given in
+        layer.training = originals[layer.spec.name].training
+    return body, layers
+
+
+def _make_layer(spec: LayerSpec, original: nn.Module, plan: Plan, growth: Growth) -> TaskLayer:
+    made: TaskLayer
+    factory = growth.seed, plan.dtype, plan.device
+    if isinstance(spec, FactoredSpec):
+        made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
+    elif isinstance(spec, NormSpec):
+        made = TaskNorm(spec, *factory)
+    else:
+        made = TaskHead(spec, *factory)
+    if growth.base == "keep":
+        shapes = spec.base_shapes()
+        made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
+    made.take_attributes(original)
+    return made
+
+
+def _refuse_left_out(body: nn.Module, layers: Sequence[TaskLayer]) -> None:
+    """Refuse a module whose copy lacks the layers that replaced its own."""
+    there = {id(part) for part in body.modules()}
+    for layer in layers:
+        if id(layer) not in there:
+            raise RankupError(
+                "grow works on a copy of the module, but the copy has a layer "
+                f"{layer.spec.name!r} of its own, as when a class defines __deepcopy__: leave "
+                "copying to torch"
+            )
+
+
+def _refuse_another_way(body: nn.Module, plan: Plan) -> None:
+    """Refuse a module whose forward checks the class of its layers and takes another path with
+    those that replaced its own."""
+    for training, way in zip((True, False), plan.ways, strict=True):
+        own = trace(body, training=training) if way else None
+        if own is not None and own.way not in (None, way):
+            raise RankupError(
+                "the module's forward takes a different path with a network's layers in place "
+                "of its own, as when it checks isinstance(layer, nn.Linear): have it check "
+                "something else, such as a flag that the module sets"
+            )

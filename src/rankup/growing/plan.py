@@ -1,0 +1,358 @@
+"""What becomes of each part of a module: decided, or refused in one sentence, before anything is
+changed."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rankup.errors import RankupError
+from rankup.growing.copying import (
+    copied_or_refused,
+    refuse_functions_of,
+    refuse_hidden_layers,
+    refuse_listed_parameters,
+)
+from rankup.growing.kinds import NORMS, WEIGHTED, kind_of, own_tensors
+from rankup.growing.options import Growth
+from rankup.growing.supported import refuse_kinds, refuse_what_cannot_be
+from rankup.growing.trace import Trace, defaults_of, trace
+from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
+from rankup.layers.spec import (
+    ConvGeometry,
+    DenseSpec,
+    FactoredSpec,
+    HeadSpec,
+    LayerSpec,
+    NormSpec,
+    Spec,
+)
+from rankup.rank import LayerRank, Shape, capped, is_match, resolve
+
+_MOST_OPTIONS = 3  # of a forward: each may be given or not, and all combinations are traced
+
+
+@dataclass(frozen=True)
+class Plan:
+    layers: tuple[LayerSpec, ...]  # what each layer becomes
+    dense: DenseSpec  # what is left
+    folds: tuple[tuple[str, str], ...]  # a convolution and the batch norm that is its only reader
+    capped: tuple[str, ...]  # layers that a task gives less rank than was asked for
+    # The Linear that reads the inputs as they are, if there is one and it is factored.
+    first: str | None
+    # The layers of a module that is nothing but factored Linears, a ReLU after each, and a head.
+    chain: tuple[str, ...] | None
+    # The torch.fx graph in training and in evaluation mode, as text; None if the module cannot be
+    # traced or does not take the same path every time.
+    ways: tuple[str | None, str | None]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        return (*self.layers, self.dense)
+
+    def warn_if_capped(self) -> None:
+        """Warn at the line of the caller's caller."""
+        if self.capped:
+            warnings.warn(
+                "one task cannot add more rank than a layer's weight has: capped in "
+                + ", ".join(self.capped),
+                stacklevel=3,
+            )
+
+
+def make_plan(module: nn.Module, growth: Growth) -> Plan:
+    if not isinstance(module, nn.Module):
+        raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
+    if any(isinstance(part, TaskLayer) for part in module.modules()):
+        raise RankupError("the module is already a grown network: teach it more with begin_task")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise RankupError(
+            f"grow takes the module inside a {type(module).__name__}: pass module.module"
+        )
+    refuse_kinds(module)
+    copied = copied_or_refused(module)
+    refuse_listed_parameters(module)
+    refuse_hidden_layers(module)
+    plan = _Planner(module, growth).plan()
+    refuse_functions_of(module, copied)
+    return plan
+
+
+class _Planner:
+    def __init__(self, module: nn.Module, growth: Growth) -> None:
+        self.growth = growth
+        self.modules = dict(module.named_modules())
+        self.trace = trace(module)
+        self.head = self._find_head()
+        self._check_patterns(module)
+
+    def plan(self) -> Plan:
+        factored = self._choose_factored()
+        norms = self._choose_norms()
+        replaced = {*factored, *norms}
+        refuse_what_cannot_be(self.modules, replaced, self.head, self.growth, self.trace)
+        dtype, device = self._dtype_and_device()
+        before = self._norms_before(factored, norms)
+        if self.growth.base == "keep":
+            # What lies before the factored layers stays as it was given, norms included.
+            norms = [name for name in norms if name not in before]
+        shapes = {name: _matrix(self.modules[name]) for name in factored}
+        asked = resolve(self.growth.rank, shapes)
+        ranks = {name: capped(asked[name], shapes[name]) for name in factored}
+        layers: list[LayerSpec] = []
+        for name, part in self.modules.items():
+            if name == self.head:
+                layers.append(_head_spec(name, part))
+            elif name in ranks:
+                layers.append(self._factored_spec(name, shapes[name], ranks[name]))
+            elif name in norms:
+                layers.append(_norm_spec(name, part, shared=name in before))
+        reader = self.trace.reads_inputs() if self.trace is not None else None
+        chain = self.trace.chain() if self.trace is not None else None
+        return Plan(
+            layers=tuple(layers),
+            dense=self._dense({spec.name for spec in layers}),
+            folds=tuple((conv, norm) for conv, norm in self._folds() if norm in norms),
+            capped=tuple(name for name in factored if ranks[name] != asked[name]),
+            first=reader if reader in factored else None,
+            chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
+            ways=(_way(self.trace), _way(self.answering)),
+            dtype=dtype,
+            device=device,
+        )
+
+    def _norms_before(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
+        """The norms that run before the last layers, if only these are factored."""
+        if not self.growth.last or self.trace is None:
+            return set()
+        first = self.trace.position(factored[0])
+        return {name for name in norms if self.trace.position(name) < first}
+
+    def _factored_spec(self, name: str, shape: Shape, rank: LayerRank) -> FactoredSpec:
+        part: Any = self.modules[name]
+        return FactoredSpec(
+            name,
+            shape.outputs,
+            shape.inputs,
+            part.bias is not None,
+            rank,
+            self.trace is not None and self.trace.feeds_batch_norm(name),
+            _geometry(part),
+        )
+
+    def _folds(self) -> list[tuple[str, str]]:
+        """What can be folded both in training and in evaluation, whatever options are given."""
+        found = self.trace.folds() if self.trace is not None else []
+        if not found:
+            return []
+        whole = self.modules[""]
+        options = list(defaults_of(whole))
+        if len(options) > _MOST_OPTIONS:
+            return []
+        for count in range(len(options) + 1):
+            for given in combinations(options, count):
+                other = trace(whole, training=False, given=given) if given else self.answering
+                others = other.folds() if other is not None else []
+                found = [pair for pair in found if pair in others]
+        return found
+
+    def _find_head(self) -> str:
+        linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
+        if self.growth.head is not None:
+            if self.growth.head not in linears:
+                raise RankupError(
+                    f"head={self.growth.head!r} is not a Linear of the module, which has "
+                    + (", ".join(linears) or "none")
+                )
+            return self.growth.head
+        if not linears:
+            raise RankupError(
+                "the module has no Linear that could be the head: give it one, for example on "
+                "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
+            )
+        if self.trace is None:
+            whole = self.modules[""]
+            refuse_functions_of(whole, copied_or_refused(whole))  # naming a head would not help
+            raise RankupError(
+                "torch.fx cannot trace the module, so it is not known which Linear runs last: name "
+                "it with head='name'"
+            )
+        head = self._last_linear(self.trace, linears)
+        if self.answering is not None:
+            other = self._last_linear(self.answering, linears)
+            if other != head:
+                raise RankupError(
+                    f"the Linear that runs last is {head!r} in training and {other!r} in "
+                    "evaluation: name the head with head='name'"
+                )
+        return head
+
+    def _last_linear(self, found: Trace, linears: Sequence[str]) -> str:
+        for name in reversed(found.order):
+            if name in linears:
+                return name
+            if any(True for _ in self.modules[name].parameters()):
+                raise RankupError(
+                    f"the module has no Linear that could be the head: {name!r} runs after the "
+                    "last of them; name the head with head='name'"
+                )
+        raise RankupError("the module runs no Linear that could be the head")
+
+    @cached_property
+    def answering(self) -> Trace | None:
+        return trace(self.modules[""], training=False)
+
+    def _check_patterns(self, module: nn.Module) -> None:
+        names = [*self.modules, *(name for name, _ in own_tensors(module.named_modules()))]
+        given = {"include": self.growth.include or (), "exclude": self.growth.exclude}
+        for option, patterns in given.items():
+            for pattern in patterns:
+                if not any(is_match(name, pattern) for name in names):
+                    raise RankupError(f"{option}={pattern!r} matches nothing in the module")
+        if self.growth.excludes(self.head):
+            raise RankupError(f"the head {self.head!r} cannot be excluded")
+
+    def _choose_factored(self) -> list[str]:
+        """The layers to factor, in the order in which they run."""
+        chosen = [
+            name
+            for name, part in self.modules.items()
+            if isinstance(part, WEIGHTED)
+            and name != self.head
+            and not self.growth.excludes(name)
+            and self.growth.includes(name)
+        ]
+        if not chosen:
+            raise RankupError(
+                "the module has nothing to factor: besides its head it needs a Linear or a "
+                "convolution that include and exclude do not rule out"
+            )
+        if self.trace is not None:
+            chosen.sort(key=self.trace.position)
+        last = self.growth.last
+        if last is None:
+            return chosen
+        if self.trace is None:
+            raise RankupError(
+                f"last={last} needs the order in which layers run, but torch.fx cannot trace the "
+                "module: name the layers with include instead"
+            )
+        if not 1 <= last <= len(chosen):
+            raise RankupError(
+                f"last={last} must be from 1 to {len(chosen)}, the number of layers to choose from"
+            )
+        return chosen[-last:]
+
+    def _choose_norms(self) -> list[str]:
+        return [
+            name
+            for name, part in self.modules.items()
+            if kind_of(part) in NORMS
+            and not self.growth.excludes(name)
+            # One without tensors is the same for all tasks, unless it looks at the whole batch.
+            and (isinstance(part, _BatchNorm) or any(True for _ in own_tensors([("", part)])))
+        ]
+
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        weights = list(self.modules[""].parameters())
+        dtypes = {p.dtype for p in weights}
+        devices = {p.device for p in weights}
+        if len(dtypes) > 1 or len(devices) > 1:
+            raise RankupError(
+                "the module's weights must have one dtype and be on one device, got "
+                + ", ".join(sorted(map(str, dtypes if len(dtypes) > 1 else devices)))
+            )
+        dtype, store = dtypes.pop(), self.growth.store
+        if not dtype.is_floating_point:
+            raise RankupError(f"the module's weights must be real numbers, got {dtype}")
+        if devices == {torch.device("meta")}:
+            raise RankupError(
+                "the module is on the device 'meta', which holds no values: create it again on "
+                "another device"
+            )
+        if store != "full" and dtype not in (torch.float32, torch.float64):
+            raise RankupError(
+                f"store={store!r} is for modules in float32 or float64, but this one is in "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+        return dtype, devices.pop()
+
+    def _dense(self, replaced: set[str]) -> DenseSpec:
+        left = ((name, part) for name, part in self.modules.items() if name not in replaced)
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in own_tensors(left):
+            if kind := _unstorable(tensor):
+                raise RankupError(
+                    f"{name!r} is a {kind} tensor, which cannot be stored: make it a plain one, or "
+                    "register it with persistent=False"
+                )
+            if not any(tensor is other for other in tensors.values()):
+                tensors[name] = tensor
+        return DenseSpec(
+            tensors=tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()),
+            # A frozen parameter is as good as a buffer.
+            trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
+            kept=self.growth.base == "keep",
+        )
+
+
+def _way(found: Trace | None) -> str | None:
+    return found.way if found is not None else None
+
+
+def _unstorable(tensor: torch.Tensor) -> str | None:
+    """The kind of a tensor that no file of a network can hold, else None."""
+    if tensor.layout != torch.strided:
+        return "sparse"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.dtype in (torch.complex32, torch.complex128):
+        return str(tensor.dtype).removeprefix("torch.")
+    return None
+
+
+def _matrix(part: Any) -> Shape:
+    outputs, *inputs = part.weight.shape
+    return Shape(outputs, torch.Size(inputs).numel())
+
+
+def _head_spec(name: str, part: Any) -> HeadSpec:
+    return HeadSpec(name, part.in_features, part.bias is not None)
+
+
+def _geometry(part: Any) -> ConvGeometry | None:
+    if not isinstance(part, CONVOLUTIONS):
+        return None
+    return ConvGeometry(
+        part.in_channels,
+        part.kernel_size,
+        part.stride,
+        part.padding,
+        part.dilation,
+        part.padding_mode,
+    )
+
+
+def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
+    over = next(over for kind, over in NORMS.items() if isinstance(part, kind))
+    shapes = {"layer": "normalized_shape", "rms": "normalized_shape", "group": "num_channels"}
+    shape = getattr(part, shapes.get(over, "num_features"))
+    return NormSpec(
+        name,
+        over,
+        shape if isinstance(shape, tuple) else (shape,),
+        # An RMSNorm may take it from the dtype that torch computes in.
+        torch.finfo(at_least_float32(part.weight.dtype)).eps if part.eps is None else part.eps,
+        getattr(part, "num_groups", 1),
+        part.weight is not None,
+        getattr(part, "bias", None) is not None,
+        shared,
+    )

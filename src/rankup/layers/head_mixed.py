@@ -1,0 +1,99 @@
+"""Ways to run a mixed batch through the heads of all tasks."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankup.layers.base import over_last
+from rankup.layers.dispatch import HeadsShape, block_count, block_size
+
+
+class Blocks(NamedTuple):
+    """A batch in blocks of samples of one task each, with some places unused."""
+
+    samples: Tensor  # [blocks · size]: which sample is at a place
+    tasks: Tensor  # [blocks]
+    places: Tensor  # [B]: where each sample is
+
+
+def in_blocks(tasks: Tensor, known: int, size: int) -> Blocks:
+    """Sort by task. All shapes follow from that of the batch: nothing waits for the device."""
+    count, device = block_count(len(tasks), known, size), tasks.device
+    ordered, order = torch.sort(tasks)
+    edges = torch.searchsorted(ordered, torch.arange(known + 1, device=device))
+    blocks = (edges.diff() + (size - 1)) // size  # of each task
+    ends = blocks.cumsum(0)
+    moved = (ends - blocks) * size - edges[:-1]  # how far a task's samples move
+    at = torch.arange(len(tasks), device=device) + moved.index_select(0, ordered)
+    numbered = torch.arange(count, device=device)
+    return Blocks(
+        samples=order.new_zeros(count * size).scatter_(0, at, order),
+        tasks=torch.searchsorted(ends, numbered, right=True).clamp_(max=known - 1),
+        places=torch.empty_like(order).scatter_(0, order, at),
+    )
+
+
+class Heads:
+    """All tasks' heads, as the layer's tables hold them."""
+
+    def __init__(self, weights: Tensor, biases: Tensor | None, rows: Tensor) -> None:
+        self.weights, self.biases, self.rows = weights, biases, rows
+        self.total, self.inputs = weights.shape
+        self.known, self.widest = rows.shape
+        self.alike = self.known * self.widest == self.total  # equally many classes in all tasks
+
+    def shape(self, x: Tensor) -> HeadsShape:
+        samples, positions = len(x), math.prod(x.shape[1:-1])
+        return HeadsShape(samples, positions, self.known, self.inputs, self.widest, self.total)
+
+    def answers(self, x: Tensor, tasks: Tensor) -> Tensor:
+        """For every `x[i]`, `[positions, in]`, the answers of its own task; arbitrary where that
+        has fewer classes than the widest."""
+        weights = self._of(tasks, self.weights).transpose(1, 2)
+        if self.biases is None:
+            return torch.bmm(x, weights)
+        return torch.baddbmm(self._of(tasks, self.biases)[:, None], x, weights)
+
+    def _of(self, tasks: Tensor, table: Tensor) -> Tensor:
+        if self.alike:
+            return table.view(self.known, self.widest, *table.shape[1:]).index_select(0, tasks)
+        rows = self.rows.clamp(min=0).index_select(0, tasks)
+        return table.index_select(0, rows.view(-1)).view(*rows.shape, *table.shape[1:])
+
+
+def gathered(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
+    if x.dim() == 2:
+        return heads.answers(x.unsqueeze(1), tasks).squeeze(1)
+    flat = x.reshape(len(x), math.prod(x.shape[1:-1]), heads.inputs)
+    return heads.answers(flat, tasks).view(*x.shape[:-1], heads.widest)
+
+
+def together(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
+    # On a GPU a bias in the product sends it to another library, whose call takes the host longer
+    # than all the rest.
+    apart = x.is_cuda and heads.alike and heads.biases is not None
+    answers = F.linear(x, heads.weights, None if apart else heads.biases)
+    leading = x.shape[:-1]
+    if not heads.alike:
+        own = over_last(heads.rows.clamp(min=0).index_select(0, tasks), x)
+        return answers.gather(-1, own.expand(*leading, heads.widest))
+    own = tasks.view(-1, *(1,) * x.dim()).expand(*leading, 1, heads.widest)
+    logits = answers.view(*leading, heads.known, heads.widest).gather(-2, own).squeeze(-2)
+    if apart and heads.biases is not None:
+        biases = heads.biases.view(heads.known, heads.widest).index_select(0, tasks)
+        logits += over_last(biases, x)
+    return logits
+
+
+def sorted_by_task(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
+    blocks = in_blocks(tasks, heads.known, block_size(len(x), heads.known))
+    arranged = x.index_select(0, blocks.samples)
+    flat = arranged.view(len(blocks.tasks), -1, heads.inputs)
+    answers = heads.answers(flat, blocks.tasks).view(*arranged.shape[:-1], heads.widest)
+    return answers.index_select(0, blocks.places)
+
+
+WAYS = {"gathered": gathered, "together": together, "sorted": sorted_by_task}

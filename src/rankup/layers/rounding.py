@@ -1,0 +1,125 @@
+"""The forms in which a task's numbers are stored: as the network computes with them, in half
+precision, or in a byte each with a scale for every row.
+
+They are rounded once, when the task is committed, to what its file can hold. From then on the
+network computes with exactly these, and what is packed comes back bit for bit.
+"""
+
+import math
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from rankup.layers import Tensors
+from rankup.layers.spec import DenseSpec, NormSpec, Spec
+
+Store = Literal["full", "float16", "int8"]
+STORES: tuple[Store, ...] = get_args(Store)
+
+_STEPS = 127  # of a byte, on each side of zero
+_NOTHING = 2.0**-100  # smaller scales would approach float32's subnormals
+_SCALE = ".scale"
+_FAR = 0.01  # of a standard deviation
+
+
+class Layout(NamedTuple):
+    """What a tensor in a file looks like."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...] | None  # allowed ones; None: any
+
+
+def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
+    """Values as they will come back from a file."""
+    packed = pack(spec, values, store)
+    return {key: unpack(spec, key, packed, value.dtype) for key, value in values.items()}
+
+
+def pack(spec: Spec, values: Tensors, store: Store) -> Tensors:
+    """A part's tensors as a file holds them: each under its own name and its scale, if any, under
+    another."""
+    packed: Tensors = {}
+    for key, value in values.items():
+        form = _form(spec, key, tuple(value.shape), store)
+        if form == "int8":
+            scale = _scale(value)
+            packed[key] = (value / _over(scale, value)).round().to(torch.int8)
+            packed[key + _SCALE] = scale
+        else:
+            packed[key] = value if form == "full" else _half(value)
+    if isinstance(spec, NormSpec) and _moves(packed, values, spec.eps):
+        packed["mean"] = values["mean"]
+    return packed
+
+
+def _half(value: Tensor) -> Tensor:
+    half = value.to(torch.float16)
+    return half if bool(half.isfinite().all()) else value
+
+
+def _moves(packed: Tensors, values: Tensors, eps: float) -> bool:
+    """Whether rounding moves a norm's mean by so much of a standard deviation that its answers
+    would change, as for inputs far from zero."""
+    if packed.get("mean") is values.get("mean"):  # not rounded: no need to wait for a GPU
+        return False
+    off = (packed["mean"].double() - values["mean"].double()).abs()
+    return bool((off > _FAR * (packed["var"].double() + eps).sqrt()).any())
+
+
+def unpack(spec: Spec, key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
+    value = packed[key]
+    if isinstance(spec, DenseSpec):
+        return value
+    if key + _SCALE in packed:
+        return value.to(dtype) * _over(packed[key + _SCALE], value)
+    return value.to(dtype)
+
+
+def layouts(
+    spec: Spec, key: str, shape: tuple[int, ...], store: Store, dtype: torch.dtype
+) -> dict[str, Layout]:
+    """What a file of a network in `dtype` holds for a tensor of this shape, by name."""
+    if isinstance(spec, DenseSpec):  # such as a module's own counters and tables
+        return {key: Layout(shape, None)}
+    form = _form(spec, key, shape, store)
+    if form == "int8":
+        return {
+            key: Layout(shape, (torch.int8,)),
+            key + _SCALE: Layout(shape[:1] if len(shape) > 1 else (), (torch.float32,)),
+        }
+    return {key: Layout(shape, (torch.float16, dtype) if form == "float16" else (dtype,))}
+
+
+def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
+    """How many bytes `pack` would make of them. Only those that it may leave in full are packed."""
+    total, uncertain = 0, Tensors()
+    for key, value in values.items():
+        for layout in layouts(spec, key, tuple(value.shape), store, value.dtype).values():
+            if layout.dtypes is not None and len(layout.dtypes) == 1:
+                total += math.prod(layout.shape) * layout.dtypes[0].itemsize
+            else:
+                uncertain[key] = value
+    return total + sum(tensor.nbytes for tensor in pack(spec, uncertain, store).values())
+
+
+def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
+    """The form of one tensor. Dense ones are stored once and may be anything: they stay as they
+    are. Of the others, matrices and selectors take a byte; biases and norms are few and need
+    more."""
+    if store == "full" or isinstance(spec, DenseSpec) or 0 in shape:
+        return "full"
+    byte = key == "selector" or (len(shape) > 1 and not isinstance(spec, NormSpec))
+    return "int8" if store == "int8" and byte else "float16"
+
+
+def _scale(value: Tensor) -> Tensor:
+    """The scale of each row, or of a selector as a whole. Packing what was unpacked gives the same
+    scale again: this was checked for every float32 number."""
+    rows = value.flatten(1) if value.dim() > 1 else value
+    scale = (rows.abs().amax(-1) / _STEPS).float()
+    return torch.where(scale > _NOTHING, scale, 1.0)
+
+
+def _over(scale: Tensor, value: Tensor) -> Tensor:
+    return scale.view(*scale.shape, *(1,) * (value.dim() - scale.dim()))

@@ -1,0 +1,121 @@
+"""What each method is run with by default: its own defaults, and on top of them what `rankup tune`
+has found for the stream and the network."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankup.errors import RankupError
+from rankup.methods import method_info, method_options
+from rankup.training.recipe import RECIPES, Recipe
+
+TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD[-VARIANT].json
+SEEDED = "-seeded"
+# Streams for which nothing was tuned, and similar ones for which it was.
+ALIKE = {"s-miniimagenet-resnet18": "s-cifar100-resnet18"}
+
+
+class Settings(NamedTuple):
+    recipe: Mapping[str, Any]  # fields that differ from the recipe of the stream and the network
+    options: Mapping[str, Any]  # the method's own that differ from their defaults
+
+
+def settings_for(
+    method: str, stream: str, net: str, recipe: str = "default", variant: str = ""
+) -> Settings:
+    """The settings of a method for a stream and a network; what the user asks for comes on top.
+
+    Args:
+        recipe: the name of a recipe, or a folder where `rankup tune` has left what it found.
+        variant: the suffix for a variant of the method, from `variant_of`.
+
+    >>> settings_for("rank", "s-digits", "mlp")
+    Settings(recipe={}, options={})
+    """
+    own, case = dict(method_info(method).recipe), f"{stream}-{net}"
+    if recipe in RECIPES and recipe != "default":
+        return Settings(own, {})
+    folder = TUNED / ALIKE.get(case, case) if recipe == "default" else Path(recipe)
+    path = folder / f"{method}{variant}.json"
+    # Without learned factors the recipe differs; that of small networks is much like large ones'.
+    if variant != SEEDED and not path.exists():
+        path = folder / f"{method}.json"
+    if recipe != "default" and not path.exists():
+        warnings.warn(
+            f"{recipe} has no settings for {method}{variant}, so its defaults are used",
+            stacklevel=2,
+        )
+    tuned = _read(path, method, as_tried=recipe != "default")
+    return Settings(own | dict(tuned.recipe), tuned.options)
+
+
+def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
+    """The suffix that settings files add to a method's name for a variant of it: without learned
+    factors, or with networks of low rank.
+
+    >>> variant_of("rank", "0,0", {}), variant_of("parallel", "11,1", {"size": "2"})
+    ('-seeded', '-rank-2')
+    >>> variant_of("rank", "11,1", {}), variant_of("parallel", "11,1", {"size": "full"})
+    ('', '')
+    """
+    if method == "rank" and not any(map(float, rank.split(","))):
+        return SEEDED
+    size = options.get("size", "full") if method == "parallel" else "full"
+    return "" if size == "full" else f"-rank-{size}"
+
+
+def apart(chosen: Mapping[str, Any]) -> Settings:
+    """Which of the settings are the recipe's, and which are a method's own.
+
+    >>> apart({"lr": 0.1, "strength": 3.0})
+    Settings(recipe={'lr': 0.1}, options={'strength': 3.0})
+    """
+    in_recipe = {item.name for item in fields(Recipe)}
+    return Settings(
+        recipe={name: value for name, value in chosen.items() if name in in_recipe},
+        options={name: value for name, value in chosen.items() if name not in in_recipe},
+    )
+
+
+def base_recipe(recipe: str) -> str:
+    """The name of the recipe that settings come on top of.
+
+    >>> base_recipe("paper")
+    'paper'
+    """
+    if recipe in RECIPES:
+        return recipe
+    if not any(Path(recipe).glob("*.json")):
+        raise RankupError(
+            f"there is no recipe {recipe!r}, only {', '.join(RECIPES)}, or a folder written by "
+            "`rankup tune`"
+        )
+    return "default"
+
+
+def _read(path: Path, method: str, as_tried: bool) -> Settings:
+    """What was chosen, and what all trials were given; nothing if nothing was tuned.
+
+    Args:
+        as_tried: whether to take the trials' epochs and batch size, too. What comes with this
+            project is also used with more of them.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        given = dict(found.get("given", {}))
+        given.pop("epochs", None)
+        if as_tried:
+            given = {name: found[name] for name in ("epochs", "batch") if name in found} | given
+        chosen = apart(given | found["chosen"])
+        Recipe(**chosen.recipe)
+        method_options(method, chosen.options)
+    except FileNotFoundError:
+        return Settings({}, {})
+    except RankupError as error:
+        raise RankupError(f"{path}: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise RankupError(f"{path} is not a settings file written by `rankup tune`") from None
+    return chosen

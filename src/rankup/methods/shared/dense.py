@@ -1,0 +1,287 @@
+"""Shared by the rivals that train one dense network: its weights, a head for each task, and how
+all of it is kept between tasks."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from rankup import seeds
+from rankup.data.tasks import Task
+from rankup.errors import StoreError
+from rankup.growing.copying import copy_of
+from rankup.growing.plan import Plan, make_plan
+from rankup.growing.reinit import redrawn
+from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
+from rankup.layers.spec import HeadSpec, LayerSpec, NormSpec
+from rankup.methods.base import Method, Setting
+from rankup.methods.shared.heads import LearningHeads
+from rankup.metrics import Footprint, numbers
+from rankup.storage.atomic import write_file
+from rankup.training.batches import CALIBRATION, Feed
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.module import ModuleLearner
+from rankup.training.memory_format import for_answers
+from rankup.utils.signals import undisturbed
+from rankup.utils.torch_modes import evaluating
+
+_FILE = "weights.safetensors"
+
+
+class DenseMethod(Method):
+    """One dense network, trained task after task.
+
+    A method overrides what differs: `learner`, which defines a step; `consolidate`, what to do
+    once a task has been learned. What it must remember besides the weights is in `kept`, replayed
+    samples are in `buffer`: tensors by name, replaced but never modified in place, saved and
+    counted as they are.
+    """
+
+    # Norms are shared, with torch's running averages, or each task has its own.
+    norms: ClassVar[Literal["shared", "per task"]] = "shared"
+
+    # Old tasks' heads stay as they were learned, or keep learning from replayed samples.
+    heads: ClassVar[Literal["frozen", "learning"]] = "frozen"
+
+    def __init__(self, setting: Setting) -> None:
+        self.check(setting)
+        self.setting = setting
+        self.plan = plan = make_plan(setting.module, setting.growth)
+        self.device = plan.device
+        self.parts = [part for spec in plan.layers if (part := self._own(spec, plan)) is not None]
+        self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
+        replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
+        self.body = copy_of(setting.module, replaced)
+        # The same name for all, so that all of these methods start from the same weights.
+        with seeds.drawing(plan.device, seeds.number(setting.seed, "finetune")):
+            self._take_over(redrawn(setting.module))
+        self.kept: Tensors = {}
+        self.buffer: Tensors = {}
+        self._updating: set[str] = set()  # buffers that their modules update by themselves
+        self._feed: Feed | None = None  # of the open task
+        self._before: tuple[Tensors, Tensors, Tensors]  # the state that `abandon` restores
+
+    @torch.no_grad()
+    def _take_over(self, drawn: nn.Module) -> None:
+        """Copy a redrawn module's tensors into the parts of the body that were not replaced."""
+        # By all names: a shared tensor's first name may be that of a replaced layer.
+        named: Tensors = dict(drawn.named_parameters(remove_duplicate=False))
+        named |= dict(drawn.named_buffers(remove_duplicate=False))
+        replaced = tuple(f"{part.spec.name}." for part in self.parts)
+        for name, tensor in chain(self.body.named_parameters(), self.body.named_buffers()):
+            if not name.startswith(replaced):
+                tensor.copy_(named[name])
+
+    def feed(self, task: Task) -> Feed:
+        """The data to learn from when this task comes."""
+        return Feed(task, self.recipe, self.device, self.plan.dtype)
+
+    def learner(self, feed: Feed) -> Learner:
+        """The learner of the task that was just opened."""
+        return ModuleLearner(self.body, feed, self.learned)
+
+    def consolidate(self, feed: Feed) -> None:
+        """What to do once the open task has been learned; nothing by default."""
+
+    @property
+    def learned(self) -> int:
+        return self.head.count
+
+    def begin(self, task: Task) -> Learner:
+        feed = self.feed(task)
+        state = copy.deepcopy(self.body.state_dict())
+        self._before = state, dict(self.kept), dict(self.buffer)
+        self._feed = feed
+        try:
+            for part in self.parts:
+                part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
+            self.body.train()
+            if self.learned and self.norms == "per task":
+                self._hold()
+            return self.learner(feed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        with evaluating(self.body), active(task):
+            logits: Tensor = self.body(for_answers(self.body, x))
+        return logits
+
+    def end(self) -> None:
+        feed = self._feed
+        assert feed is not None
+        # Weights that stay parameters may be views into a tensor of all that was learned.
+        for parameter in self.body.parameters():
+            parameter.data = parameter.data.clone()
+        self._updating |= self._changed_from(self._before[0])
+        self.consolidate(feed)
+        draw = seeds.generator(self.seed, "calibrate", self.learned)
+        norms = [p for p in self.parts if isinstance(p, TaskNorm) and p.wants_statistics]
+        batches = feed.sample(CALIBRATION, draw)
+        with pooled_statistics(self.body, norms, batches, lambda x: self.predict(x, self.learned)):
+            added = [part.learned() for part in self.parts]
+        self._append(added)
+
+    def abandon(self) -> None:
+        if self._feed is None:
+            return
+        self._feed = None
+        for part in self.parts:
+            part.close()
+        state, self.kept, self.buffer = self._before
+        self.body.load_state_dict(state)
+
+    def footprint(self) -> Footprint:
+        return Footprint(
+            _numbers(self._of_tasks() | self._shared() | self.kept), _numbers(self.buffer)
+        )
+
+    def saving(self, folder: Path) -> Callable[[], None]:
+        groups = {"shared": self._shared(), "kept": self.kept, "buffer": self.buffer}
+        tensors = {f"{group}/{name}": t for group, own in groups.items() for name, t in own.items()}
+        tensors |= self._of_tasks()
+
+        def write() -> None:
+            copies = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_file(folder / _FILE, safetensors.torch.save(copies, self._who))
+            except OSError as error:
+                there = "what was saved there before is whole"
+                raise StoreError(
+                    f"cannot save to {folder}: {error.strerror or error}; "
+                    + (there if self.is_in(folder) else "nothing was saved")
+                ) from error
+
+        return write
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (folder / _FILE).exists()
+
+    @classmethod
+    def load(cls, folder: Path, setting: Setting) -> Self:
+        method = cls(setting)
+        groups: dict[str, Tensors] = {}
+        for name, tensor in _read(folder / _FILE, method._who).items():
+            group, _, rest = name.partition("/")
+            groups.setdefault(group, {})[rest] = tensor.to(method.device)
+        try:
+            method._take(groups)
+        except (KeyError, RuntimeError) as error:
+            raise StoreError(
+                f"{folder / _FILE} does not hold what this method, network and stream need"
+            ) from error
+        return method
+
+    @property
+    def _who(self) -> dict[str, str]:
+        """Recorded in its file, so that no other seed or method takes it for its own. A single
+        entry, because several would be written in arbitrary order."""
+        return {"of": f"{type(self).__name__} with seed {self.seed}"}
+
+    def _take(self, groups: dict[str, Tensors]) -> None:
+        """Take over the saved state."""
+        self._updating = self._changed_from(groups.get("shared", {}))
+        with torch.no_grad():
+            for name, tensor in self._shared().items():
+                saved = groups["shared"][name]
+                if saved.shape != tensor.shape:  # torch would broadcast it
+                    raise RuntimeError(f"{name} is of shape {list(saved.shape)}")
+                tensor.copy_(saved)
+        self.kept, self.buffer = groups.get("kept", {}), groups.get("buffer", {})
+        while (own := groups.get(str(self.learned))) is not None:
+            starts = [f"{part.spec.name}." for part in self.parts]
+            self._append(
+                [
+                    {k.removeprefix(start): t for k, t in own.items() if k.startswith(start)}
+                    for start in starts
+                ]
+            )
+
+    def _changed_from(self, values: Tensors) -> set[str]:
+        """The shared buffers whose values now differ."""
+        return {
+            name
+            for name, tensor in self._shared().items()
+            if not isinstance(tensor, nn.Parameter) and not torch.equal(tensor, values[name])
+        }
+
+    def _hold(self) -> None:
+        """Stop modules from updating their buffers once tasks depend on them, through their
+        `training` flag; their submodules are left alone."""
+        for name in self._updating:
+            self.body.get_submodule(name.rpartition(".")[0]).training = False
+
+    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+        """The per-task layer in place of this one, if any."""
+        factory = self.seed, plan.dtype, plan.device
+        if isinstance(spec, HeadSpec):
+            if self.heads == "frozen":
+                return TaskHead(spec, *factory)
+            return LearningHeads(spec, [task.classes for task in self.setting.tasks], *factory)
+        if isinstance(spec, NormSpec) and self.norms == "per task":
+            return TaskNorm(spec, *factory)
+        return None
+
+    def _append(self, added: Sequence[Tensors]) -> None:
+        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
+        with undisturbed():
+            for part, tables in zip(self.parts, extended, strict=True):
+                part.close()
+                part.install(tables)
+            self._feed = None  # in here, so that Ctrl-C never abandons what is appended
+
+    def _of_tasks(self) -> Tensors:
+        """The tensors that belong to each learned task, by its index."""
+        return {
+            f"{index}/{part.spec.name}.{key}": tensor
+            for index in range(self.learned)
+            for part in self.parts
+            for key, tensor in part.added(index).items()
+        }
+
+    def _shared(self) -> Tensors:
+        """Weights and statistics that all tasks share, each listed once."""
+        known = {
+            id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()
+        } | {id(t) for part in self.body.modules() for t in _counters(part)}
+        found: Tensors = {}
+        for name, tensor in self.body.state_dict(keep_vars=True).items():
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                found[name] = tensor
+        return found
+
+
+def _counters(part: nn.Module) -> Iterator[Tensor]:
+    """How many batches a norm has seen, where that changes nothing it computes."""
+    if isinstance(part, _NormBase) and part.momentum is not None:
+        yield from (t for key, t in part.named_buffers() if key == "num_batches_tracked")
+
+
+def _read(path: Path, who: dict[str, str]) -> Tensors:
+    """The tensors of a file that this method must have written with this seed."""
+    try:
+        content = path.read_bytes()
+        with safetensors.safe_open(path, "pt") as file:
+            wrote = file.metadata() or who  # files of older versions do not say
+        if wrote != who:
+            raise StoreError(f"{path} belongs to {wrote.get('of')}, not to {who['of']}")
+        return safetensors.torch.load(content)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path} is truncated or not a safetensors file: {error}") from error
+
+
+def _numbers(tensors: Tensors) -> float:
+    return numbers(sum(tensor.nbytes for tensor in tensors.values()))

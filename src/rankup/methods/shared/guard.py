@@ -1,0 +1,68 @@
+"""Methods that never forget because some weights stay as they are, to the bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rankup.layers import Tensors
+from rankup.layers.spec import FactoredSpec
+from rankup.methods.base import Setting
+from rankup.methods.shared.dense import DenseMethod
+from rankup.training.batches import Feed
+from rankup.training.engine.module import ModuleLearner
+
+
+class GuardedMethod(DenseMethod):
+    """A method that preserves the weights of `layers` for the tasks that need them. Norms are per
+    task; all other parameters are learned with the first task and constant after it."""
+
+    norms = "per task"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.layers = [spec for spec in self.plan.layers if isinstance(spec, FactoredSpec)]
+
+    def constant(self) -> Tensors:
+        """Whether each parameter that tasks share is frozen, by default."""
+        shared = [name for name, t in self._shared().items() if isinstance(t, nn.Parameter)]
+        return {name: torch.tensor(self.learned > 0, device=self.device) for name in shared}
+
+
+class GuardedLearner(ModuleLearner):
+    """A module some of whose parameter entries must not move. Zeroing their gradients would not
+    hold them: Adam moves on by its averages, and weight decay needs no gradient. So they are
+    restored after every step.
+
+    Args:
+        frozen: masks of the entries to hold, by the parameters' names in the module; masks are
+            broadcast.
+        held: values of the frozen entries, by the same names, if not the current ones.
+    """
+
+    def __init__(
+        self, body: nn.Module, feed: Feed, index: int, frozen: Tensors, held: Tensors | None = None
+    ) -> None:
+        super().__init__(body, feed, index)
+        self._guarded = [f"body.{name}" for name in frozen]
+        for name, mask in frozen.items():
+            values = (held or {}).get(name, body.get_parameter(name).detach())
+            self.look_at(buffer_name("frozen", f"body.{name}"), mask.clone())
+            self.look_at(buffer_name("held", f"body.{name}"), values.clone())
+
+    def frozen(self, name: str) -> Tensor:
+        return self.get_buffer(buffer_name("frozen", name))
+
+    def settle(self) -> None:
+        self.put_back()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for name in self._guarded:
+            parameter, held = self.get_parameter(name), self.get_buffer(buffer_name("held", name))
+            parameter.copy_(torch.where(self.frozen(name), held, parameter))
+
+
+def buffer_name(kind: str, name: str) -> str:
+    """The name of a learner's buffer about a parameter: buffer names must not contain dots."""
+    return f"{kind}/{name}".replace(".", "/")

@@ -1,0 +1,105 @@
+"""Heads of all tasks that keep learning, for methods that replay samples of old tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.layers import Start, TaskLayer, Tensors
+from rankup.layers.base import over_last
+from rankup.layers.spec import HeadSpec
+
+FEATURES = -1  # in place of a task: heads return their inputs
+
+
+class LearningHeads(TaskLayer):
+    """A full output layer per task, all of them parameters from the beginning, so that shapes stay
+    the same as tasks come in. Heads of tasks to come are zero and get no gradient; a task's head
+    starts as `TaskHead` would."""
+
+    spec: HeadSpec
+    weight: Tensor
+    bias: Tensor | None
+    columns: Tensor
+    missing: Tensor
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        classes: Sequence[int],
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(spec, seed, dtype, device)
+        self.slices = [slice(*ends) for ends in pairwise(accumulate(classes, initial=0))]
+        total, widest = sum(classes), max(classes)
+        self.weight = nn.Parameter(torch.zeros(total, spec.inputs, **self._factory))
+        self.bias = nn.Parameter(torch.zeros(total, **self._factory)) if spec.bias else None
+        # Which of all answers are a task's own, [T, widest], and where it has too few classes.
+        starts = torch.tensor([own.start for own in self.slices], device=device)[:, None]
+        places = torch.arange(widest, device=device)
+        missing = places >= torch.tensor(classes, device=device)[:, None]
+        columns = (starts + places).masked_fill(missing, 0)
+        self.register_buffer("columns", columns, persistent=False)
+        self.register_buffer("missing", missing, persistent=False)
+        self.alike = total == widest * len(classes)  # all tasks have the same number of classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        task = self._task(x)
+        if isinstance(task, Tensor):
+            return self.own(self.all(x), task)
+        if task == FEATURES:
+            return x
+        own = self.slices[task]
+        return F.linear(x, self.weight[own], None if self.bias is None else self.bias[own])
+
+    def all(self, x: Tensor) -> Tensor:
+        """The answers of all heads, one after another: `[…, ΣC]`."""
+        return F.linear(x, self.weight, self.bias)
+
+    def own(self, answers: Tensor, tasks: Tensor) -> Tensor:
+        """Each sample's answers by the head of its own task, picked from those of all heads; −∞
+        where that head has fewer classes than the widest."""
+        # Each answer goes to at most one place, so that a GPU's gradients are deterministic;
+        # indexing rows of the weights would not be.
+        columns = over_last(self.columns.index_select(0, tasks), answers)
+        logits = answers.gather(-1, columns.expand(*answers.shape[:-1], -1))
+        if self.alike:
+            return logits
+        missing = over_last(self.missing.index_select(0, tasks), answers)
+        return logits.masked_fill(missing, -math.inf)
+
+    def start(self, classes: int, start: Start) -> Tensors:
+        return self._head_start(classes, self.spec)
+
+    def open(self, values: Tensors) -> None:
+        self._put(values)
+
+    def learned(self) -> Tensors:
+        return self.added(self.count)
+
+    def close(self) -> None:
+        """Do nothing: all heads stay open."""
+
+    def extended(self, *added: Tensors) -> Tensors:
+        (own,) = added  # methods commit their tasks one at a time
+        return own
+
+    def install(self, tables: Tensors, tasks: int = 1) -> None:
+        self._put(tables)
+        self.count += tasks
+
+    def added(self, task: int) -> Tensors:
+        return {key: p.detach()[self.slices[task]] for key, p in self.named_parameters()}
+
+    def _put(self, values: Tensors) -> None:
+        own = self.slices[self.count]
+        with torch.no_grad():
+            for key, value in values.items():
+                self.get_parameter(key)[own] = value

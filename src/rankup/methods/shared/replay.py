@@ -1,0 +1,231 @@
+"""A memory of a few samples per class and task, and steps that look at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rankup import seeds
+from rankup.data.tasks import Task
+from rankup.data.transforms import to_float
+from rankup.errors import RankupError
+from rankup.layers import active
+from rankup.methods.base import Setting
+from rankup.methods.options import ReplayOptions
+from rankup.methods.shared.dense import DenseMethod
+from rankup.training.batches import Draws, Feed, take
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.module import ModuleLearner, loss_of
+
+
+class Batch(NamedTuple):
+    """Samples, each with its own task."""
+
+    x: Tensor
+    y: Tensor
+    tasks: Tensor  # [B]
+
+
+def joined(one: Batch, other: Batch) -> Batch:
+    return Batch(*(torch.cat(parts) for parts in zip(one, other, strict=True)))
+
+
+class MemorySlots(Protocol):
+    """Which task and class each slot of a memory belongs to."""
+
+    tasks: Tensor
+    labels: Tensor
+
+
+class Slots:
+    """The slots of a memory: equally many for every class of every task, one class after another,
+    so that it need not be stored which sample belongs to what."""
+
+    def __init__(self, tasks: Sequence[Task], per_class: int) -> None:
+        classes = torch.tensor([task.classes for task in tasks])
+        self.tasks = torch.arange(len(classes)).repeat_interleave(classes * per_class)
+        labels = torch.cat([torch.arange(number) for number in classes.tolist()])
+        self.labels = labels.repeat_interleave(per_class)
+
+
+def check_inputs(who: str, tasks: Sequence[Task]) -> None:
+    """Refuse tasks whose inputs, after their transforms, do not fit in one tensor: bytes among
+    floats would be taken for floats of up to 255."""
+    first, *others = tasks
+    for task in others:
+        for what in ("shape", "dtype"):
+            one, other = (getattr(_first_input(each), what) for each in (first, task))
+            if one != other:
+                raise RankupError(
+                    f"{who} needs tasks whose inputs have the same {what}, got {one} in "
+                    f"{first.name!r} and {other} in {task.name!r}"
+                )
+
+
+def _first_input(task: Task) -> Tensor:
+    """As a memory would keep it, but for its values."""
+    x = task.train_x[:1]
+    return x[0] if task.transform is None else task.transform(to_float(x))[0].to(x.dtype)
+
+
+def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
+    """Row indices of a task's training data, a tensor for each class, in the order given."""
+    labels = feed.task.train_y.index_select(0, order)
+    rows = [order[labels == label] for label in range(feed.task.classes)]
+    for label, own in enumerate(rows):
+        if not len(own):
+            raise RankupError(
+                f"task {feed.task.name!r} has no training sample of class {label}, but a memory "
+                "needs some of every class"
+            )
+    return rows
+
+
+def remembered(feed: Feed, rows: Tensor) -> Tensor:
+    """Some of a task's training inputs as a memory keeps them: transformed, but neither augmented
+    nor scaled; as bytes where the data came in bytes."""
+    x = feed.task.train_x.index_select(0, rows)
+    if feed.task.transform is None:
+        return x
+    made = feed.task.transform(to_float(x))
+    if x.dtype != torch.uint8:
+        return made
+    lowest, highest = (float(value) for value in made.aminmax())
+    if lowest < -0.001 or highest > 1.001:  # rounding to bytes loses twice as much
+        raise RankupError(
+            f"task {feed.task.name!r} transforms bytes to values from {lowest:g} to {highest:g}, "
+            "but a memory keeps them as bytes, which stand for 0 to 1"
+        )
+    return (made * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+class ReplayLearner(ModuleLearner):
+    """A module with heads that learn, a task and a memory of earlier ones. A tensor gives the task
+    of every sample, so that one captured graph serves all tasks but the first.
+
+    Args:
+        slots: the task and class of each slot of the memory.
+        images: what the memory holds, in the order of its slots.
+        replay: how many of its samples a step looks at.
+    """
+
+    memory_x: Tensor
+    memory_y: Tensor
+    memory_tasks: Tensor
+    task: Tensor
+
+    def __init__(
+        self,
+        body: nn.Module,
+        feed: Feed,
+        index: int,
+        slots: MemorySlots,
+        images: Tensor,
+        replay: int,
+    ) -> None:
+        super().__init__(body, feed, index)
+        self.held, self.replay = len(images), replay
+        # At full size from the beginning, so that shapes stay the same as tasks come in.
+        memory = feed.task.train_x.new_zeros(len(slots.tasks), *images.shape[1:])
+        memory[: self.held] = images
+        for name, tensor in {
+            "memory_x": memory,
+            "memory_y": slots.labels.to(feed.device),
+            "memory_tasks": slots.tasks.to(feed.device),
+            "task": torch.tensor(index, device=feed.device),
+        }.items():
+            self.look_at(name, tensor)
+
+    def key(self) -> Hashable:
+        return super().key(), self.replay if self.held else None
+
+    def draws(self, generator: torch.Generator) -> Draws:
+        drawn = super().draws(generator)
+        if not self.held:
+            return drawn
+        # Steps go through the memory again and again, in a new order each time, taking `replay`
+        # samples each.
+        shape, device = (self.feed.steps_per_epoch, self.replay), generator.device
+        count = math.prod(shape)
+        passes = math.ceil(count / self.held), self.held
+        numbers = torch.rand(passes, generator=generator, device=device, dtype=torch.float32)
+        orders = numbers.argsort(1)
+        drawn["memory"] = orders.flatten()[:count].view(shape)
+        if self._augments_memory:
+            coins, offsets = self.feed.augmentation(shape, generator)
+            drawn |= {"memory_coins": coins, "memory_offsets": offsets}
+        return drawn
+
+    def current(self, draw: Draws) -> Batch:
+        """The batch of the task being learned."""
+        y = take(self.y, draw["rows"])
+        return Batch(self.inputs(draw), y, self.task.expand(len(y)))
+
+    def replayed(self, draw: Draws) -> Batch:
+        """A batch from the memory."""
+        rows = draw["memory"]
+        if self._augments_memory:
+            drawn = {"rows": rows, "coins": draw["memory_coins"], "offsets": draw["memory_offsets"]}
+            x = self.feed.batch(self.memory_x, drawn)
+        else:
+            x = self.feed.scaled(self.feed.floats(take(self.memory_x, rows)))
+        return Batch(self._laid_out(x), take(self.memory_y, rows), take(self.memory_tasks, rows))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss, with every sample answered by its own task's head."""
+        with active(batch.tasks), self._autocast():
+            return loss_of(self.feed.recipe, self.body(batch.x), batch.y)
+
+    def forward(self, draw: Draws) -> Tensor:
+        """The loss of the task's own batch, without the memory."""
+        return self.loss(self.current(draw))
+
+    @property
+    def _augments_memory(self) -> bool:
+        # Samples that were transformed before being stored cannot be augmented afterwards.
+        return self.feed.recipe.augments and self.feed.task.transform is None
+
+
+class ReplayMethod(DenseMethod):
+    """One dense network, all heads of which keep learning, with a memory of `memory` samples of
+    each class of each learned task. Norms are shared, with torch's running averages over
+    everything that steps see, replayed samples included."""
+
+    heads = "learning"
+    learner_class: ClassVar[type[ReplayLearner]]
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        if setting.options_of(ReplayOptions).memory:
+            check_inputs("a memory", setting.tasks)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.options = setting.options_of(ReplayOptions)
+        self.slots = Slots(setting.tasks, self.options.memory)
+
+    def learner(self, feed: Feed) -> Learner:
+        images = self.buffer.get("images", feed.task.train_x[:0])
+        return self.learner_class(
+            self.body, feed, self.learned, self.slots, images, self.options.replay
+        )
+
+    def consolidate(self, feed: Feed) -> None:
+        """Remember the samples of each class that come last in the order, repeating them where
+        there are too few."""
+        count = self.options.memory
+        rows = [
+            own.repeat(math.ceil(count / len(own)))[-count:]
+            for own in rows_by_class(feed, self.order(feed))
+        ]
+        images = remembered(feed, torch.cat(rows))
+        self.buffer = {"images": torch.cat([*self.buffer.values(), images])}
+
+    def order(self, feed: Feed) -> Tensor:
+        """Rows of the task's training data, those to remember last; by default at random."""
+        draw = seeds.generator(self.seed, "memory", self.learned)
+        return torch.randperm(len(feed), generator=draw).to(feed.device)

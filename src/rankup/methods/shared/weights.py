@@ -1,0 +1,82 @@
+"""Layers and learner shared by methods in which every task has its own weights, made from the
+little that is stored of it. Nothing that a learned task depends on ever changes."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankup.errors import RankupError
+from rankup.growing.plan import Plan
+from rankup.layers import TaskLayer
+from rankup.layers.conv import convolve
+from rankup.layers.spec import FactoredSpec, LayerSpec
+from rankup.methods.base import Setting
+from rankup.methods.shared.dense import DenseMethod
+from rankup.training.batches import Feed
+from rankup.training.engine.module import ModuleLearner
+
+
+class TaskWeight(TaskLayer):
+    """A Linear or a convolution with a weight for each task."""
+
+    spec: FactoredSpec
+
+    reads: ClassVar[tuple[str, ...]]  # buffers that the steps of an open task read
+
+    @abstractmethod
+    def weight(self, task: int) -> Tensor:
+        """The weight of a learned or open task, as a matrix `[out, in]`."""
+
+    def bias(self, task: int) -> Tensor | None:
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        task = self._task(x)
+        assert isinstance(task, int)
+        return self._map(x, self.weight(task), self.bias(task))
+
+    def _map(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        conv = self.spec.conv
+        if conv is None:
+            return F.linear(x, weight, bias)
+        return convolve(x, weight.view(-1, conv.channels, *conv.kernel_size), conv, bias)
+
+
+class WeightLearner(ModuleLearner):
+    """Learns the open task of a module with `TaskWeight` layers."""
+
+    def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
+        super().__init__(body, feed, index)
+        self._reads |= {
+            f"body.{name}.{key}": part.get_buffer(key)
+            for name, part in body.named_modules()
+            if isinstance(part, TaskWeight)
+            for key in part.reads
+        }
+
+
+class TaskWeightMethod(DenseMethod):
+    """A network of `TaskWeight` layers. Each task also has its own norms."""
+
+    norms = "per task"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        if left := [name for name, _ in self.body.named_parameters()]:
+            raise RankupError(
+                "all weights must be in Linear, convolution or norm layers, so that tasks share "
+                f"none: {', '.join(left)} would be shared"
+            )
+
+    @abstractmethod
+    def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight: ...
+
+    def learner(self, feed: Feed) -> WeightLearner:
+        return WeightLearner(self.body, feed, self.learned)
+
+    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+        return (
+            self.layer(spec, plan) if isinstance(spec, FactoredSpec) else super()._own(spec, plan)
+        )

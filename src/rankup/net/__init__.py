@@ -1,0 +1,1 @@
+"""The grown network: its tasks, mixed batches, merged modules and sizes."""

@@ -1,0 +1,52 @@
+"""A plain module for one task, made of torch's layers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from rankup.growing.copying import copy_of
+from rankup.growing.plan import Plan
+from rankup.growing.trace import trace
+from rankup.layers import TaskLayer
+from rankup.net.shared import make_trainable
+from rankup.utils.torch_modes import copy_hooks, has_hooks
+
+
+def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
+    """A network's body for a committed task, with dense layers in place of its own."""
+    plain: dict[str, Any] = {layer.spec.name: layer.merged(task).eval() for layer in layers}
+    for conv, norm in _folds(body, plan):
+        unfolded: Any = plain.get(conv) or copy_of(body.get_submodule(conv))
+        unfolded.eval()
+        plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
+        plain[norm] = _nothing_like(plain[norm])
+    own = {name: body.get_submodule(name) for name in plain}
+    for name, part in plain.items():
+        copy_hooks(own[name], part)
+    for layer in layers:
+        layer.hand_attributes(plain[layer.spec.name])
+    module = copy_of(body, {id(own[name]): part for name, part in plain.items()})
+    make_trainable(module, plan.dense)
+    module.eval()  # not chained: a module's own may return nothing
+    return module
+
+
+def _nothing_like(norm: Any) -> nn.Module:
+    """An identity in a norm's place, with the norm's attributes."""
+    nothing = nn.Identity()
+    for key in norm.__constants__:
+        setattr(nothing, key, getattr(norm, key))
+    return nothing
+
+
+def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Convolutions and batch norms to fuse: not if either has hooks, and none if the module takes
+    another path than when it was grown, such as by a flag that was set since."""
+    now = trace(body, training=False) if plan.folds else None
+    if now is None or now.way != plan.ways[1]:
+        return
+    for pair in plan.folds:
+        if not any(has_hooks(body.get_submodule(name)) for name in pair):
+            yield pair

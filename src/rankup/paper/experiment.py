@@ -1,0 +1,104 @@
+"""What a number of a table is measured on: one setting of one method on one stream, over seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rankup.methods.settings import apart, settings_for, variant_of
+from rankup.runs.request import Device, Net, Request
+from rankup.training.recipe import Recipe
+
+SEEDS = 5
+TASKS = 20  # of all streams of the paper
+
+
+@dataclass(frozen=True)
+class Cell:
+    stream: str
+    method: str = "rank"
+    net: str = "mlp"
+    recipe: str = "default"
+    # Recipe fields and the method's own options, on top of its tuned settings.
+    settings: tuple[tuple[str, Any], ...] = ()
+    rank: str | None = None
+    seeded: str | None = None
+    width: int | None = None
+    tasks: int | None = None
+    seeds: int = SEEDS
+    teacher: Cell | None = None  # whose networks' answers are learned in place of labels
+
+    @property
+    def epochs(self) -> int:
+        found: int = dict(self.settings)["epochs"]
+        return found
+
+    def known(self) -> dict[str, Any]:
+        """All that distinguishes its runs from others, except the seed: including the method's
+        tuned settings, which may change."""
+        about = {k: v for k, v in vars(self).items() if k not in ("settings", "seeds")}
+        variant = variant_of(self.method, self.rank or "1", self.options())
+        tuned = settings_for(self.method, self.stream, self.net, self.recipe, variant)
+        about["settings"] = {**tuned.recipe, **tuned.options, **dict(self.settings)}
+        about["teacher"] = self.teacher and self.teacher.known()
+        return {name: value for name, value in about.items() if value is not None}
+
+    def folder(self) -> Path:
+        """Where its results are: equal runs have the same name on every machine."""
+        text = json.dumps(self.known(), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return Path(f"{self.stream}-{self.net}") / f"{self.method}-{digest}"
+
+    def request(self, device: Device, data: Path | None, download: bool = False) -> Request:
+        """All its seeds, as the command line would ask for them."""
+        return Request(
+            stream=self.stream,
+            net=Net(self.net),
+            width=self.width,
+            rank=self.rank,
+            seeded=self.seeded,
+            tasks=self.tasks,
+            recipe=self.recipe,
+            seeds=self.seeds,
+            data=data,
+            download=download,
+            resume=True,
+            device=device,
+            recipe_options=dict(apart(dict(self.settings)).recipe),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The method's own options that are set here."""
+        return dict(apart(dict(self.settings)).options)
+
+    def __str__(self) -> str:
+        """A description in one line, to show while it runs.
+
+        >>> print(cell("p-mnist", "ewc", epochs=5))
+        p-mnist, ewc, epochs 5
+        """
+        parts = [self.stream, self.method]
+        parts += [self.net] if self.net != "mlp" else []
+        parts += [f"{self.recipe} recipe"] if self.recipe != "default" else []
+        names = ("rank", "seeded", "width", "tasks")
+        parts += [f"{n} {getattr(self, n)}" for n in names if getattr(self, n) is not None]
+        parts += ["taught"] if self.teacher else []
+        return ", ".join(parts + [f"{name} {value}" for name, value in self.settings])
+
+
+_OWN = {item.name for item in fields(Cell)} - {"settings"}
+
+
+def cell(stream: str, method: str = "rank", **given: Any) -> Cell:
+    """A cell, whose settings are given by their names.
+
+    >>> cell("p-mnist", rank="11,4", epochs=5).settings
+    (('epochs', 5),)
+    """
+    own = {name: value for name, value in given.items() if name in _OWN}
+    rest = {name: value for name, value in given.items() if name not in _OWN}
+    Recipe(**apart(rest).recipe)  # refuses what no recipe may have
+    return Cell(stream, method, settings=tuple(sorted(rest.items())), **own)

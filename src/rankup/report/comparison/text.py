@@ -1,0 +1,107 @@
+"""A comparison in words: the cells of its table, the same wherever shown, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rankup.report.text import NOTHING, count, duration, plain, settings, spread
+from rankup.runs.comparison import Comparison, Entry
+
+HEADINGS = ("method", "accuracy %", "forgetting", "parameters", "replay buffer", "time")
+
+_OF_A_RUN = ("method", "seed", "task_names")  # not settings of a method
+
+
+def cells(entry: Entry) -> tuple[str, ...]:
+    """A row of the table, under `HEADINGS`."""
+    if not entry.runs:
+        return entry.name, "failed" if entry.failed else "unfinished", *(NOTHING,) * 4
+    return (
+        entry.name,
+        spread(entry.accuracy),
+        spread(entry.forgetting),
+        count(entry.parameters),
+        count(entry.buffer),
+        duration(entry.seconds),
+    )
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What one has to know to read the table."""
+    seeds = comparison.seeds
+    told = [
+        f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed",
+        "parameters and replay buffer in float32 numbers",
+        "time of one seed",
+    ]
+    if not all(entry.continual for entry in comparison.entries):
+        told.append("* not continual: it has the data of all tasks at once")
+    return told
+
+
+def failures(comparison: Comparison) -> list[str]:
+    return [f"{entry.method} failed: {entry.failed}" for entry in comparison.failed]
+
+
+def summary(comparison: Comparison) -> str:
+    """One sentence on how it went."""
+    shown, total = comparison.shown, len(comparison.entries)
+    if not shown:
+        return f"None of {total} methods has learned {comparison.stream} yet"
+    tasks = len(shown[0].matrix)
+    said = (
+        f"{len(shown)} {'method' if len(shown) == 1 else 'methods'} learned {tasks} "
+        f"{'task' if tasks == 1 else 'tasks'} of {comparison.stream}"
+    )
+    if comparison.seeds > 1:
+        each = "each" if all(entry.whole for entry in shown) else "or fewer"
+        said += f" with {comparison.seeds} seeds {each}"
+    if total > len(shown):
+        said = f"Of {total} methods, {len(shown)} learned" + said.split(" learned", 1)[1]
+    # A method that is not continual is best only because it is given more.
+    best = next((e for e in comparison.ranked if e.runs and e.continual), comparison.ranked[0])
+    return (
+        f"{said}; the best on average is {best.method}: {spread(best.accuracy)} %, forgetting "
+        f"{spread(best.forgetting)}"
+    )
+
+
+def shared_and_own(comparison: Comparison) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """The settings that all methods have in common, and by method those that differ."""
+    given = {e.method: _merged(e, settings) for e in comparison.entries if e.configs}
+    names = dict.fromkeys(name for own in given.values() for name in own)
+    shared = {
+        name: values.pop()
+        for name in names
+        if len(values := {own.get(name, NOTHING) for own in given.values()}) == 1
+    }
+    own = {
+        method: {name: value for name, value in mine.items() if name not in shared}
+        for method, mine in given.items()
+    }
+    return shared, own
+
+
+def columns(entry: Entry) -> dict[str, str]:
+    """Every setting under a unique name, such as `recipe.lr`."""
+    return _merged(entry, _dotted)
+
+
+def _merged(entry: Entry, flat: Callable[[Mapping[str, Any]], dict[str, str]]) -> dict[str, str]:
+    """The settings of all seeds; where they differ, all values."""
+    given = [flat({k: v for k, v in c.items() if k not in _OF_A_RUN}) for c in entry.configs]
+    names = dict.fromkeys(name for config in given for name in config)
+    return {
+        name: " / ".join(dict.fromkeys(config.get(name, NOTHING) for config in given))
+        for name in names
+    }
+
+
+def _dotted(config: Mapping[str, Any]) -> dict[str, str]:
+    flat = {}
+    for key, value in config.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        for name, entry in inner.items():
+            flat[f"{key}.{name}".rstrip(".")] = "" if entry is None else plain(entry)
+    return flat

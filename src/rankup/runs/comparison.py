@@ -1,0 +1,128 @@
+"""A folder in which methods were compared, read back: what was asked for, and the runs of each
+method with all its seeds.
+
+compare.json    what was asked for
+METHOD/seed-K/  a run folder for each
+"""
+
+import json
+import statistics
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.runs.read import Run, read_run
+from rankup.runs.records import CONFIG, read_config, read_lines
+from rankup.runs.seed_stats import OverSeeds
+
+INDEX = "compare.json"
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `compare.json` holds."""
+
+    asked: dict[str, Any]  # the same for all methods
+    seeds: list[int]
+    methods: dict[str, bool]  # in the order given; whether each is continual
+    failed: dict[str, str]  # why
+
+
+@dataclass(frozen=True)
+class Entry(OverSeeds):
+    """A method with the runs of all seeds that learned all tasks."""
+
+    method: str
+    number: int  # its place in the order given, from 1; determines its colour
+    continual: bool
+    seeds: int  # how many were asked for
+    runs: list[Run]
+    configs: list[dict[str, Any]]  # of these runs, or if there are none of those that began
+    failed: str  # why some seeds have no complete run, if that is known
+
+    @property
+    def whole(self) -> bool:
+        return len(self.runs) == self.seeds
+
+    @property
+    def name(self) -> str:
+        """The method's name, marked if it is not continual or lacks seeds."""
+        mark = "" if self.continual else "*"
+        part = f" ({len(self.runs)} of {self.seeds} seeds)" if self.runs and not self.whole else ""
+        return f"{self.method}{mark}{part}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    path: Path
+    stream: str
+    seeds: int
+    entries: list[Entry]  # in the order given
+
+    @property
+    def shown(self) -> list[Entry]:
+        """The entries that have results, in the order given."""
+        return [entry for entry in self.entries if entry.runs]
+
+    @property
+    def ranked(self) -> list[Entry]:
+        """The best first, those without results last."""
+        best = sorted(self.shown, key=lambda entry: -statistics.mean(entry.accuracy))
+        return best + [entry for entry in self.entries if not entry.runs]
+
+    @property
+    def failed(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.failed]
+
+
+def is_comparison(path: Path) -> bool:
+    return (path / INDEX).exists()
+
+
+def read_comparison(path: Path) -> Comparison:
+    index = read_index(path)
+    entries = [read_entry(path, index, method) for method in index.methods]
+    return Comparison(path, str(index.asked["stream"]), len(index.seeds), entries)
+
+
+def read_index(path: Path) -> Index:
+    try:
+        given = json.loads((path / INDEX).read_bytes())
+        index = Index(**given)
+        kinds = (dict, list, dict, dict)
+        values = (getattr(index, item.name) for item in fields(Index))
+        if not all(isinstance(v, kind) for v, kind in zip(values, kinds, strict=True)):
+            raise TypeError
+        if not all(type(seed) is int for seed in index.seeds):
+            raise TypeError
+        if len(set(index.seeds)) < len(index.seeds):
+            raise ValueError
+        index.asked["stream"]
+    except OSError as error:
+        raise RankupError(f"{path / INDEX} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError):
+        raise RankupError(f"{path / INDEX} is truncated or edited: it lists no methods") from None
+    return index
+
+
+def seed_folder(path: Path, method: str, seed: int) -> Path:
+    return path / method / f"seed-{seed}"
+
+
+def read_entry(path: Path, index: Index, method: str) -> Entry:
+    folders = [seed_folder(path, method, seed) for seed in index.seeds]
+    begun = {f: read_config(f / CONFIG) for f in folders if (f / CONFIG).exists()}
+    # Not the number in the run's own config: it may have been taught more tasks since.
+    tasks = {f: index.asked.get("tasks", config.get("tasks")) for f, config in begun.items()}
+    runs = [read_run(f, selectors=False) for f in begun if len(read_lines(f)) == tasks[f]]
+    return Entry(
+        method=method,
+        number=1 + list(index.methods).index(method),
+        continual=index.methods[method],
+        seeds=len(index.seeds),
+        runs=runs,
+        configs=[run.config for run in runs] or list(begun.values()),
+        # A method whose runs are all complete by now did not fail.
+        failed=index.failed.get(method, "") if len(runs) < len(folders) else "",
+    )

@@ -1,0 +1,151 @@
+"""What the network of a run sees in arbitrary images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankup.data.decode import pixels_of, progress_bar, words_for
+from rankup.data.encoded import Pixels
+from rankup.data.errors import DataError
+from rankup.data.streams import stream_info
+from rankup.errors import RankupError
+from rankup.runs.records import (
+    CONFIG,
+    METRICS,
+    NET,
+    no_setting,
+    read_config,
+    read_lines,
+    recipe_of,
+    setting,
+)
+from rankup.storage.manifest import Manifest
+from rankup.storage.store import load
+from rankup.training.batches import as_floats, as_inputs
+from rankup.training.memory_format import for_answers
+
+_TOGETHER = 256  # images
+
+Shape = tuple[int, int, int]  # of an image: channels, height and width
+
+
+class Seen(NamedTuple):
+    """A class that an image may be of."""
+
+    name: str
+    probability: float
+
+
+class TaughtTask(NamedTuple):
+    """A task of a run, and what its classes are called."""
+
+    name: str
+    class_names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({', '.join(self.class_names)})"
+
+
+def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[list[Seen]]:
+    """The classes of a task for each image, the likeliest first.
+
+    Args:
+        run: the folder of a run that has learned its stream's classes in parts.
+        task: the name of a task, or its number from 1 on; None if there is only one.
+    """
+    path = run / CONFIG
+    config = read_config(path)
+    info = stream_info(setting(path, config, "stream", str))
+    if info.kind != "split":
+        raise RankupError(
+            f"{run} has learned {config['stream']}, in which each task changes the images in its "
+            "own way: your images are not changed like that"
+        )
+    manifest = Manifest.read(run / NET)
+    asked = _asked_for(_known_tasks(run, manifest), task, run)
+    recipe = recipe_of(setting(path, config, "recipe", dict))
+    inputs = _read(files, info.side, _image_shape(path, config))
+    net = load(run / NET)
+    seen = []
+    for part in torch.split(inputs, _TOGETHER):
+        x = as_inputs(as_floats(part, net.dtype), recipe, net.dtype)
+        with torch.no_grad():
+            shares = net(for_answers(net.body, x), task=asked.name).softmax(1)
+        for row in shares:
+            order = row.argsort(descending=True).tolist()
+            seen.append([Seen(asked.class_names[index], float(row[index])) for index in order])
+    return seen
+
+
+def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
+    lines = {line["task"]: line.get("classes") for line in read_lines(run)}
+    known = []
+    for task, _ in manifest.tasks:
+        if task.name not in lines:
+            raise RankupError(
+                f"{run / METRICS} lacks task {task.name!r}, which {NET}/ has, and with it the "
+                "names of its classes: put the file back"
+            )
+        known.append(
+            TaughtTask(task.name, tuple(lines[task.name] or map(str, range(task.classes))))
+        )
+    return known
+
+
+def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> TaughtTask:
+    by_number = {str(number): each for number, each in enumerate(known, start=1)}
+    by_name = by_number | {each.name: each for each in known}  # names take precedence
+    if task is None and len(known) == 1:
+        return known[0]
+    if task in by_name:
+        return by_name[task]
+    listed = ", ".join(map(str, known))
+    if task is None:
+        raise RankupError(f"{run} knows {len(known)} tasks; name one with --task: {listed}")
+    raise RankupError(f"{run} knows no task {task!r}, only {listed}")
+
+
+def _image_shape(path: Path, config: dict[str, Any]) -> Shape:
+    match config.get("inputs"):
+        case [int(channels), int(height), int(width)]:
+            return channels, height, width
+        case other:
+            raise no_setting(path, "inputs", other, "an image's channels, height and width")
+
+
+def _read(files: Sequence[Path], side: int | None, shape: Shape) -> Tensor:
+    """The images as bytes, `[N, C, H, W]`."""
+    arrays = []
+    with progress_bar("images", len(files), show=True) as advance:
+        for file in files:
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                raise DataError(f"{file} cannot be read: {error.strerror}") from error
+            array = _pixels_like(shape, content, str(file), side)
+            if array.shape != shape:
+                raise DataError(
+                    f"{file}: the image is {words_for(array.shape)}, but the run's were "
+                    f"{words_for(shape)}"
+                )
+            arrays.append(array)
+            advance(1)
+    return torch.from_numpy(np.stack(arrays))
+
+
+def _pixels_like(shape: Shape, content: bytes, file: str, side: int | None) -> Pixels:
+    """An image read like those of the run; if its shape differs and they were square and RGB,
+    scaled to their size as `split:PATH@SIZE` would."""
+    channels, height, width = shape
+    scalable = side is None and channels == 3 and height == width
+    try:
+        array = pixels_of(content, file, side)
+    except DataError:  # such as for an image with an alpha channel
+        if not scalable:
+            raise
+        return pixels_of(content, file, height)
+    return pixels_of(content, file, height) if scalable and array.shape != shape else array

@@ -1,0 +1,194 @@
+"""A run, read back from its folder: its settings, a line for each task learned, and the selectors
+of a network of factors."""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankup.errors import RankupError
+from rankup.metrics import AccuracyMatrix
+from rankup.runs.records import (
+    CONFIG,
+    METRICS,
+    NET,
+    OF_A_SEED,
+    read_config,
+    read_metrics,
+)
+
+if TYPE_CHECKING:
+    from rankup.layers.spec import FactoredSpec
+    from rankup.storage.manifest import Manifest
+
+_OF_ONE_RUN = (*OF_A_SEED, "versions", "threads")
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass
+class Run:
+    """One run of a method on a stream, as far as it has come.
+
+    `selectors` maps a layer to `[T, R]`: how task t uses factor i, nan where the task came before
+    the factor. `factors` maps a layer to the numbers of factors by source: the seeded ones first,
+    then those that each task added. Both are empty for a method without factors.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    lines: list[dict[str, Any]]
+    matrix: AccuracyMatrix
+    selectors: dict[str, Array]
+    factors: dict[str, list[int]]
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def stream(self) -> str:
+        return str(self.config["stream"])
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the tasks learned."""
+        return [str(line["task"]) for line in self.lines]
+
+    @property
+    def asked(self) -> int:
+        """How many tasks the run is to learn; if its settings do not say, how many it has."""
+        asked = self.config.get("tasks")
+        return asked if isinstance(asked, int) else len(self.lines)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.lines) >= self.asked
+
+    @property
+    def unseeded(self) -> dict[str, Any]:
+        """The settings that runs of several seeds have in common."""
+        return {key: value for key, value in self.config.items() if key not in _OF_ONE_RUN}
+
+    @property
+    def parameters(self) -> float:
+        return float(self.lines[-1]["parameters"])
+
+    @property
+    def buffer(self) -> float:
+        return float(self.lines[-1]["buffer"])
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(line["seconds"]) for line in self.lines)
+
+
+def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Groups of several runs that differ only in their seeds. The one that has come furthest is
+    first, because it may represent all."""
+    return [
+        sorted(group, key=lambda run: -len(run.lines))
+        for group in by_setting(runs).values()
+        if len({run.config.get("seed") for run in group}) == len(group) > 1
+    ]
+
+
+def finished_groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Groups of finished runs, over which means are taken: an unfinished run has fewer tasks to get
+    right, so its average is not comparable."""
+    return seed_groups([run for run in runs if run.finished])
+
+
+def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each setting, regardless of seed."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.unseeded, sort_keys=True), []).append(run)
+    return groups
+
+
+def read_run(path: str | os.PathLike[str], selectors: bool = True) -> Run:
+    """A run as its folder tells it. One whose network is damaged is shown without its selectors.
+
+    Args:
+        selectors: whether to read these, too, from all of its network's files.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RankupError(f"there is no run folder {folder}")
+    config = read_config(folder / CONFIG)
+    lines, matrix = read_metrics(folder / METRICS)
+    if not lines:
+        raise RankupError(f"nothing has been learned yet in {folder}: {METRICS} has no whole line")
+    run = Run(folder, config, lines, matrix, {}, {})
+    if selectors:
+        try:
+            run.selectors, run.factors = _read_selectors(folder / NET, len(lines))
+        except RankupError as error:
+            warnings.warn(f"{error}; the run is shown without its selectors", stacklevel=2)
+    return run
+
+
+def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:
+    """The selectors of the network's first `tasks` tasks, and how many factors each added, without
+    loading the rest of it."""
+    from rankup.layers.spec import FactoredSpec
+    from rankup.storage.manifest import MANIFEST, Manifest
+
+    if not (folder / MANIFEST).exists():  # no network of factors
+        return {}, {}
+    manifest = Manifest.read(folder)
+    learned = min(tasks, len(manifest.tasks))
+    layers = [spec for spec in manifest.specs if isinstance(spec, FactoredSpec)]
+    if not learned or not layers:
+        return {}, {}
+    rows = [_read_task(folder, manifest, layers, index) for index in range(learned)]
+    selectors = {spec.name: _padded([row[spec.name] for row in rows]) for spec in layers}
+    # The seeded ones exist before all tasks.
+    factors = {
+        spec.name: [spec.rank.seeded, *(spec.rank.added(index) for index in range(learned))]
+        for spec in layers
+    }
+    return selectors, factors
+
+
+def _read_task(
+    folder: Path, manifest: "Manifest", layers: "Sequence[FactoredSpec]", index: int
+) -> dict[str, Array]:
+    """A task's selectors by layer, whatever form they are stored in."""
+    import safetensors
+
+    from rankup.layers import rounding
+    from rankup.layers.spec import tensor_name
+
+    task, file = manifest.tasks[index]
+    path, key, selectors = folder / file.file, "selector", dict[str, Array]()
+    try:
+        # `open` tells why it fails; safetensors would always say that there is no such file.
+        with open(path, "rb"), safetensors.safe_open(path, framework="pt") as tensors:
+            for spec in layers:
+                shape = spec.shapes(index, task.classes)[key]
+                form = manifest.growth.store
+                names = rounding.layouts(spec, key, shape, form, manifest.dtype)
+                packed = {own: tensors.get_tensor(tensor_name(spec, own)) for own in names}
+                row = rounding.unpack(spec, key, packed, manifest.dtype)
+                if row.shape != shape:
+                    raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")
+                selectors[spec.name] = row.double().numpy()
+    except (OSError, RankupError, safetensors.SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RankupError(f"the selectors in {path} cannot be read: {why}") from error
+    return selectors
+
+
+def _padded(rows: list[Array]) -> Array:
+    table = np.full((len(rows), max(len(row) for row in rows)), np.nan)  # [T, R]
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
+    return table

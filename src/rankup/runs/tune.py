@@ -1,0 +1,202 @@
+"""Choosing each method's settings: trials on seeds that no other command uses, scored on held-out
+training data, the same number for every method.
+
+METHOD/trial-NN/seed-K   a run folder for each
+METHOD.json              what was chosen, and all trials that led to it
+
+Here the rank update without learned factors is called rank-seeded, and independent networks of
+rank 2 are parallel-rank-2.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.methods import method_info
+from rankup.methods.search import Values
+from rankup.methods.settings import apart, variant_of
+from rankup.runs.comparison import is_comparison
+from rankup.runs.folder import check_folder
+from rankup.runs.launch import Launch
+from rankup.runs.many_seeds import Seed, run_all
+from rankup.runs.read import read_run
+from rankup.runs.records import read_lines, runs_in
+from rankup.runs.run import OnProgress
+from rankup.storage.atomic import write_json
+
+FIRST_SEED = 1000  # of the trials' seeds
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings, and what they reached on held-out data, for each seed."""
+
+    settings: Values
+    accuracy: list[float]
+    forgetting: list[float]
+    failed: str | None = None  # why, if a seed did
+
+    @property
+    def score(self) -> float:
+        """The mean accuracy; if it failed, lower than any."""
+        return -1.0 if self.failed else statistics.mean(self.accuracy)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `METHOD.json` says."""
+
+    method: str
+    stream: str
+    net: str
+    width: int
+    rank: str
+    seeded: str | None
+    tasks: int
+    tasks_in_stream: int | None  # if these are only the first of them
+    epochs: int
+    batch: int
+    given: Values  # of the recipe, the same for all trials
+    seeds: list[int]
+    held_out: float
+    device: str
+    versions: dict[str, str]
+    chosen: Values
+    trials: list[Trial]
+
+    @property
+    def shared(self) -> Values:
+        """What all trials were given alike, which is no choice."""
+        best = max(self.trials, key=lambda trial: trial.score)
+        return {name: v for name, v in best.settings.items() if name not in self.chosen}
+
+
+class Tuning:
+    """All trials of several methods; refused before anything is run if a folder does not fit.
+
+    Args:
+        trials: the settings to try, by method.
+    """
+
+    def __init__(self, launch: Launch, trials: Mapping[str, Sequence[Values]], root: Path) -> None:
+        self.launch, self.trials, self.root = launch, trials, root
+        if runs_in(root) or is_comparison(root):
+            raise RankupError(f"{root} holds runs of another command: name a new folder with --out")
+        self._refuse_what_is_looked_for(launch.request.recipe_options)
+        self.runs = {
+            method: [self._seeds(method, number) for number in range(len(tried))]
+            for method, tried in trials.items()
+        }
+        for seed in (seed for method in trials for seed in self._all(method)):
+            check_folder(seed.config, seed.out, seed.resume)
+        for method in trials:
+            self._refuse_fewer(method)
+
+    def learned(self, method: str) -> int:
+        """How many tasks its trials have learned in total."""
+        return sum(len(read_lines(seed.out)) for seed in self._all(method))
+
+    def to_learn(self, method: str) -> int:
+        return len(self._all(method)) * self.launch.tasks
+
+    def run(
+        self, method: str, on_progress: OnProgress | None, note: Callable[[str], None]
+    ) -> Outcome:
+        """Run a method's unfinished trials, and choose the best."""
+        going = [s for s in self._all(method) if len(read_lines(s.out)) < self.launch.tasks]
+        failures = run_all(going, on_progress=on_progress, note=note) if going else {}
+        tried = [
+            _trial(settings, seeds, failures)
+            for settings, seeds in zip(self.trials[method], self.runs[method], strict=True)
+        ]
+        best = max(tried, key=lambda trial: trial.score)
+        if best.failed:
+            raise RankupError(
+                f"all {len(tried)} trials of {method} failed, the first: {best.failed}"
+            )
+        config = self.runs[method][tried.index(best)][0].config
+        outcome = Outcome(
+            method=method,
+            stream=config.stream,
+            net=config.net,
+            width=config.width,
+            rank=config.rank,
+            seeded=config.seeded,
+            tasks=config.tasks,
+            tasks_in_stream=config.tasks_in_stream,
+            epochs=config.recipe["epochs"],
+            batch=config.recipe["batch"],
+            given=dict(self.launch.request.recipe_options),
+            seeds=list(self.launch.seeds),
+            held_out=config.held_out,
+            device=config.device,
+            versions=config.versions,
+            chosen=_choice(best, tried),
+            trials=tried,
+        )
+        write_json(self.root / f"{self._name(method)}.json", asdict(outcome))
+        return outcome
+
+    def _all(self, method: str) -> list[Seed]:
+        return [seed for seeds in self.runs[method] for seed in seeds]
+
+    def _seeds(self, method: str, number: int) -> list[Seed]:
+        tried = apart({**method_info(method).recipe, **self.trials[method][number]})
+        folder = self.root / self._name(method) / f"trial-{number + 1:02}"
+        folders = {seed: folder / f"seed-{seed}" for seed in self.launch.seeds}
+        return self.launch.of(method, {}, folders, settings=tried)
+
+    def _name(self, method: str) -> str:
+        """The method's name, with the variant if all trials are of the same one."""
+        variants = {variant_of(method, self.launch.rank, tried) for tried in self.trials[method]}
+        return method + (variants.pop() if len(variants) == 1 else "")
+
+    def _refuse_fewer(self, method: str) -> None:
+        """A choice among more trials must not be replaced by the best of fewer."""
+        folder, asked = self.root / self._name(method), len(self.trials[method])
+        begun = sum(1 for trial in folder.glob("trial-*") if runs_in(trial))
+        if begun > asked:
+            raise RankupError(
+                f"{folder} was started with {begun} trials, not {asked}: continue with the same "
+                "options, or start new trials with --out"
+            )
+
+    def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
+        for method, tried in self.trials.items():
+            for name in given:
+                if name in tried[0]:
+                    raise RankupError(
+                        f"{name} was given, but it is what trials of {method} vary: leave it out"
+                    )
+
+
+def _choice(best: Trial, tried: Sequence[Trial]) -> Values:
+    """The best settings, but only those in which trials differ; settings that all of them share
+    were given, and must be given again.
+
+    >>> one, two = (Trial({"store": "int8", "lr": lr}, [lr], [0.0]) for lr in (0.1, 0.2))
+    >>> _choice(two, [one, two])
+    {'lr': 0.2}
+    """
+    if len(tried) == 1:
+        return best.settings
+    return {
+        name: value
+        for name, value in best.settings.items()
+        if any(trial.settings.get(name) != value for trial in tried)
+    }
+
+
+def _trial(settings: Values, seeds: Sequence[Seed], failures: Mapping[Path, str]) -> Trial:
+    for seed in seeds:
+        if seed.out in failures:
+            return Trial(settings, [], [], failures[seed.out])
+    matrices = [read_run(seed.out, selectors=False).matrix for seed in seeds]
+    return Trial(
+        settings,
+        [matrix.average_accuracy() for matrix in matrices],
+        [matrix.forgetting() for matrix in matrices],
+    )

@@ -1,0 +1,216 @@
+"""Steps captured once in a CUDA graph and replayed, for one learner or for several together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from rankup import kernels, seeds
+from rankup.layers import Tensors
+from rankup.training.batches import Draws
+from rankup.training.engine.eager import Form, Learner, Steps, precise
+from rankup.training.flat import gathered, room, views
+from rankup.training.optim import EachItsOwn, make_optimiser
+
+_BESIDE = 2  # streams
+_POOL = 32  # streams that torch has per device
+
+
+class Graph(Steps):
+    """One step of all learners, captured once and replayed.
+
+    The graph works on tensors of its own, into which each task's are copied. So one captured for a
+    task serves every later task whose tensors have the same shapes.
+    """
+
+    def __init__(self, form: Form, learners: Sequence[Learner], signature: Hashable) -> None:
+        self.form, self.signature = form, signature
+        # The learners that were captured: a replay runs their steps on whatever values it is given.
+        self.captured = self.learners = learners
+        self.device = learners[0].feed.device
+        try:
+            self._allocate()
+            self._capture()
+        except BaseException:
+            for learner in learners:  # eager steps know nothing of streams
+                learner.forget_streams()
+            raise
+
+    def start(self, learners: Sequence[Learner]) -> None:
+        """Take the tensors of learners that are about to begin."""
+        self.learners = learners
+        for number, learner in enumerate(learners):
+            for name, tensor in (learner.read() | learner.learned()).items():
+                self.tensors[number][name].copy_(tensor.detach())
+        self.optimiser.restart()
+
+    def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
+        for number, drawn in enumerate(draws):
+            for name, entries in drawn.items():
+                self.drawn[number][name].copy_(entries)
+        self.rates.copy_(torch.tensor(rates).t(), non_blocking=True)
+        self.now.zero_()
+        self.total.zero_()
+        with seeds.drawing(self.device, seed):
+            for _ in rates[0]:
+                self.graph.replay()
+        return self.total.clone()
+
+    def state(self, number: int) -> Tensors:
+        tensors = self.tensors[number]
+        return self.optimiser.state(number) | {
+            f"buffer/{name}": tensors[name] for name in self.captured[number].changed
+        }
+
+    def keep(self) -> None:
+        for number, learner in enumerate(self.learners):
+            tensors = self.tensors[number]
+            learner.keep({name: tensors[name] for name in learner.learned()})
+            for name in learner.changed:
+                learner.read()[name].copy_(tensors[name])
+
+    def _allocate(self) -> None:
+        generator = torch.Generator(self.device).manual_seed(0)
+        learned = [learner.learned() for learner in self.learners]
+        count = sum(room(tensor) for tensor in learned[0].values())
+        flat = torch.zeros(len(learned), count, device=self.device, dtype=_dtype(learned[0]))
+        recipes = [learner.feed.recipe for learner in self.learners]
+        alike = len(set(recipes)) == 1
+        self.optimiser = make_optimiser(recipes[0], flat) if alike else EachItsOwn(recipes, flat)
+        self.grad = torch.empty_like(flat)
+        read = [learner.read() for learner in self.learners]
+        draws = [learner.draws(generator) for learner in self.learners]
+        # Tables with a leading dimension of replicas, or one per replica; either way `tensors` and
+        # `drawn` are each learner's own part of them.
+        if self.form == "branches":
+            self.tensors = [_copies(tensors) for tensors in read]
+            self.drawn = [_copies(drawn) for drawn in draws]
+        else:
+            self.stacked, self.tensors = _stacked(read)
+            self.stacked_draws, self.drawn = _stacked(draws)
+            self.stacked |= views(flat, learned[0])
+        for number, tensors in enumerate(self.tensors):
+            tensors |= views(flat[number], learned[number])
+        self.now = torch.zeros(1, dtype=torch.long, device=self.device)  # the step of the epoch
+        # A row for each step.
+        steps = self.learners[0].feed.steps_per_epoch
+        self.rates = torch.zeros(steps, len(learned), device=self.device, dtype=torch.float32)
+        self.total = flat.new_zeros(len(learned))
+
+    def _capture(self) -> None:
+        count = len(self.captured)
+        main, *others = _streams((1 + _BESIDE) * count + 1, self.device)
+        self.streams = others[:count]
+        for number, learner in enumerate(self.captured):
+            learner.beside = others[count + number :: count]
+        self.graph = torch.cuda.CUDAGraph()
+        with ExitStack() as stack:
+            stack.enter_context(precise(self.captured[0].feed.recipe))
+            stack.enter_context(torch.cuda.device(self.device))
+            if self.form == "stacked":
+                stack.enter_context(self.captured[0].bound(self.stacked))
+            elif self.form == "branches":
+                for learner, tensors in zip(self.captured, self.tensors, strict=True):
+                    stack.enter_context(learner.bound(tensors))
+                stack.enter_context(kernels.in_use())
+            main.wait_stream(torch.cuda.current_stream())
+            before = seeds.drawn_from()
+            with torch.cuda.stream(main):  # libraries initialise in their first call
+                for _ in range(2):
+                    self.now.zero_()
+                    self._step()
+            torch.cuda.current_stream().wait_stream(main)
+            if seeds.drawn_from() != before:  # a graph would repeat these in every step
+                raise RuntimeError("the module draws random numbers on the CPU")
+            with seeds.kept_if_it_fails(self.device), torch.cuda.graph(self.graph, stream=main):
+                self._step()
+
+    def _step(self) -> None:
+        lr = self.rates.index_select(0, self.now).squeeze(0)
+        losses = {"stacked": self._stack, "vmap": self._vmap, "branches": self._branches}[
+            self.form
+        ]()
+        self.optimiser.step(self.grad, lr)
+        if self.form == "branches":
+            for learner, tensors in zip(self.captured, self.tensors, strict=True):
+                learner.settle()
+                learner.carry(tensors)
+        self.total += losses
+        self.now += 1
+
+    def _stack(self) -> Tensor:
+        draw = {
+            name: entries.index_select(1, self.now).squeeze(1)
+            for name, entries in self.stacked_draws.items()
+        }
+        losses, grads = self.captured[0].gradient(draw)
+        gathered(grads, 1, self.grad)
+        return losses
+
+    def _vmap(self) -> Tensor:
+        learner = self.captured[0]
+        names = list(learner.learned())
+
+        def one(learned: Tensors, read: Tensors, drawn: Draws) -> tuple[Tensors, Tensor]:
+            def loss(learned: Tensors) -> Tensor:
+                answer: Tensor = functional_call(learner, read | learned, (self._entry(drawn),))
+                return answer
+
+            return grad_and_value(loss)(learned)
+
+        learned = {name: self.stacked[name] for name in names}
+        read = {name: tensor for name, tensor in self.stacked.items() if name not in learned}
+        grads, losses = vmap(one, randomness="different")(learned, read, self.stacked_draws)
+        gathered((grads[name] for name in names), 1, self.grad)
+        answer: Tensor = losses
+        return answer
+
+    def _branches(self) -> Tensor:
+        main, losses = torch.cuda.current_stream(), []
+        for number, learner in enumerate(self.captured):
+            stream = self.streams[number]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                loss, grads = learner.gradient(self._entry(self.drawn[number]))
+                gathered(grads, 0, self.grad[number])
+                losses.append(loss.detach())
+        for stream in self.streams:
+            main.wait_stream(stream)
+        return torch.stack(losses)
+
+    def _entry(self, drawn: Draws) -> Draws:
+        return {
+            name: entries.index_select(0, self.now).squeeze(0) for name, entries in drawn.items()
+        }
+
+
+def _stacked(tensors: Sequence[Tensors]) -> tuple[Tensors, list[Tensors]]:
+    """Tensors by name with a leading dimension, and each one's part of them."""
+    stacked = {name: torch.stack([each[name] for each in tensors]) for name in tensors[0]}
+    return stacked, [
+        {name: table[number] for name, table in stacked.items()} for number in range(len(tensors))
+    ]
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
+    """`count` streams: the first differs from all others, and these differ while there are enough.
+    Torch takes them from a pool in turn; if one were, say, the stream that it captures on by
+    default, what should run beside that would wait for it."""
+    first, *others = (
+        torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        for _ in range(min(count, _POOL))
+    )
+    return [first, *islice(cycle(others), count - 1)]
+
+
+def _dtype(tensors: Tensors) -> torch.dtype:
+    return next(iter(tensors.values())).dtype

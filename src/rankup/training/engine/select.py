@@ -1,0 +1,77 @@
+"""How steps are taken, by a fixed rule: one after another in Python, or captured and replayed as a
+CUDA graph, for one learner or for several seeds together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+from rankup.errors import RankupError
+from rankup.layers import Tensors
+from rankup.training.engine.cuda_graph import Graph
+from rankup.training.engine.eager import Eager, Form, Learner, Steps
+
+
+class Engine:
+    """Chooses how steps are taken, by a fixed rule, and captures a graph only when it must.
+
+    Args:
+        alike: whether learners differ in their seeds alone. Those that differ in more share no
+            operations, only a graph.
+    """
+
+    def __init__(self, note: Callable[[str], None] = warnings.warn, alike: bool = True) -> None:
+        self.note, self.alike = note, alike
+        self._graph: Graph | None = None
+        self._refused: set[Form] = set()  # could not be captured
+
+    def start(self, learners: Sequence[Learner]) -> Steps:
+        form = self._form(learners)
+        if form in self._refused:
+            form = "branches"
+        if form is None or form in self._refused:
+            return Eager(learners)
+        signature = form, *(_signature(learner) for learner in learners)
+        if self._graph is None or self._graph.signature != signature:
+            self._graph = None  # first, so that its memory is free
+            try:
+                self._graph = Graph(form, learners, signature)
+            except (RankupError, torch.OutOfMemoryError):
+                raise
+            except RuntimeError as error:
+                self._refused.add(form)
+                next_best = "one by one" if form == "branches" else "side by side"
+                reason = str(error).strip().splitlines()[0]
+                self.note(f"steps are taken {next_best}, as they cannot be captured: {reason}")
+                return self.start(learners)
+        self._graph.start(learners)
+        return self._graph
+
+    def _form(self, learners: Sequence[Learner]) -> Form | None:
+        """None: eager steps."""
+        if learners[0].feed.device.type != "cuda":
+            return None
+        if len({_shapes(learner.learned()) for learner in learners}) > 1:
+            self.note("seeds are trained one by one because what they learn differs in shape")
+            return None
+        if len({learner.feed.recipe.precision for learner in learners}) > 1:
+            self.note("runs are trained one by one because they multiply in different precisions")
+            return None
+        # One of them takes the steps of all only if they differ in tensors alone.
+        alike = (
+            self.alike
+            and len({_shapes(learner.read()) for learner in learners}) == 1
+            and not any(learner.feed.transforms_batches for learner in learners)
+        )
+        return learners[0].replicas if len(learners) > 1 and alike else "branches"
+
+
+def _shapes(tensors: Tensors) -> Hashable:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+
+
+def _signature(learner: Learner) -> Hashable:
+    feed, shapes = learner.feed, (_shapes(learner.read()), _shapes(learner.learned()))
+    return learner.key(), shapes, feed.recipe, feed.steps_per_epoch, feed.batch_size

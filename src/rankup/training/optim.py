@@ -1,0 +1,160 @@
+"""Optimisers on one flat tensor: a step is a few operations however many parameters there are."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rankup.training.recipe import Recipe
+
+# A GPU uses one block of threads per 65,536 numbers of a tensor, so small ones are split to occupy
+# more of it; but one launch takes at most 36 tensors.
+_LEAST, _LAUNCH = 4096, 36
+_FEW_STEPS = 10  # a one-cycle of fewer neither begins nor ends at a rate of zero
+
+
+def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0.
+
+    >>> recipe = Recipe(warmup=0.1)
+    >>> [round(rate(recipe, 1.0, step, 101), 3) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    >>> [round(rate(recipe, 1.0, step, 3), 3) for step in range(3)]  # too few to waste one
+    [1.0, 0.75, 0.25]
+    """
+    if recipe.schedule == "constant":
+        return peak
+    if steps < _FEW_STEPS:
+        return peak * 0.5 * (1 + math.cos(math.pi * step / steps))
+    warm = recipe.warmup * (steps - 1)
+    if step < warm:
+        return peak * 0.5 * (1 - math.cos(math.pi * step / warm))
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(steps - 1 - warm, 1)))
+
+
+@lru_cache(maxsize=64)  # seeds and tasks share them
+def rates(recipe: Recipe, peak: float, steps: int) -> tuple[float, ...]:
+    """The learning rates of all steps."""
+    return tuple(rate(recipe, peak, step, steps) for step in range(steps))
+
+
+class Optimiser(Protocol):
+    """Updates `flat` by its gradient at every step."""
+
+    flat: Tensor
+
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        """Update `flat`; if it holds several replicas, `lr` may be a rate for each."""
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        """What is needed to resume, of one replica if `flat` holds several."""
+
+    def restart(self) -> None:
+        """Reset all but `flat` to before the first step."""
+
+
+def make_optimiser(recipe: Recipe, flat: Tensor) -> Optimiser:
+    if recipe.optimiser == "sgd":
+        return FlatSGD(flat, recipe.weight_decay)
+    return FlatAdam(flat, recipe.weight_decay)
+
+
+class FlatAdam:
+    """Adam with decoupled weight decay on `flat`, in torch's own fused kernel."""
+
+    def __init__(self, flat: Tensor, weight_decay: float) -> None:
+        self.flat = flat
+        self.weight_decay = weight_decay
+        self.mean = torch.zeros_like(flat)
+        self.square = torch.zeros_like(flat)
+        self.count = torch.zeros((), device=flat.device, dtype=torch.float32)  # steps taken
+        self._parts = [self._split(t) for t in (self.flat, self.mean, self.square)]
+        self._counts = [self.count] * len(self._parts[0])
+
+    @torch.no_grad()
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        self.count += 1
+        lr = lr[0] if isinstance(lr, Tensor) and lr.dim() else lr  # the same for all
+        flat, mean, square = self._parts
+        torch._fused_adamw_(
+            flat,
+            self._split(grad),
+            mean,
+            square,
+            [],
+            self._counts,
+            lr=lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        tables = {"flat": self.flat, "mean": self.mean, "square": self.square}
+        own = tables if number is None else {name: t[number] for name, t in tables.items()}
+        return own | {"count": self.count}
+
+    def restart(self) -> None:
+        for tensor in (self.mean, self.square, self.count):
+            tensor.zero_()
+
+    def _split(self, tensor: Tensor) -> list[Tensor]:
+        if tensor.device.type != "cuda":
+            return [tensor]
+        return list(torch.split(tensor.view(-1), part_of(tensor.numel())))
+
+
+def part_of(numbers: int) -> int:
+    """How many of these numbers to hand to a GPU together; a multiple of 32, as kernels want.
+
+    >>> part_of(100), part_of(150_000), part_of(5_400_000)
+    (4096, 4192, 150016)
+    """
+    return max(_LEAST, 32 * math.ceil(numbers / (32 * _LAUNCH)))
+
+
+class FlatSGD:
+    """Gradient descent with decoupled weight decay on `flat`, without momentum."""
+
+    def __init__(self, flat: Tensor, weight_decay: float) -> None:
+        self.flat = flat
+        self.weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        lr = lr[0] if isinstance(lr, Tensor) and lr.dim() else lr  # the same for all
+        if self.weight_decay:
+            self.flat.mul_(1 - lr * self.weight_decay)
+        self.flat.sub_(grad * lr)
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        return {"flat": self.flat if number is None else self.flat[number]}
+
+    def restart(self) -> None:
+        pass
+
+
+class EachItsOwn:
+    """An optimiser for each replica, for those that learn by different recipes."""
+
+    def __init__(self, recipes: Sequence[Recipe], flat: Tensor) -> None:
+        self.flat = flat
+        self.each = [make_optimiser(recipe, own) for recipe, own in zip(recipes, flat, strict=True)]
+
+    def step(self, grad: Tensor, lr: float | Tensor) -> None:
+        for number, optimiser in enumerate(self.each):
+            optimiser.step(grad[number], lr[number] if isinstance(lr, Tensor) else lr)
+
+    def state(self, number: int | None = None) -> dict[str, Tensor]:
+        assert number is not None
+        return self.each[number].state()
+
+    def restart(self) -> None:
+        for optimiser in self.each:
+            optimiser.restart()

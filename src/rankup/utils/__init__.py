@@ -1,0 +1,1 @@
+"""Modes of torch, signals and memory."""

@@ -1,0 +1,148 @@
+"""Shared by tests of single methods: small tasks, and checks that a step can be captured, without a
+GPU and with one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rankup
+from helpers.zoo import module
+from rankup.data.streams import Stream
+from rankup.data.tasks import Task
+from rankup.layers import Tensors
+from rankup.methods.base import Method
+from rankup.methods.shared.dense import DenseMethod
+from rankup.training.batches import Draws, Feed
+from rankup.training.engine.eager import Learner
+from rankup.training.engine.select import Engine
+from rankup.training.loop import learn
+
+Inputs = tuple[Tensors, Tensors, Draws]
+
+
+KINDS = {"mlp": (64,), "convolutions": (3, 9, 9)}  # of networks, with a sample's shape
+
+
+def net(kind: str) -> nn.Module:
+    return rankup.models.mlp(64, hidden=[24, 16]) if kind == "mlp" else module(kind)
+
+
+def toys(*shape: int, count: int = 3, classes: int = 3, samples: int = 96) -> list[Task]:
+    """Tasks that are quickly learned: each class is noise around a picture of its own."""
+    tasks = []
+    for seed in range(count):
+        draw = torch.Generator().manual_seed(seed)
+        y = torch.arange(samples) % classes
+        x = torch.rand(classes, *shape, generator=draw)[y]
+        x = x + 0.2 * torch.rand(samples, *shape, generator=draw)
+        tasks.append(Task(f"{seed}", classes, x, y, x, y))
+    return tasks
+
+
+def right(method: Method, task: Task, index: int) -> float:
+    """The share of right answers."""
+    return float((answer(method, task, index).argmax(1) == task.test_y).float().mean())
+
+
+def answer(method: Method, task: Task, index: int) -> Tensor:
+    with torch.no_grad():
+        return method.predict(task.test_x, index)
+
+
+def answers(method: DenseMethod, stream: Stream) -> list[Tensor]:
+    """Answers for all learned tasks."""
+    feeds = [Feed(task, method.recipe, method.device) for task in stream.tasks[: method.learned]]
+    with torch.no_grad():
+        return [method.predict(next(feed.test())[0], task) for task, feed in enumerate(feeds)]
+
+
+def same(before: list[Tensor], after: list[Tensor]) -> bool:
+    assert before
+    return all(torch.equal(one, other) for one, other in zip(before, after, strict=False))
+
+
+def step(learner: Learner, learned: Tensors, read: Tensors, draw: Draws) -> tuple[Tensors, Tensor]:
+    """Gradients and loss of one step on these tensors, as the engine computes them for replicas."""
+
+    def loss(learned: Tensors) -> Tensor:
+        answer: Tensor = functional_call(learner, read | learned, (draw,))
+        return answer
+
+    return grad_and_value(loss)(learned)
+
+
+def inputs(learner: Learner, seed: int = 0) -> Inputs:
+    drawn = learner.draws(torch.Generator().manual_seed(seed))
+    learned = {name: tensor.detach().clone() for name, tensor in learner.learned().items()}
+    return learned, learner.read(), {name: entries[0] for name, entries in drawn.items()}
+
+
+class Unwaiting(TorchDispatchMode):
+    """Refuses operations that would wait for a GPU or whose shapes depend on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.name().split("::")[1] not in (
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "unique_dim",
+            "_unique2",
+            "is_nonzero",
+        ), func
+        return func(*args, **(kwargs or {}))
+
+
+def assert_a_step_serves_later_tasks(method: Method, tasks: Sequence[Task]) -> None:
+    """A step recorded in the second task and run on the third one's tensors equals the third one's
+    own: nothing of the second is left in it, and nothing waited for a value."""
+    method.learn(tasks[0], None, None)
+    learner = method.begin(tasks[1])
+    recorded = make_fx(lambda *tensors: step(learner, *tensors))(*inputs(learner))
+    method.abandon()
+    method.learn(tasks[1], None, None)
+    later = method.begin(tasks[2])
+    assert later.key() == learner.key()
+    own = step(later, *inputs(later))
+    assert float(own[1]) > 0
+    _assert_equal(recorded(*inputs(later)), own)
+
+
+def assert_replicas_are_the_learners_alone(methods: list[Method], task: Task) -> None:
+    learners = [method.begin(task) for method in methods]
+    assert {learner.replicas for learner in learners} == {"vmap"}
+    apart = [inputs(learner, seed) for seed, learner in enumerate(learners)]
+    stacked = [
+        {name: torch.stack([each[part][name] for each in apart]) for name in apart[0][part]}
+        for part in range(3)
+    ]
+    together = vmap(lambda *tensors: step(learners[0], *tensors))(*stacked)
+    for number, (learner, tensors) in enumerate(zip(learners, apart, strict=True)):
+        grads, loss = step(learner, *tensors)
+        torch.testing.assert_close(together[1][number], loss)
+        for name, grad in grads.items():
+            torch.testing.assert_close(together[0][name][number], grad, rtol=1e-4, atol=1e-6)
+
+
+def assert_captured_once(method: Method, tasks: Sequence[Task]) -> None:
+    """On a GPU: one graph for all tasks; each is learned with it, and none is forgotten."""
+    engine, graphs, kept = Engine(pytest.fail), set(), []
+    for task in tasks:
+        assert learn([method], [task], engine) == [None]
+        graphs.add(engine._graph)
+        own = task.to(torch.device("cuda"))
+        assert right(method, own, len(kept)) > 0.6
+        kept.append((own, answer(method, own, len(kept))))
+        assert all(torch.equal(answer(method, t, j), old) for j, (t, old) in enumerate(kept))
+    assert len(graphs) == 1
+
+
+def _assert_equal(one: Any, other: Any) -> None:
+    assert torch.equal(one[1], other[1])
+    assert one[0].keys() == other[0].keys()
+    assert all(torch.equal(grad, other[0][name]) for name, grad in one[0].items())

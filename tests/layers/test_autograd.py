@@ -1,0 +1,114 @@
+"""The single autograd node that a task being learned runs has all the derivatives of the same
+computation in torch's own operations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, jacrev
+
+import rankup
+from helpers.zoo import inputs, module, relative_error, teach
+from rankup.layers.autograd import FactoredMap
+from rankup.rank import Rank
+
+F64 = torch.float64
+
+
+def learning() -> tuple[rankup.IncrementalNet, Tensor]:
+    """A network in the middle of its second task, and inputs for it."""
+    net = rankup.grow(module("mlp", F64), Rank(2, 1))
+    x = inputs("mlp", dtype=F64)
+    teach(net, "a", x)
+    teach(net, "b", x, commit=False, selectors=0.3)
+    return net, x
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 2), (3, 0), (0, 2)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_node_has_second_derivatives(old: int, new: int, bias: bool, cached: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int, learned: bool = True) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=F64, requires_grad=learned)
+
+    old_U, old_V = drawn(old, 4, learned=False), drawn(old, 5, learned=False)
+    x = drawn(3, 5, learned=not cached)
+    seen = x @ old_V.t() if cached else None
+    learned = {
+        "selector": drawn(old + new),
+        "U": drawn(new, 4) if new else None,
+        "V": drawn(new, 5) if new else None,
+        "bias": drawn(4) if bias else None,
+    }
+    keys = [key for key, value in learned.items() if value is not None]
+
+    def node(x: Tensor, *given: Tensor) -> Tensor:
+        values = {**learned, **dict(zip(keys, given, strict=True))}
+        return FactoredMap.apply(x, *values.values(), old_U, old_V, seen)
+
+    given = [learned[key] for key in keys]
+    assert torch.autograd.gradcheck(node, (x, *given))
+    assert torch.autograd.gradgradcheck(node, (x, *given))
+
+
+@pytest.mark.parametrize("name", ["hvp", "vhp"])
+def test_products_with_the_hessian_are_those_of_torch_func(name: str) -> None:
+    net, x = learning()
+    product: Callable[..., Any] = getattr(torch.autograd.functional, name)
+
+    def loss(v: Tensor) -> Tensor:
+        return net(v, task="b").square().sum()
+
+    hessian = jacrev(jacrev(loss))(x).view(x.numel(), x.numel())
+    found = product(loss, x, x.cos())[1]
+    assert hessian.norm() > 0.1
+    assert relative_error(found.flatten(), hessian @ x.cos().flatten()) < 1e-9
+    whole = torch.autograd.functional.hessian(loss, x)
+    assert relative_error(whole.view_as(hessian), hessian) < 1e-9
+
+
+def test_the_derivative_along_a_direction_is_that_of_torch_func() -> None:
+    net, x = learning()
+    found = torch.autograd.functional.jvp(lambda v: net(v, task="b"), x, x.cos())[1]
+    jacobian = jacrev(lambda v: net(v, task="b"))(x).view(found.numel(), x.numel())
+    assert relative_error(found.flatten(), jacobian @ x.cos().flatten()) < 1e-9
+
+
+def test_a_task_learns_under_a_penalty_on_its_gradient() -> None:
+    net, x = learning()
+
+    def penalty(own: dict[str, Tensor], x: Tensor) -> Tensor:
+        def loss(v: Tensor) -> Tensor:
+            return functional_call(net, own, (v,), {"task": 1}).square().sum()
+
+        return torch.func.grad(loss)(x).square().sum()
+
+    expected = torch.func.grad(penalty)({name: p.detach() for name, p in net.named_parameters()}, x)
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(net(x, task="b").square().sum(), x, create_graph=True)
+    found = torch.autograd.grad(slope.square().sum(), list(net.parameters()))
+    for gradient, (name, wanted) in zip(found, expected.items(), strict=True):
+        assert relative_error(gradient, wanted) < 1e-9, name
+
+
+def test_what_is_frozen_leaves_all_other_gradients_as_they_were() -> None:
+    net, x = learning()
+    named = dict(net.named_parameters())
+
+    def gradients() -> dict[str, Tensor]:
+        net.zero_grad()
+        net(x, task="b").square().sum().backward()
+        return {name: p.grad for name, p in named.items() if p.grad is not None}
+
+    expected = gradients()
+    assert expected.keys() == named.keys()
+    for name, parameter in named.items():
+        parameter.requires_grad_(False)
+        found = gradients()
+        parameter.requires_grad_(True)
+        assert found.keys() == named.keys() - {name}
+        assert all(torch.equal(gradient, expected[key]) for key, gradient in found.items())

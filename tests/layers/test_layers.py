@@ -1,0 +1,415 @@
+"""A factored layer computes what an explicit `U diag(s) Vᵀ` does, for one task and for many."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import rankup
+from helpers.zoo import inputs, relative_error, taught, teach
+from rankup.layers import (
+    CONVOLUTIONS,
+    FactoredLayer,
+    FactoredLinear,
+    TaskLayer,
+    TaskNorm,
+    active,
+    dense_is_cheaper,
+)
+from rankup.layers.precomputed import projected
+from rankup.rank import Rank
+
+F64 = torch.float64
+
+
+def layer_of(module: nn.Module, rank: Rank, **grow: object) -> FactoredLayer:
+    """The first factored layer of a network with that module in front."""
+    # What follows only completes the network: a head, and something to make it fit.
+    body = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(2)).to(F64)
+    body(input_for(module, 1))
+    net = rankup.grow(body, rank, **grow)
+    layer = net.body[0]
+    assert isinstance(layer, FactoredLayer)
+    return layer
+
+
+def learn(layer: FactoredLayer, task: int) -> None:
+    """Commit a task with random values in it."""
+    draw = torch.Generator().manual_seed(task)
+    shapes = layer.spec.shapes(task, 2)
+    layer.install(
+        layer.extended({k: torch.randn(s, generator=draw, dtype=F64) for k, s in shapes.items()})
+    )
+
+
+def explicit(layer: FactoredLayer, task: int, x: Tensor, plain: nn.Module) -> Tensor:
+    """The layer's definition, written out: one rank-1 matrix after another."""
+    weight = torch.zeros(layer.spec.outputs, layer.spec.inputs, dtype=F64)
+    if layer.base_weight is not None:
+        weight += layer.base_weight
+    for i in range(layer.spec.rank.used(task)):
+        weight += layer.S[task, i] * torch.outer(layer.U[i], layer.V[i])
+    bias = layer.B[task] if layer.spec.bias else None
+    if isinstance(plain, CONVOLUTIONS):
+        return plain._conv_forward(x, weight.view_as(plain.weight), bias)
+    return F.linear(x, weight, bias)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> nn.Module:
+    torch.manual_seed(0)
+    kind = draw(st.sampled_from(CONVOLUTIONS))
+
+    def sizes(least: int, most: int) -> tuple[int, ...]:
+        dims = CONVOLUTIONS.index(kind) + 1
+        return draw(st.tuples(*(st.integers(least, most) for _ in range(dims))))
+
+    mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    kernel, stride, padding, dilation = sizes(1, 3), sizes(1, 2), sizes(0, 2), sizes(1, 2)
+    padded = draw(st.sampled_from(["by numbers", "valid", "same"]))
+    if padded == "same":
+        stride = 1
+    return kind(
+        3,
+        draw(st.integers(1, 5)),
+        kernel,
+        stride,
+        padding if padded == "by numbers" else padded,
+        dilation,
+        bias=draw(st.booleans()),
+        padding_mode=mode,
+        dtype=F64,
+    )
+
+
+@st.composite
+def linears(draw: st.DrawFn) -> nn.Linear:
+    torch.manual_seed(0)
+    sizes = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    return nn.Linear(*sizes, bias=draw(st.booleans()), dtype=F64)
+
+
+def input_for(module: nn.Module, batch: int, between: tuple[int, ...] = ()) -> Tensor:
+    if isinstance(module, CONVOLUTIONS):
+        shape = 3, *[9] * (CONVOLUTIONS.index(type(module)) + 1)
+    else:
+        shape = *between, module.in_features
+    draw = torch.Generator().manual_seed(batch)
+    return torch.randn(batch, *shape, generator=draw, dtype=F64)
+
+
+ranks = st.builds(
+    Rank, first=st.integers(1, 3), step=st.integers(0, 2), seeded=st.sampled_from([0, 1, 5, "2x"])
+) | st.builds(Rank, first=st.just(0), step=st.integers(0, 1), seeded=st.sampled_from([4, "3x"]))
+
+
+@pytest.mark.filterwarnings("ignore:one task cannot add more rank", "ignore:Using padding='same'")
+@settings(max_examples=60, deadline=None)
+@given(
+    module=convolutions() | linears(),
+    rank=ranks,
+    base=st.sampled_from(["new", "keep"]),
+    tasks=st.integers(1, 4),
+    batch=st.integers(1, 5),
+    between=st.sampled_from([(), (3,), (2, 2)]),
+)
+def test_every_form_equals_the_explicit_sum_of_factors(
+    module: nn.Module, rank: Rank, base: str, tasks: int, batch: int, between: tuple[int, ...]
+) -> None:
+    layer = layer_of(module, rank, base=base)
+    for task in range(tasks):
+        learn(layer, task)
+    x = input_for(module, batch, between)
+    expected = [explicit(layer, task, x, module) for task in range(tasks)]
+    for task in range(tasks):
+        with active(task):
+            found = layer(x)
+        blocks = layer._blocks(task)
+        bias = layer._per_channel(layer.B[task]) if layer.spec.bias else 0
+        factored = layer._factored(x, blocks) + bias
+        dense = layer._map(x, layer._dense(blocks)) + bias
+        merged = layer.merged(task)(x)
+        for form in (found, factored, dense, merged):
+            assert relative_error(form, expected[task]) < 1e-10
+    ids = torch.arange(batch) % tasks
+    with active(ids):
+        mixed = layer(x)
+    loop = torch.stack([expected[task][i] for i, task in enumerate(ids.tolist())])
+    assert relative_error(mixed, loop) < 1e-12
+
+
+@pytest.mark.parametrize("seeded", [0, 6])
+@pytest.mark.parametrize("base", ["new", "keep"])
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(
+    "module",
+    [nn.Linear(4, 5), *(kind(3, 4, 3, stride=2, padding=1) for kind in CONVOLUTIONS)],
+    ids=["linear", "conv1d", "conv2d", "conv3d"],
+)
+def test_gradients_equal_those_of_the_explicit_sum(
+    module: nn.Module, batch: int, base: str, seeded: int
+) -> None:
+    module = module.to(F64)
+    layer = layer_of(module, Rank(first=2, step=2, seeded=seeded), base=base)
+    learn(layer, 0)
+    draw = torch.Generator().manual_seed(5)
+    values = {
+        k: torch.randn(s, generator=draw, dtype=F64) for k, s in layer.spec.shapes(1, 2).items()
+    }
+    x = input_for(module, batch)
+
+    layer.open({key: value.clone() for key, value in values.items()})
+    with active(1):
+        output = layer(x)
+    upstream = torch.randn(output.shape, generator=draw, dtype=F64)
+    output.backward(upstream)
+
+    own = {key: value.clone().requires_grad_() for key, value in values.items()}
+    U, V = torch.cat([layer.U, own["U"]]), torch.cat([layer.V, own["V"]])
+    weight = U.t() @ torch.diag(own["selector"]) @ V
+    if layer.base_weight is not None:
+        weight = weight + layer.base_weight
+    if isinstance(module, CONVOLUTIONS):
+        expected = module._conv_forward(x, weight.view_as(module.weight), own["bias"])
+    else:
+        expected = F.linear(x, weight, own["bias"])
+    expected.backward(upstream)
+
+    assert relative_error(output, expected) < 1e-10
+    assert {key for key, _ in layer.named_parameters()} == {f"new_{key}" for key in own}
+    for key, reference in own.items():
+        found = getattr(layer, f"new_{key}").grad
+        assert relative_error(found, reference.grad) < 1e-10, key
+
+
+def test_which_form_runs_follows_from_shapes_and_own_rank() -> None:
+    assert not dense_is_cheaper(positions=128, rank=20, inputs=784, outputs=256)
+    assert dense_is_cheaper(positions=4096, rank=1536, inputs=784, outputs=256)
+    # Building W costs rank · in · out, which a small batch does not earn back.
+    assert not dense_is_cheaper(positions=8, rank=1536, inputs=784, outputs=256)
+    # A kept weight is applied besides the factors, or is a part of W.
+    assert dense_is_cheaper(positions=512, rank=8, inputs=256, outputs=1024, kept=True)
+    assert not dense_is_cheaper(positions=16, rank=8, inputs=256, outputs=1024, kept=True)
+
+
+@pytest.mark.parametrize("added", [1, 3])
+def test_new_factors_and_heads_start_orthogonal_with_selector_one(added: int) -> None:
+    net = rankup.grow(rankup.models.mlp(9, hidden=[8, 7]).to(F64), Rank(first=3, step=added))
+    for task in range(2):
+        net.begin_task(f"{task}", 5)
+        for layer in net.body.hidden:
+            own = 3 if task == 0 else added
+            for factor in (layer.new_U, layer.new_V):
+                torch.testing.assert_close(factor @ factor.t(), torch.eye(own, dtype=F64))
+            assert layer.new_selector[:-own].tolist() == [0] * (layer.spec.rank.used(task) - own)
+            assert layer.new_selector[-own:].tolist() == [1] * own
+            assert not layer.new_bias.any()
+        head = net.body.head.new_weight
+        torch.testing.assert_close(head @ head.t(), torch.eye(5, dtype=F64))
+        net.commit_task()
+
+
+@pytest.mark.parametrize("start", [0.0, 0.3, "previous"])
+@pytest.mark.parametrize("seeded", [0, 50])
+def test_where_selectors_start(start: float | str, seeded: int) -> None:
+    net = rankup.grow(rankup.models.mlp(9, hidden=[8]), Rank(first=2, step=1, seeded=seeded))
+    layer = net.body.hidden[0]
+    net.begin_task("one", 2)
+    with torch.no_grad():
+        layer.new_selector.add_(torch.randn(2 + seeded))
+    net.commit_task()
+    net.begin_task("two", 2, selectors=start)
+    previous, selector = layer.S[0], layer.new_selector
+    if start == "previous":
+        assert torch.equal(selector[: seeded + 2], previous)
+    else:
+        assert selector[seeded : seeded + 2].tolist() == pytest.approx([start, start])
+        assert not torch.equal(selector[:seeded], previous[:seeded]) or not seeded
+    assert selector[-1] == 1
+
+
+@pytest.mark.parametrize(("norm", "gain"), [(None, 2), (nn.BatchNorm1d(400), 1)])
+def test_seeded_selectors_start_so_that_weights_have_their_usual_scale(
+    norm: nn.Module | None, gain: int
+) -> None:
+    inputs, outputs, seeded = 300, 400, 2000
+    between = [norm] if norm else []
+    module = nn.Sequential(nn.Linear(inputs, outputs), *between, nn.ReLU(), nn.Linear(outputs, 2))
+    net = rankup.grow(module, Rank(first=0, step=0, seeded=seeded))
+    net.begin_task("a", 2)
+    selector = net.body[0].new_selector
+    assert float(selector.detach().std()) == pytest.approx(
+        (gain * outputs / seeded) ** 0.5, rel=0.1
+    )
+    variance = float(net.body[0].matrix(0).detach().var())
+    assert variance == pytest.approx(gain / inputs, rel=0.1)
+
+
+NORMS = {
+    "batch1d": (lambda: nn.BatchNorm1d(4, dtype=F64), (7, 4)),
+    "batch1d over sequences": (lambda: nn.BatchNorm1d(4, affine=False, dtype=F64), (7, 4, 5)),
+    "batch2d": (lambda: nn.BatchNorm2d(4, eps=1e-3, dtype=F64), (7, 4, 3, 3)),
+    "batch3d": (lambda: nn.BatchNorm3d(4, dtype=F64), (7, 4, 2, 3, 2)),
+    "layer": (lambda: nn.LayerNorm(4, dtype=F64), (7, 5, 4)),
+    "layer without bias": (lambda: nn.LayerNorm((3, 4), bias=False, dtype=F64), (7, 2, 3, 4)),
+    "rms": (lambda: nn.RMSNorm((3, 4), dtype=F64), (7, 2, 3, 4)),
+    "rms of a given epsilon": (lambda: nn.RMSNorm(4, eps=0.1, dtype=F64), (7, 4)),
+    "group": (lambda: nn.GroupNorm(2, 4, dtype=F64), (7, 4, 3)),
+}
+
+
+def norm_network(kind: str) -> tuple[rankup.IncrementalNet, TaskNorm, Tensor]:
+    make, shape = NORMS[kind]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+    # A minimal network around the norm, which is what is tested.
+    module = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 2))
+    module.to(F64)(x)
+    net = rankup.grow(module, Rank(2, 1))
+    return net, net.body[0], x
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_per_task_computes_what_torchs_does(kind: str) -> None:
+    net, norm, x = norm_network(kind)
+    for task in range(3):
+        net.begin_task(f"{task}", 2)
+        with torch.no_grad():
+            for parameter in norm.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+        reference = NORMS[kind][0]()
+        for key, parameter in norm.named_parameters():
+            setattr(reference, key.removeprefix("new_"), nn.Parameter(parameter.clone()))
+        with active(task):  # while it is learned: statistics of the batch, in either mode
+            learning = norm.eval()(x + task)
+        torch.testing.assert_close(learning, reference.train()(x + task))
+        net.commit_task([x[:3] + task, x[3:] + task])
+    for task in range(3):
+        with active(task):
+            evaluated, trained = norm.eval()(x), norm.train()(x)
+        assert torch.equal(evaluated, trained)
+        torch.testing.assert_close(evaluated, norm.merged(task)(x))
+    ids = torch.tensor([2, 0, 1, 1, 0, 2, 0])
+    with active(ids):
+        mixed = norm(x)
+    loop = torch.stack([norm.merged(t)(x)[i] for i, t in enumerate(ids.tolist())])
+    assert relative_error(mixed, loop) < 1e-12
+
+
+def test_calibration_pools_over_all_samples_of_unequal_batches() -> None:
+    net, norm, x = norm_network("batch2d")
+    net.begin_task("a", 2)
+    far = 1e4 + torch.cat([x, 3 * x[:5] - 2])  # a large mean exposes cancellation
+    net.commit_task([far[:1], far[1:6], far[6:]])
+    torch.testing.assert_close(norm.means[0], far.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.vars[0], far.var((0, 2, 3), correction=0), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("start", ["fresh", "previous"])
+def test_where_norms_start(start: str) -> None:
+    net, norm, x = norm_network("batch2d")
+    net.begin_task("a", 2)
+    with torch.no_grad():
+        norm.new_weight.fill_(3)
+        norm.new_bias.fill_(4)
+    net.commit_task([x])
+    net.begin_task("b", 2, norms=start)
+    expected = (3, 4) if start == "previous" else (1, 0)
+    assert (norm.new_weight.tolist(), norm.new_bias.tolist()) == tuple([v] * 4 for v in expected)
+
+
+@pytest.mark.parametrize("seeded", [0, 6])
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("between", [(), (3,)])
+def test_the_fast_form_of_learning_equals_the_plain_one(
+    seeded: int, step: int, bias: bool, cached: bool, between: tuple[int, ...]
+) -> None:
+    module = nn.Linear(40, 30, bias=bias, dtype=F64)
+    layer = layer_of(module, Rank(first=2, step=step, seeded=seeded))
+    assert isinstance(layer, FactoredLinear)
+    learn(layer, 0)
+    draw = torch.Generator().manual_seed(5)
+    shapes = layer.spec.shapes(1, 2)
+    layer.open({k: torch.randn(s, generator=draw, dtype=F64) for k, s in shapes.items()})
+    x = torch.randn(7, *between, 40, generator=draw, dtype=F64, requires_grad=not cached)
+    seen = layer.project(x.detach().reshape(-1, 40))
+    with active(1), projected(layer.spec.name, seen) if cached else nullcontext():
+        assert cached or layer._takes_node(x, layer.spec.rank.used(1), None)
+        fast = layer(x)
+    plain = layer._of_one_task(x, 1)
+    assert relative_error(layer._projected_by_autograd(x, seen), plain) < 1e-12
+    upstream = torch.randn(fast.shape, generator=draw, dtype=F64)
+    wanted = [*layer.parameters()] if cached else [x, *layer.parameters()]
+    found = torch.autograd.grad(fast, wanted, upstream)
+    expected = torch.autograd.grad(plain, wanted, upstream)
+    assert relative_error(fast, plain) < 1e-12
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["transformer", "convolutions"])
+def test_a_commit_exchanges_all_tables_of_a_layer_at_once(kind: str) -> None:
+    net = taught(kind)
+    layers = [part for part in net.parts if isinstance(part, TaskLayer)]
+    # Another thread that has begun to read continues with what it has.
+    begun = [layer._buffers for layer in layers]
+    before = [dict(buffers) for buffers in begun]
+    teach(net, "next", inputs(kind))
+    for layer, buffers, old in zip(layers, begun, before, strict=True):
+        assert all(buffers[name] is table for name, table in old.items())
+        assert any(layer._buffers[name] is not table for name, table in old.items())
+
+
+def test_a_norm_reads_all_its_tables_at_one_moment() -> None:
+    net, norm, x = norm_network("batch1d")
+    net.begin_task("a", 2)
+    net.commit_task([x])
+    ids = torch.zeros(len(x), dtype=torch.long)
+    with active(ids):
+        expected = norm(x)
+    again = norm.added(0)
+
+    class Interrupted(dict):
+        def items(self) -> Iterator:
+            for item in super().items():
+                norm.install(norm.extended(again))  # as another thread may
+                yield item
+
+    norm._TABLES = Interrupted(norm._TABLES)
+    with active(ids):
+        assert torch.equal(norm(x), expected)
+
+
+@pytest.mark.parametrize("samples", [1, 31, 32, 200])
+@pytest.mark.parametrize("base", ["new", "keep"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_answers_of_few_and_many_samples_are_those_of_the_matrix(
+    samples: int, base: Any, bias: bool
+) -> None:
+    module = nn.Sequential(nn.Linear(300, 200, bias=bias), nn.ReLU(), nn.Linear(200, 3))
+    net, x = rankup.grow(module, rankup.Rank(5, 2), base=base), torch.randn(samples, 300)
+
+    def learn(name: str) -> None:
+        net.begin_task(name, 3, selectors=0.5)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        net.commit_task()
+
+    for name in ("a", "b", "c"):
+        learn(name)
+    layer: Any = net.body.get_submodule("0")
+    with active(1):
+        found = layer(x)
+    exact = x.double() @ layer.matrix(1).double().t() + (layer.B[1].double() if bias else 0)
+    assert relative_error(found, exact) < 1e-5
+    learn("d")
+    with active(1):
+        assert torch.equal(layer(x), found)

@@ -1,0 +1,321 @@
+"""PackNet: every weight has one owner, the only task that ever changed it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankup
+from helpers.replayed import Replayed
+from helpers.rivals import answers, same
+from helpers.zoo import GPU
+from rankup.data.streams import Stream, make_stream
+from rankup.data.tasks import Task
+from rankup.growing.options import Growth
+from rankup.methods import method_options
+from rankup.methods.base import Setting
+from rankup.methods.packnet import PackNet, PackNetLearner
+from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.guard import GuardedLearner
+from rankup.metrics import numbers
+from rankup.rank import Rank
+from rankup.training.batches import Feed
+from rankup.training.checkpoint import Checkpoint
+from rankup.training.engine.eager import Eager, Steps
+from rankup.training.engine.select import Engine
+from rankup.training.loop import Epoch, learn
+from rankup.training.recipe import Recipe
+
+TASKS = 4
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: rankup.models.mlp(64, hidden=[25, 15]),
+    "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
+}
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    stream = make_stream("p-digits", tasks=TASKS)
+    few = [replace(t, train_x=t.train_x[:192], train_y=t.train_y[:192]) for t in stream]
+    return replace(stream, tasks=tuple(few))
+
+
+def make(
+    stream: Stream,
+    net: str = "mlp",
+    recipe: Recipe | None = None,
+    device: str = "cpu",
+    **options: float,
+) -> PackNet:
+    recipe = recipe or Recipe(epochs=4, batch=64, weight_decay=0.3)
+    growth, module = Growth(Rank(3, 1)), NETS[net]().to(device)
+    given = method_options("packnet", options)
+    return PackNet(Setting(module, growth, recipe, 0, stream.tasks, given))
+
+
+def begin(method: PackNet, task: Task) -> PackNetLearner:
+    learner = method.begin(task)
+    assert isinstance(learner, PackNetLearner)
+    return learner
+
+
+def train(steps: Steps) -> None:
+    (learner,) = steps.learners
+    feed = learner.feed
+    for epoch in range(feed.recipe.epochs):
+        draws = learner.draws(torch.Generator().manual_seed(epoch))
+        steps.turn(epoch)
+        steps.epoch([draws], [[feed.recipe.lr] * feed.steps_per_epoch], epoch)
+    steps.keep()
+
+
+def teach(method: PackNet, task: Task) -> None:
+    """Learn a task, well or not."""
+    train(Eager([begin(method, task)]))
+    method.end()
+
+
+@pytest.mark.parametrize(
+    ("net", "optimiser"), [("mlp", "adam"), ("mlp", "sgd"), ("resnet18", "adam")]
+)
+def test_weights_stay_as_their_owner_left_them(net: str, optimiser: str, stream: Stream) -> None:
+    epochs = 2 if net == "resnet18" else 4
+    recipe = Recipe(epochs=epochs, batch=64, optimiser=optimiser, weight_decay=0.3)
+    method, old = make(stream, net, recipe), list[Tensor]()
+    left = {name: torch.zeros_like(weight) for name, weight in method.weights.items()}
+    for number, task in enumerate(stream, start=1):
+        before = {name: method.owners(name) for name in method.weights}
+        teach(method, task)
+        for name, weight in method.weights.items():
+            owners = method.owners(name)
+            had = before[name] > 0
+            assert torch.equal(owners[had], before[name][had])  # owners never change
+            assert torch.equal(weight[had], left[name][had])
+            assert set(owners[~had].unique().tolist()) <= {0, number}
+            assert (weight[owners == 0] == 0).all()
+            assert (weight[owners == number] != 0).all()
+            left[name] = weight.detach().clone()
+        now = answers(method, stream)
+        assert not old or same(old, now)
+        old = now
+    assert len(old) == TASKS
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_steps_of_the_first_task_serve_all(net: str, stream: Stream) -> None:
+    recipe = Recipe(epochs=2, batch=64)
+    plain, replayed = make(stream, net, recipe), make(stream, net, recipe)
+    steps: Replayed | None = None
+    for task in stream.tasks[:3]:
+        teach(plain, task)
+        learner = begin(replayed, task)
+        steps = steps or Replayed(learner)
+        steps.start(learner)
+        train(steps)
+        replayed.end()
+    for name in plain.weights:
+        assert torch.equal(plain.owners(name), replayed.owners(name))
+    for one, other in zip(answers(plain, stream), answers(replayed, stream), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_every_task_gets_an_equal_share_of_every_layer(net: str, stream: Stream) -> None:
+    method = make(stream, net)
+    for task in stream:
+        begin(method, task).prune()
+        method.end()
+    for name, weight in method.weights.items():
+        counts = torch.bincount(method.owners(name).flatten(), minlength=TASKS + 1).tolist()
+        assert counts[0] == 0
+        assert all(abs(count - weight.numel() / TASKS) <= 1 for count in counts[1:])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_weight_decay_would_move_them(
+    kept: bool, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = make(stream)
+    teach(method, stream[0])
+    old = answers(method, stream)
+    owned = {name: method.owners(name) == 1 for name in method.weights}
+    before = {name: weight[owned[name]].clone() for name, weight in method.weights.items()}
+    if not kept:
+        monkeypatch.setattr(GuardedLearner, "settle", lambda learner: None)
+    teach(method, stream[1])
+    for name, weight in method.weights.items():
+        assert torch.equal(weight[owned[name]], before[name]) == kept
+    assert same(old, answers(method, stream)) == kept
+
+
+def test_the_largest_free_weights_are_kept(stream: Stream) -> None:
+    method = make(stream)
+    teach(method, stream[0])
+    learner = begin(method, stream[1])
+    before = {name: weight.detach().clone() for name, weight in method.weights.items()}
+    learner.turn(learner.pruned_before - 1)
+    assert all(torch.equal(weight, before[name]) for name, weight in method.weights.items())
+    learner.turn(learner.pruned_before)
+    for name, weight in method.weights.items():
+        owned, was, is_now = (
+            t.flatten().tolist() for t in (method.owners(name), before[name], weight)
+        )
+        free = sorted((i for i, owner in enumerate(owned) if not owner), key=lambda i: -abs(was[i]))
+        mine = set(free[: round(len(free) / (TASKS - 1))])
+        assert 0 < len(mine) < len(free)
+        for i, value in enumerate(is_now):
+            assert value == (was[i] if owned[i] or i in mine else 0)
+
+
+def test_a_task_runs_with_the_weights_of_its_own_and_of_those_before(stream: Stream) -> None:
+    method = make(stream)
+    for task in stream.tasks[:3]:
+        teach(method, task)
+    begin(method, stream[3])  # its free weights are none of theirs
+    for task, found in enumerate(answers(method, stream)):
+        x = next(Feed(stream[task], method.recipe, method.device).test())[0].flatten(1)
+        for layer in ("hidden.0", "hidden.1"):
+            weight = method.weights[f"{layer}.weight"].detach().clone()
+            owners = method.owners(f"{layer}.weight")
+            for i, j in torch.cartesian_prod(*map(torch.arange, weight.shape)):
+                if owners[i, j] not in range(1, task + 2):
+                    weight[i, j] = 0
+            x = torch.relu(x @ weight.T + method.kept[f"{layer}.bias"][task])
+        head = method.head.added(task)
+        torch.testing.assert_close(x @ head["weight"].T + head["bias"], found)
+
+
+def test_biases_are_per_task(stream: Stream) -> None:
+    method = make(stream)
+    rows = []
+    for task in stream.tasks[:2]:
+        teach(method, task)
+        rows.append({name: bias.detach().clone() for name, bias in method.biases.items()})
+    for name in method.biases:
+        assert torch.equal(method.kept[name], torch.stack([row[name] for row in rows]))
+        assert not torch.equal(rows[0][name], rows[1][name])
+
+
+def test_free_weights_are_drawn_anew_from_the_seed(stream: Stream) -> None:
+    drawn = []
+    for noise in (1, 2):
+        method = make(stream)
+        teach(method, stream[0])
+        torch.manual_seed(noise)
+        begin(method, stream[1])
+        weight = method.weights["hidden.0.weight"].detach()
+        free = weight[method.owners("hidden.0.weight") == 0]
+        assert free.abs().max() <= 1 / 8  # 1 / √inputs, as torch draws them
+        assert free.std() == pytest.approx(1 / 8 / 3**0.5, rel=0.1)
+        drawn.append(free)
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "retrain", "before"),
+    [
+        (10, 0.5, 5),
+        (9, 1 / 3, 6),
+        (1, 0.5, 0),
+        (1, 0.0, 1),
+        (4, 0.0, 4),
+        (4, 1.0, 0),
+        (30, 0.01, 29),
+    ],
+)
+def test_epochs_are_shared_between_training_and_retraining(
+    epochs: int, retrain: float, before: int, stream: Stream
+) -> None:
+    method = make(stream, recipe=Recipe(epochs=epochs, batch=64), retrain=retrain)
+    assert begin(method, stream[0]).pruned_before == before
+
+
+@pytest.mark.parametrize("retrain", [0.0, 0.5, 1.0])
+def test_it_is_pruned_when_it_ends(retrain: float, stream: Stream) -> None:
+    method = make(stream, recipe=Recipe(epochs=1, batch=64), retrain=retrain)
+    teach(method, stream[0])
+    for name, weight in method.weights.items():
+        used = weight != 0
+        assert torch.equal(used, method.owners(name) == 1)
+        assert int(used.sum()) == round(weight.numel() / TASKS)
+
+
+def test_a_checkpoint_knows_what_was_pruned(stream: Stream) -> None:
+    recipe = Recipe(epochs=4, batch=8)
+    whole = make(stream, recipe=recipe)
+    kept: dict[int, Checkpoint] = {}
+
+    def keep(epoch: Epoch, checkpoint: Checkpoint) -> None:
+        state = {key: tensor.clone() for key, tensor in checkpoint.state.items()}
+        kept[epoch.number] = Checkpoint(checkpoint.epoch, state)
+
+    whole.learn(stream[0], None, keep)
+    for epoch in (1, 2, 3):  # before, at and after the pruning
+        again = make(stream, recipe=recipe)
+        again.learn(stream[0], kept[epoch], None)
+        assert same(answers(whole, stream), answers(again, stream))
+
+
+def test_an_owner_takes_five_bits_for_twenty_tasks() -> None:
+    growth = Growth(Rank(3, 1))
+    options = method_options("packnet", {})
+    image = torch.rand(10, 784)
+    task = Task("any", 10, image, torch.arange(10), image, torch.arange(10))
+    module = rankup.models.mlp(784)
+    method = PackNet(Setting(module, growth, Recipe(), 0, [task] * 20, options))
+    for _ in range(2):
+        begin(method, task).prune()
+        method.end()
+    owners = sum(t.nbytes for name, t in method.kept.items() if name.endswith("owners"))
+    assert numbers(owners) == 41_600
+    weights, head = 784 * 256 + 256 * 256, 2570
+    assert method.footprint().parameters == weights + 41_600 + 2 * (512 + head)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 61])
+def test_bits_come_back_and_leave_no_gap(bits: int, count: int) -> None:
+    given = torch.randint(2**bits, (count,), generator=torch.Generator().manual_seed(bits))
+    packed = pack(given, bits)
+    assert packed.dtype == torch.uint8
+    assert packed.nbytes == -(-bits * count // 8)
+    assert unpack(packed, bits, count).tolist() == given.tolist()
+
+
+@pytest.mark.parametrize(("retrain", "bound"), [(-0.1, "least 0"), (1.5, "most 1")])
+def test_a_share_is_at_most_all_of_it(retrain: float, bound: str) -> None:
+    with pytest.raises(rankup.RankupError, match=f"retrain must be at {bound}, got {retrain}"):
+        method_options("packnet", {"retrain": retrain})
+
+
+@GPU
+@pytest.mark.parametrize("net", NETS)
+def test_one_captured_graph_serves_all_tasks(net: str, stream: Stream) -> None:
+    method = make(stream, net, Recipe(epochs=10, batch=64, weight_decay=0.1), "cuda")
+    engine, graphs, old = Engine(pytest.fail), set(), list[Tensor]()
+    torch.backends.cudnn.deterministic = True
+    there = stream.to(method.device)
+    for number, task in enumerate(there, start=1):
+        (failure,) = learn([method], [task], engine)
+        assert failure is None
+        graphs.add(engine._graph)
+        now = answers(method, there)
+        assert not old or same(old, now)
+        old = now
+        for name, weight in method.weights.items():
+            owners = method.owners(name)
+            assert torch.equal(owners > 0, weight != 0)
+            assert abs(int((owners == number).sum()) - weight.numel() / TASKS) <= 1
+    assert len(graphs) == 1
+
+
+def test_one_more_task_than_weights_were_divided_among_is_refused(stream: Stream) -> None:
+    method = make(stream)
+    for task in stream:
+        method.learn(task, None, None)
+    weights = {name: weight.clone() for name, weight in method.weights.items()}
+    with pytest.raises(rankup.RankupError, match=f"among {TASKS} tasks, but there is one more"):
+        method.learn(replace(stream[0], name="more"), None, None)
+    assert all(torch.equal(method.weights[name], weight) for name, weight in weights.items())

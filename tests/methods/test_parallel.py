@@ -1,0 +1,169 @@
+"""Every task has its own network, the same as it would be without any other task."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import rankup
+from helpers.zoo import GPU
+from rankup.data.streams import make_stream
+from rankup.data.tasks import Task
+from rankup.growing.options import Growth
+from rankup.layers import FactoredLayer
+from rankup.methods import method_options
+from rankup.methods.base import Setting
+from rankup.methods.parallel import Parallel
+from rankup.methods.rank import RankUpdate
+from rankup.metrics import Footprint
+from rankup.rank import Rank
+from rankup.training.engine.cuda_graph import Graph
+from rankup.training.engine.select import Engine, _signature
+from rankup.training.loop import learn
+from rankup.training.recipe import Recipe
+
+SIZES = ["2", "full"]
+NETS = {
+    "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
+    "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
+}
+
+
+def make(
+    size: str, tasks: Sequence[Task], net: str = "mlp", device: str = "cpu", **recipe: object
+) -> Parallel:
+    growth = Growth(Rank(3, 1))
+    chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
+    options = method_options("parallel", {"size": size})
+    return Parallel(Setting(NETS[net]().to(device), growth, chosen, 0, tasks, options))
+
+
+def answers(method: Parallel, task: Task, index: int) -> Tensor:
+    with torch.no_grad():
+        return method.predict(task.test_x[:50] / 255, index)
+
+
+def blobs(size: int, classes: int = 10, samples: int = 200) -> Task:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(samples) % classes
+    centres = torch.rand(classes, size, generator=draw)
+    x = (centres[y] + 0.1 * torch.randn(samples, size, generator=draw)).clamp(0, 1)
+    return Task("blobs", classes, x, y, x, y)
+
+
+@pytest.mark.parametrize(("size", "twenty"), [("2", 123_800), ("4", 185_960), ("full", 5_386_440)])
+def test_twenty_networks_for_mnist_store(size: str, twenty: int) -> None:
+    task = blobs(784)
+    method = make(size, [task] * 20)
+    method.setting = replace(method.setting, module=rankup.models.mlp(784, hidden=[256, 256]))
+    for count in (1, 2):
+        method.learn(replace(task, name=f"{count}"), None, None)
+        assert method.footprint() == Footprint(count * twenty / 20, 0)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_task_does_not_depend_on_those_before_it(size: str, net: str) -> None:
+    tasks = make_stream("s-digits").tasks
+    found = []
+    for before in (tasks[:1], tasks[3:4]):
+        method = make(size, tasks, net)
+        for task in (*before, tasks[2]):
+            method.learn(task, None, None)
+        found.append(answers(method, tasks[2], 1))
+    assert torch.equal(*found)
+    # This is only meaningful if the same data under another index gives something else.
+    method.learn(tasks[2], None, None)
+    assert not torch.equal(answers(method, tasks[2], 2), found[0])
+    assert torch.equal(answers(method, tasks[2], 1), found[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_network_has_a_seed_of_its_own(size: str) -> None:
+    method = make(size, [blobs(64)] * 3)
+    own = [method._own_setting(index) for index in range(3)]
+    assert len({setting.seed for setting in own}) == 3
+    assert all(setting.growth.seed == setting.seed for setting in own)
+
+
+def test_networks_of_low_rank_have_that_rank_and_nothing_in_common() -> None:
+    stream = make_stream("p-digits", tasks=3)
+    method = make("2", stream.tasks)
+    for task in stream:
+        method.learn(task, None, None)
+    seen: set[int] = set()
+    for network in method.networks:
+        assert isinstance(network, RankUpdate)
+        layers = [part for part in network.net.parts if isinstance(part, FactoredLayer)]
+        assert [int(torch.linalg.matrix_rank(layer.matrix(0))) for layer in layers] == [2, 2]
+        own = {tensor.untyped_storage().data_ptr() for tensor in network.net.buffers()}
+        assert not own & seen
+        seen |= own
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("size", SIZES)
+def test_learners_of_all_tasks_take_the_same_captured_graph(size: str, net: str) -> None:
+    stream = make_stream("p-digits", tasks=3)
+    method, stranger = make(size, stream.tasks, net), make(size, stream.tasks, net)
+    signatures = []
+    for task in stream:
+        signatures.append(_signature(method.begin(task)))
+        method.end()
+    assert signatures[0] == signatures[1] == signatures[2]
+    assert _signature(stranger.begin(stream[0])) != signatures[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_save_writes_what_is_new_and_a_killed_one_leaves_a_whole_method(
+    size: str, tmp_path: Path
+) -> None:
+    stream = make_stream("p-digits", tasks=3)
+    method = make(size, stream.tasks)
+    assert not Parallel.is_in(tmp_path)
+    for task in stream.tasks[:2]:
+        method.learn(task, None, None)
+    method.save(tmp_path / "a")
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.*")}
+    method.learn(stream[2], None, None)
+    method.save(tmp_path / "a")
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.*")}
+    assert written.items() <= after.items()
+    assert len(after) > len(written)
+    # Killed in the third task's save: there is a folder, but nothing complete in it.
+    for path in (tmp_path / "a" / "0003").rglob("*.*"):
+        path.unlink()
+    assert Parallel.is_in(tmp_path / "a")
+    loaded = Parallel.load(tmp_path / "a", method.setting)
+    assert loaded.learned == 2
+    for task in range(2):
+        assert torch.equal(answers(loaded, stream[task], task), answers(method, stream[task], task))
+    # Elsewhere, and where something is missing, all of it is written.
+    for folder in ("a", "b"):
+        method.save(tmp_path / folder)
+        assert Parallel.load(tmp_path / folder, method.setting).learned == 3
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "2.5", "", "dense"])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(rankup.RankupError, match="size must be a rank of at least 1 or 'full'"):
+        method_options("parallel", {"size": size})
+
+
+@GPU
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("size", ["2", "full"])
+def test_one_graph_is_captured_for_all_tasks(size: str, net: str) -> None:
+    stream = make_stream("p-digits", tasks=3).to("cuda")
+    engine, method = Engine(), make(size, stream.tasks, net, "cuda", epochs=10)
+    graphs = set()
+    for index, task in enumerate(stream):
+        assert learn([method], [task], engine) == [None]
+        assert isinstance(engine._graph, Graph)
+        graphs.add(engine._graph)
+        x = task.transform(task.test_x / 255)
+        assert float((method.predict(x, index).argmax(1) == task.test_y).float().mean()) > 0.5
+    assert len(graphs) == 1

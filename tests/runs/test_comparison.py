@@ -1,0 +1,244 @@
+"""What a comparison shows: its table, the table's other forms, and the page."""
+
+import csv
+import io
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes
+
+import pytest
+
+from helpers.calling import Call
+from helpers.comparisons import entry, known_run
+from helpers.reports import Page, printed, write_run
+from rankup.errors import RankupError
+from rankup.report import methods_table, read_comparison, write_comparison
+from rankup.report.comparison.export import as_csv, as_latex, as_markdown
+from rankup.runs.comparison import Comparison
+
+ROWS = {  # of each method, for each seed
+    "rank": [[[0.9], [0.9, 0.8]], [[0.8], [0.8, 0.8]]],
+    "fine_tune": [[[0.9], [0.7, 0.8]], [[0.8], [0.7, 0.9]]],
+    "joint|all": [[[0.95], [0.95, 0.95]], [[0.95], [0.95, 0.95]]],
+    "ewc": [[[0.9], [0.6, 0.8]], [[0.9]]],  # the second seed failed at its second task
+    "a<b>": [[[0.9]], [[0.9]]],
+}
+FAILED = {
+    "ewc": "seed 1: task 'b' diverged",
+    "a<b>": "seed 0: task 'b' was not learned (and 1 more seeds)",
+    "rank": "long ago",  # but then it worked
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A comparison with known results."""
+    root = tmp_path / "known"
+    for method, seeds in ROWS.items():
+        for seed, rows in enumerate(seeds):
+            sgd = method in ("ewc", "a<b>")
+            recipe = {"name": "default", "epochs": 7, "lr": 0.1 if sgd else 0.01}
+            own = {"method": method, "seed": seed, "tasks": 2}
+            options = {"ewc": {"strength": 5.0}, "joint|all": {"size": "full"}}.get(method, {})
+            folder = root / method / f"seed-{seed}"
+            write_run(folder, rows, **own, options=options, recipe=recipe)
+    index = {
+        "asked": {"stream": "p-digits"},
+        "seeds": [0, 1],
+        "methods": {method: method != "joint|all" for method in ROWS},
+        "failed": FAILED,
+    }
+    (root / "compare.json").write_text(json.dumps(index))
+    return root
+
+
+@pytest.fixture
+def comparison(folder: Path) -> Comparison:
+    return read_comparison(folder)
+
+
+# For rank the averages are 85 and 80 and nothing is forgotten; for fine_tune they are 75 and 80,
+# and 20 and 10 points are forgotten. The deviation of two numbers is their distance over √2.
+CELLS = [
+    ["joint|all*", "95.00 ± 0.00", "0.00 ± 0.00", "15,000", "0", "5.0 s"],
+    ["rank", "82.50 ± 3.54", "0.00 ± 0.00", "15,000", "0", "5.0 s"],
+    ["fine_tune", "77.50 ± 3.54", "15.00 ± 7.07", "15,000", "0", "5.0 s"],
+    ["ewc (1 of 2 seeds)", "70.00", "30.00", "15,000", "0", "5.0 s"],
+    ["a<b>", "failed", "–", "–", "–", "–"],
+]
+
+
+def test_the_table_is_as_worked_out_by_hand(comparison: Comparison) -> None:
+    text = printed(methods_table(comparison))
+    rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+    for cells in CELLS:
+        assert cells in rows or cells[0].startswith("ewc"), cells
+    assert ["ewc (1 of 2", "70.00", "30.00", "15,000", "0", "5.0 s"] in [
+        [row[0].removesuffix(" seeds)"), *row[1:]] for row in rows
+    ]
+    words = " ".join(text.split())
+    assert "mean ± standard deviation of 2 seeds; parameters" in words
+    assert "* not continual: it has the data of all tasks at once" in words
+
+
+def test_a_wide_table_fits_80_columns_without_breaking_names(tmp_path: Path) -> None:
+    run = known_run([[0.9912], [0.4912, 0.9012]], parameters=10_454_728, buffer=3_920_000)
+    entries = [entry("orthog-subspace", 1, [run, known_run([[0.1], [0.5, 0.4]], seconds=3599)])]
+    text = printed(methods_table(Comparison(tmp_path, "s-miniimagenet", 2, entries)))
+    assert re.search(r"^ orthog-subspace  \d\d\.\d\d ± \d+\.\d\d ", text, re.M)
+    assert "…" not in text
+
+
+def test_the_csv_has_results_and_settings_of_every_method(comparison: Comparison) -> None:
+    text = as_csv(comparison)
+    assert text.splitlines()[0].startswith("method,continual,seeds,failed,accuracy,accuracy_std,")
+    assert text.splitlines()[0].endswith(",options.size,options.strength")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["method"] for row in rows] == ["joint|all", "rank", "fine_tune", "ewc", "a<b>"]
+    rank, tuned, ewc, failed = rows[1:]
+    assert (rank["accuracy"], rank["accuracy_std"]) == ("82.5", "3.5355")
+    assert (tuned["forgetting"], tuned["forgetting_std"]) == ("15.0", "7.0711")
+    assert (ewc["seeds"], ewc["accuracy"], ewc["accuracy_std"]) == ("1", "70.0", "")
+    assert (ewc["failed"], rank["failed"]) == ("seed 1: task 'b' diverged", "")
+    assert (failed["accuracy"], failed["parameters"], failed["recipe.lr"]) == ("", "", "0.1")
+    assert [row["continual"] for row in rows] == ["no", "yes", "yes", "yes", "yes"]
+    assert (rank["parameters"], rank["buffer"], rank["seconds"]) == ("15000.0", "0.0", "5.0")
+    assert {row["recipe.epochs"] for row in rows} == {"7"}
+    assert [row["recipe.lr"] for row in rows] == ["0.01", "0.01", "0.01", "0.1", "0.1"]
+    assert [row["options.strength"] for row in rows] == ["", "", "", "5.0", ""]
+    assert rank["rank"] == "11,1"
+    assert rank["versions.torch"] == "2.13.0"
+
+
+def test_markdown(comparison: Comparison) -> None:
+    lines = as_markdown(comparison).splitlines()
+    assert lines[:4] == [
+        "| method | accuracy % | forgetting | parameters | replay buffer | time |",
+        "|---|---:|---:|---:|---:|---:|",
+        r"| joint\|all\* | 95.00 ± 0.00 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s |",
+        "| rank | 82.50 ± 3.54 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s |",
+    ]
+    assert lines[6] == r"| a\<b\> | failed | – | – | – | – |"
+    assert "ewc failed: seed 1: task 'b' diverged." in lines
+    assert not any(line.startswith("rank failed") for line in lines)
+
+
+def test_latex(comparison: Comparison) -> None:
+    lines = as_latex(comparison).splitlines()
+    table = lines[lines.index(r"\begin{tabular}{lrrrrr}") :]
+    assert table == [
+        r"\begin{tabular}{lrrrrr}",
+        r"\toprule",
+        r"method & accuracy \% & forgetting & parameters & replay buffer & time \\",
+        r"\midrule",
+        r"joint|all* & 95.00 $\pm$ 0.00 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s \\",
+        r"rank & 82.50 $\pm$ 3.54 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s \\",
+        r"fine\_tune & 77.50 $\pm$ 3.54 & 15.00 $\pm$ 7.07 & 15,000 & 0 & 5.0 s \\",
+        r"ewc (1 of 2 seeds) & 70.00 & 30.00 & 15,000 & 0 & 5.0 s \\",
+        r"a<b> & failed & -- & -- & -- & -- \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    assert all(line.startswith("% ") for line in lines[: lines.index(table[0])])
+
+
+def test_latex_is_escaped() -> None:
+    odd = entry(r"\a_b & 5% $x$ #{~^}", 1, [known_run([[0.5], [0.6, 0.5]])])
+    text = as_latex(Comparison(Path("."), "s\nx", 1, [odd]))
+    assert (
+        r"\textbackslash{}a\_b \& 5\% \$x\$ \#\{\textasciitilde{}\textasciicircum{}\} & 55.00 & "
+        r"$-$10.00 & 7 & 0 & 1.0 s \\"
+    ) in text.splitlines()
+    assert "% s x" in text.splitlines()
+
+
+def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Comparison) -> None:
+    page = Page(write_comparison(comparison, folder / "report.html"))
+    words = " ".join(page.words.split())
+    assert page.html.startswith("<!doctype html>")
+    assert not re.search(r"https?:|url\(|@import|<script", page.html)
+    beside = {"table.csv", "table.md", "table.tex"}
+    assert {link for link in page.references if not link.startswith("data:")} == beside
+    assert all((folder / name).exists() for name in beside)
+    assert page.tags.count("img") == page.tags.count("source") == 3
+    assert {path.name for path in folder.glob("*.png")} == {
+        f"{name}{theme}.png"
+        for name in ("average", "memory", "matrices")
+        for theme in ("", "-dark")
+    }
+    for row in CELLS:
+        assert " ".join(row) in words
+    assert "b" not in page.tags
+    assert "Of 5 methods, 4 learned 2 tasks of p-digits with 2 seeds or fewer; the best" in words
+    assert "the best on average is rank: 82.50 ± 3.54 %, forgetting 0.00 ± 0.00." in words
+    own, shared = words.split("Of each method, where they differ")[1].split("Of all methods")
+    assert "rank lr 0.01" in own
+    assert "ewc strength 5.0 lr 0.1" in own or "ewc lr 0.1 strength 5.0" in own
+    assert "epochs" not in own
+    assert "epochs 7" in shared
+    assert "lr" not in shared.split()
+    assert "width 256" in shared
+
+
+def test_a_page_is_not_written_over_what_was_asked_for(
+    folder: Path, comparison: Comparison
+) -> None:
+    before = sorted(folder.iterdir())
+    with pytest.raises(RankupError, match=r"name ends in \.html, got .*compare\.json$"):
+        write_comparison(comparison, folder / "compare.json")
+    assert sorted(folder.iterdir()) == before
+    assert len(read_comparison(folder).entries) == len(ROWS)
+
+
+def tables_of(page: Page) -> list[str]:
+    """Where its links lead."""
+    return [unquote(link) for link in page.references if not link.startswith("data:")]
+
+
+def test_a_page_elsewhere_has_tables_of_its_own(
+    folder: Path, comparison: Comparison, tmp_path: Path
+) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "table.csv").write_text("mine")
+    one = replace(comparison, entries=comparison.entries[:1])
+    for name, shown in (("a", comparison), ("b", one), ("report", one)):
+        page = Page(write_comparison(shown, pages / f"{name}.html"))
+        assert tables_of(page) == [f"{name}.csv", f"{name}.md", f"{name}.tex"]
+        assert f"{name}.csv" in page.words
+    assert (pages / "a.csv").read_text() == as_csv(comparison)
+    assert (pages / "b.md").read_text() == as_markdown(one)
+    assert (pages / "table.csv").read_text() == "mine"
+    assert not (pages / "table.md").exists()
+    own = Page(write_comparison(comparison, pages / ".." / folder.name / "report.html"))
+    assert tables_of(own) == ["table.csv", "table.md", "table.tex"]
+
+
+ANY_BYTES = pytest.mark.skipif(sys.platform != "linux", reason="names are of characters there")
+
+
+@pytest.mark.parametrize(
+    "name", ["a: 50%#1?", "a.b", "é&<b>", pytest.param(os.fsdecode(b"\xff"), marks=ANY_BYTES)]
+)
+def test_links_lead_to_tables_of_odd_names(
+    comparison: Comparison, tmp_path: Path, name: str
+) -> None:
+    page = write_comparison(comparison, tmp_path / f"{name}.html")
+    links = [link for link in Page(page).references if not link.startswith("data:")]
+    assert not re.search("[:#?]", "".join(links))
+    found = [tmp_path / os.fsdecode(unquote_to_bytes(link)) for link in links]
+    assert found == [tmp_path / f"{name}.{suffix}" for suffix in ("csv", "md", "tex")]
+    assert all(path.exists() for path in found)
+
+
+def test_a_comparison_is_shown_alone(folder: Path, tmp_path: Path, call: Call) -> None:
+    run = write_run(tmp_path / "run", [[0.5]])
+    for both in ((folder, run), (run, folder)):
+        done = call("report", *both, "--out", tmp_path / "page.html")
+        assert (done.code, done.out) == (1, "")
+        assert done.err == f"rankup: {folder} is a comparison, which can only be shown alone\n"
+    assert not (tmp_path / "page.html").exists()

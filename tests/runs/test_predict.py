@@ -1,0 +1,185 @@
+"""`rankup predict`: images are preprocessed as they were when the network was taught."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.calling import Call, Done
+from helpers.own_images import own_images
+from helpers.pictures import encoded, pictures
+from rankup.cli.network import _write_line
+from rankup.data.folders import every_fifth
+
+CLASSES = ("ant", "bee", "cow", "dog")
+
+
+def learned(call: Call, folder: Path, *options: object, stream: str = "") -> Path:
+    images = own_images(folder / "images", *CLASSES)
+    words = ("--stream", f"split:{images}{stream}", "--tasks", 2, "--epochs", 40, *options)
+    done = call("run", *words, "--out", folder / "run")
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+def lines(run: Path) -> list[dict[str, list[str]]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def held_back(images: Path, classes: Sequence[str]) -> list[Path]:
+    """The images that a task was tested with."""
+    found = []
+    for name in classes:
+        files = sorted((images / name).iterdir(), key=lambda file: file.name)
+        chosen = every_fifth(np.zeros(len(files), dtype=np.int64))
+        found += [file for file, test in zip(files, chosen, strict=True) if test]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "stream"),
+    [
+        ((), ""),
+        (("--pixels", "centred"), "@9"),
+        (("--net", "resnet18", "--width", 4, "--rank", "2,1"), "@12"),
+    ],
+)
+def test_what_is_predicted_is_what_was_measured(
+    options: tuple[object, ...], stream: str, call: Call, tmp_path: Path
+) -> None:
+    run = learned(call, tmp_path, *options, stream=stream)
+    last = lines(run)[-1]["accuracy"]
+    for number, line in enumerate(lines(run)):
+        files = held_back(tmp_path / "images", line["classes"])
+        done = call("predict", run, *files, "--task", line["task"], "--plain")
+        assert done.code == 0, done.err
+        said = [row.split("\t") for row in done.out.splitlines()]
+        assert [name for name, _, _ in said] == [str(file) for file in files]
+        right = [row[1] == file.parent.name for row, file in zip(said, files, strict=True)]
+        assert sum(right) / len(right) == pytest.approx(last[number])
+        assert all(0.5 <= float(share) <= 1 for _, _, share in said)
+
+
+@pytest.fixture
+def run(call: Call, tmp_path: Path) -> Path:
+    return learned(call, tmp_path)
+
+
+def test_a_table_names_the_class_and_the_next_best(call: Call, run: Path) -> None:
+    one, other = lines(run)[1]["classes"]
+    file = run.parent / "images" / one / "1.png"
+    for name in ("2", "split 02"):
+        done = call("predict", run, file, "--task", name)
+        assert done.code == 0
+        assert one in done.out
+        assert f"{other} (" in done.out
+
+
+def refused(done: Done, sentence: str) -> None:
+    assert done.code == 1
+    assert sentence in " ".join(done.err.split())
+    assert len(done.err.splitlines()) == 1
+
+
+def test_what_cannot_be_answered_is_said(call: Call, run: Path) -> None:
+    file = run.parent / "images" / "ant" / "1.png"
+    classes = ", ".join(lines(run)[0]["classes"])
+    refused(call("predict", run, file), f"name one with --task: 'split 01' ({classes}),")
+    refused(call("predict", run, file, "--task", "3"), "knows no task '3', only 'split 01'")
+    refused(call("predict", run, run / "no.png", "--task", "1"), "no.png cannot be read: No such")
+    refused(call("predict", run, run / "config.json", "--task", "1"), "the image is broken or in")
+    refused(call("predict", run / "net", file, "--task", "1"), "is not a run folder")
+    large = run.parent / "large.png"
+    large.write_bytes(encoded(pictures(1, 9, 8, seed=0)[0]))
+    refused(call("predict", run, large, "--task", "1"), "large.png: the image is")
+
+
+def test_runs_of_other_streams_and_methods_are_refused(call: Call, tmp_path: Path) -> None:
+    file = own_images(tmp_path / "images") / "a" / "1.png"
+    for word in ("rank", "finetune"):
+        words = ("--method", word, "--tasks", 2, "--epochs", 2, "--out", tmp_path / word)
+        assert call("run", "--stream", "p-digits", *words).code == 0
+    refused(call("predict", tmp_path / "rank", file), "changes the images in its own way")
+    refused(call("predict", tmp_path / "finetune", file), "is a run of finetune, but only a run")
+    shutil.rmtree(tmp_path / "rank" / "net")
+    refused(call("predict", tmp_path / "rank", file), "changes the images")
+
+
+def coloured(folder: Path, height: int, width: int) -> Path:
+    """Four classes of RGB images."""
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for index, image in enumerate(pictures(12, height, width, 3, seed=number)):
+            (folder / name / f"{index}.png").write_bytes(encoded(image // 4 + 48 * number))
+    return folder
+
+
+def test_images_of_a_run_without_a_size_have_its_shape_or_are_brought_to_it(
+    call: Call, tmp_path: Path
+) -> None:
+    square, wide = coloured(tmp_path / "square", 6, 6), coloured(tmp_path / "wide", 4, 9)
+    for images in (square, wide):
+        words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 40)
+        assert call("run", *words, "--out", tmp_path / f"run-{images.name}").code == 0
+    own = tmp_path / "run-square"
+    name = lines(own)[0]["classes"][0]
+    as_it_is = Image.open(square / name / "1.png")
+    others = {
+        "large.png": as_it_is.resize((12, 12), Image.Resampling.NEAREST),
+        "clear.png": as_it_is.convert("RGBA"),
+    }
+    files = [square / name / "1.png"]
+    for file, image in others.items():
+        image.save(tmp_path / file)
+        files.append(tmp_path / file)
+    done = call("predict", own, *files, "--task", "1", "--plain")
+    assert done.code == 0, done.err
+    assert [row.split("\t")[1] for row in done.out.splitlines()] == [name] * 3
+    # The same number of values in another shape is another image.
+    turned = tmp_path / "turned.png"
+    Image.open(wide / name / "1.png").transpose(Image.Transpose.ROTATE_90).save(turned)
+    refused(
+        call("predict", tmp_path / "run-wide", turned, "--task", "1"),
+        "turned.png: the image is 4×9 RGB, but the run's were 9×4 RGB",
+    )
+
+
+def test_a_resnet_takes_the_images_it_was_taught_with_though_not_square(
+    call: Call, tmp_path: Path
+) -> None:
+    images = coloured(tmp_path / "images", 6, 9)
+    words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 20, "--net", "resnet18")
+    run = tmp_path / "run"
+    assert call("run", *words, "--width", 4, "--rank", "2,1", "--out", run).code == 0
+    done = call("predict", run, images / lines(run)[0]["classes"][0] / "1.png", "--task", "1")
+    assert done.code == 0, done.err
+
+
+def test_a_damaged_run_is_told_in_a_sentence(call: Call, run: Path) -> None:
+    file = run.parent / "images" / lines(run)[0]["classes"][0] / "1.png"
+    config, metrics = (run / "config.json").read_text(), (run / "metrics.jsonl").read_text()
+    for name, value in (("recipe", None), ("stream", 5), ("inputs", [6, 6]), ("recipe", {"a": 1})):
+        (run / "config.json").write_text(json.dumps(json.loads(config) | {name: value}))
+        refused(call("predict", run, file, "--task", "1"), "recipe" if name == "recipe" else name)
+    (run / "config.json").write_text(config)
+    first, *others = metrics.splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([json.dumps(json.loads(first) | {"classes": 3})]))
+    for command in (("predict", run, file, "--task", "1"), ("report", run)):
+        refused(call(*command), "'classes' is 3, not a list of names")
+    (run / "metrics.jsonl").write_text("\n".join(others))
+    refused(call("predict", run, file, "--task", "1"), "metrics.jsonl")
+    (run / "metrics.jsonl").write_text(first)
+    refused(call("predict", run, file, "--task", "1"), "lacks task 'split 02', which net/ has")
+
+
+def test_names_come_back_from_plain_lines_whatever_they_are(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    for name in (b"caf\xe9.png", b"a\tb\nc\\d.png"):
+        _write_line(os.fsdecode(name), "bee")
+    assert capsysbinary.readouterr().out == b"caf\xe9.png\tbee\na\\tb\\nc\\\\d.png\tbee\n"

@@ -1,0 +1,187 @@
+"""Folders that have since been locked, edited or taught more: reported in a sentence that names the
+file, and never counted silently."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.calling import Call
+from helpers.own_images import own_images
+from rankup.errors import RankupError
+from rankup.paper.experiment import Cell, cell
+from rankup.paper.results import Results
+from rankup.paper.timings import pieces_in
+from rankup.report.comparison.text import summary
+from rankup.runs.comparison import read_comparison, read_index
+
+CELL = cell("p-mnist", epochs=5, tasks=2)
+RUN = {
+    "seed": 0,
+    "config": {"versions": {"torch": "2.13.0"}},
+    "accuracy": [[0.9], [0.9, 0.8]],
+    "parameters": 10.0,
+    "buffer": 0.0,
+    "seconds": 1.5,
+    "date": "2026-11-17",
+    "machine": "one",
+    "command": "rankup paper rank",
+    "failed": "",
+}
+
+
+def write_results(root: Path, *runs: dict[str, Any], of: Cell = CELL) -> Results:
+    results = Results(root)
+    results.path(CELL).parent.mkdir(parents=True, exist_ok=True)
+    results.path(CELL).write_text(json.dumps({"known": of.known(), "runs": runs}))
+    return results
+
+
+def test_results_of_something_else_are_refused(tmp_path: Path) -> None:
+    other = cell("p-mnist", "supsup", epochs=5, tasks=2)
+    with pytest.raises(RankupError, match="is not a results file"):
+        write_results(tmp_path, RUN, of=other).of(CELL)
+
+
+def test_results_are_read(tmp_path: Path) -> None:
+    assert write_results(tmp_path, RUN).missing(CELL) == [1, 2, 3, 4]
+    assert write_results(tmp_path, RUN | {"failed": "diverged", "accuracy": []}).failures(CELL)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"seed": "0"},
+        {"seed": [0]},
+        {"accuracy": None},
+        {"accuracy": [[0.9], [0.9]]},
+        {"accuracy": [[0.9], [0.9, 2.0]]},
+        {"seconds": None},
+        {"seconds": float("inf")},
+        {"config": None},
+        {"config": {"versions": ["2.13.0"]}},
+        {"parameters": 10**400},
+        {"date": 5},
+        {"machine": ["one"]},
+    ],
+)
+def test_damaged_results_are_named(tmp_path: Path, damage: dict[str, Any]) -> None:
+    results = write_results(tmp_path, RUN | damage)
+    with pytest.raises(RankupError, match=r"rank-.*\.json is not a results file: remove it"):
+        results.missing(CELL)
+
+
+@pytest.mark.parametrize("other", [{}, {"seed": 1, "accuracy": [[0.9]]}])
+def test_a_seed_counts_once_and_with_all_its_tasks(tmp_path: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(RankupError, match="is not a results file"):
+        write_results(tmp_path, RUN, RUN | other).of(CELL)
+
+
+def test_results_that_cannot_be_read_are_not_to_be_removed(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.path(CELL).mkdir(parents=True)  # fails like a broken disk
+    with pytest.raises(RankupError, match=r"rank-.*\.json cannot be read"):
+        results.missing(CELL)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"seconds": None}, {"cells": None}, {"cells": [[1]]}, {"machine": [1]}, {"begun": 5}],
+)
+def test_damaged_pieces_are_named(tmp_path: Path, damage: dict[str, Any]) -> None:
+    piece = {"begun": "2026-01-01", "machine": "one", "torch": "2", "command": "rankup paper"}
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "a.json").write_text(json.dumps(piece))
+    assert len(pieces_in(tmp_path)) == 1  # a date without a zone is in UTC
+    (tmp_path / "pieces" / "b.json").write_text(json.dumps(piece | damage))
+    with pytest.raises(RankupError, match=r"b\.json does not say how long a piece took"):
+        pieces_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from typer.testing import CliRunner
+
+    from rankup.cli.main import app
+
+    out = tmp_path_factory.mktemp("compared") / "c"
+    options = ["--methods", "rank,finetune", "--seeds", "2", "--tasks", "2", "--epochs", "2"]
+    assert CliRunner().invoke(app, ["compare", *options, "--out", str(out)]).exit_code == 0
+    return out
+
+
+def test_a_run_that_was_taught_more_is_left_out(
+    comparison: Path, tmp_path: Path, call: Call
+) -> None:
+    """Its mean is one over other tasks."""
+    own = shutil.copytree(comparison, tmp_path / "c")
+    assert call("run", "--resume", "--out", str(own / "rank" / "seed-0"), "--tasks", "3").code == 0
+    found = read_comparison(own)
+    assert [len(entry.runs) for entry in found.entries] == [1, 2]
+    assert "2 seeds or fewer" in summary(found)
+    assert call("report", str(own)).code == 0
+
+
+@pytest.mark.parametrize("seeds", [["a", 0], [[0]], [0, 0], [True, 0]])
+def test_an_index_with_other_seeds_is_refused(
+    comparison: Path, tmp_path: Path, seeds: list[Any]
+) -> None:
+    own = shutil.copytree(comparison, tmp_path / "c")
+    index = json.loads((own / "compare.json").read_text())
+    (own / "compare.json").write_text(json.dumps(index | {"seeds": seeds}))
+    with pytest.raises(RankupError, match="truncated or edited"):
+        read_index(own)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 10**400])
+def test_a_run_that_took_for_ever_is_broken(
+    comparison: Path, tmp_path: Path, call: Call, value: float
+) -> None:
+    own = shutil.copytree(comparison / "rank" / "seed-0", tmp_path / "run")
+    lines = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["seconds"] = value
+    (own / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = call("report", str(own))
+    assert done.code == 1
+    assert "line 1 of" in done.err
+
+
+def test_what_nobody_can_use_is_said(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "file").write_text("")
+    done = call("compare", "--methods", "rank", "--out", str(tmp_path / "file"))
+    assert "is a file, not a folder" in done.err
+    many = call("run", "--threads", "100000", "--out", str(tmp_path / "a"))
+    assert many.code == 2
+    home = call("run", "--stream", "split:~nobodyhere/x", "--tasks", "2")
+    assert home.err.startswith("rankup: ")
+    assert "Traceback" not in home.err
+    large = call("run", "--tasks", "1", "--selectors", "1e300", "--out", str(tmp_path / "b"))
+    assert "selectors must be 'previous' or a number" in large.err
+
+
+def test_a_teacher_of_another_stream_is_refused_before_anything_is_written(
+    tmp_path: Path, call: Call
+) -> None:
+    """Whose tasks have the same names and as many classes."""
+    photos, teacher, out = own_images(tmp_path / "photos"), tmp_path / "teacher", tmp_path / "out"
+    how = ("--tasks", "2", "--epochs", "40")
+    small = call("run", "--stream", f"split:{photos}", *how, "--out", str(teacher))
+    assert small.code == 0, small.err
+    given = ("--teacher", str(teacher), "--out", str(out))
+    done = call("run", "--stream", f"split:{photos}@12", *how, *given)
+    assert done.code == 1
+    assert "learned a different stream: it cannot answer inputs of shape" in done.err
+    assert not out.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are of POSIX")
+def test_a_pipe_among_images_is_not_waited_for(tmp_path: Path) -> None:
+    from rankup.data.folders import _images
+
+    (tmp_path / "a.png").write_bytes(b"")
+    os.mkfifo(tmp_path / "b.png")
+    (tmp_path / "c.png").symlink_to(tmp_path / "nowhere")
+    assert [image.name for image in _images(tmp_path)] == ["a.png", "c.png"]

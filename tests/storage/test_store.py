@@ -1,0 +1,423 @@
+"""A network folder is intact, or one sentence says what is wrong with it."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankup
+from helpers.zoo import KINDS, assert_same_bits, hashes, inputs, logits, module, taught, teach
+from rankup import IncrementalNet as Net
+from rankup.layers import FactoredLayer, Tensors
+from rankup.rank import Rank
+from rankup.storage import store
+from rankup.storage.manifest import _seal
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    rankup.save(taught("mlp"), tmp_path / "net")
+    return tmp_path / "net"
+
+
+@pytest.mark.parametrize("base", ["new", "keep"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_network_goes_on_as_the_saved_one_would(
+    kind: str, base: str, tmp_path: Path
+) -> None:
+    net = taught(kind, rank=Rank(1, 1, seeded=5), base=base, seed=3)
+    rankup.save(net, tmp_path / "net")
+    loaded = rankup.load(tmp_path / "net", module(kind)).eval()
+    assert loaded.tasks == net.tasks
+    assert loaded.classes == net.classes
+    assert loaded.size() == net.size()
+    x = inputs(kind, seed=8)
+    assert_same_bits(logits(net, x), logits(loaded, x))
+    for one in (net, loaded):
+        teach(one, "next", x, selectors="previous", norms="previous")
+    assert_same_bits(logits(net, x), logits(loaded, x))
+    rankup.save(loaded, tmp_path / "net")
+    rankup.save(net, tmp_path / "from the start")
+    assert hashes(tmp_path / "net") == hashes(tmp_path / "from the start")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet18"])
+def test_built_in_models_come_back_from_the_manifest_alone(kind: str, tmp_path: Path) -> None:
+    net = taught(kind, dtype=torch.float64, rank=Rank.proportional(0.5, 0.25, seeded="2x"))
+    rankup.save(net, tmp_path / "net")
+    state = torch.get_rng_state()
+    loaded = rankup.load(tmp_path / "net").eval()
+    assert torch.equal(torch.get_rng_state(), state)
+    x = inputs(kind, dtype=torch.float64)
+    assert_same_bits(logits(net, x), logits(loaded, x))
+
+
+def test_other_modules_must_be_passed_and_must_fit(tmp_path: Path) -> None:
+    rankup.save(taught("transformer"), tmp_path / "net")
+    with pytest.raises(rankup.StoreError, match="a module of your own, a Transformer: pass one"):
+        rankup.load(tmp_path / "net")
+    with pytest.raises(rankup.StoreError, match="does not fit .* differ in .*attention.out"):
+        rankup.load(tmp_path / "net", module("head_first"))
+    with pytest.raises(rankup.StoreError, match="is in torch.float64, but the network is in"):
+        rankup.load(tmp_path / "net", module("transformer", torch.float64))
+
+
+def test_one_more_task_writes_one_file_and_touches_no_old_one(saved: Path) -> None:
+    before = hashes(saved)
+    times = {path: path.stat().st_mtime_ns for path in saved.rglob("*.safetensors")}
+    net = rankup.load(saved)
+    teach(net, "fine birds: 5", inputs("mlp"))
+    rankup.save(net, saved)
+    after = hashes(saved)
+    assert set(after) - set(before) == {"tasks/0004-fine_birds__5.safetensors"}
+    assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    assert rankup.load(saved).tasks[-1] == "fine birds: 5"
+
+
+def test_saving_again_without_a_new_task_writes_nothing(saved: Path) -> None:
+    times = {path: path.stat().st_mtime_ns for path in saved.rglob("*") if path.is_file()}
+    net = rankup.load(saved)
+    rankup.save(net, saved)
+    after = {path: path.stat().st_mtime_ns for path in saved.rglob("*") if path.is_file()}
+    del times[saved / ".lock"], after[saved / ".lock"]
+    assert after == times
+
+
+def test_equal_networks_have_equal_folders(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        rankup.save(taught("resnet18", rank=Rank(1, 1, seeded=4)), tmp_path / name)
+    assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
+    text = (tmp_path / "one" / "manifest.json").read_text()
+    assert str(tmp_path) not in text
+
+
+def test_a_network_without_tasks_can_be_saved(tmp_path: Path) -> None:
+    rankup.save(rankup.grow(module("mlp"), Rank(2, 1)), tmp_path / "net")
+    net = rankup.load(tmp_path / "net")
+    assert net.tasks == []
+    teach(net, "first", inputs("mlp"))
+
+
+def test_one_network_in_two_folders_of_different_age(tmp_path: Path) -> None:
+    net = taught("mlp", tasks=[3])
+    rankup.save(net, tmp_path / "old")
+    teach(net, "second", inputs("mlp"))
+    rankup.save(net, tmp_path / "new")
+    rankup.save(net, tmp_path / "old")
+    assert hashes(tmp_path / "old") == hashes(tmp_path / "new")
+
+
+def test_a_network_that_was_changed_by_hand_is_saved_as_it_is(tmp_path: Path) -> None:
+    net = rankup.grow(rankup.models.mlp(8, hidden=[8]), rankup.Rank(2, 1))
+    net.begin_task("a", 2)
+    net.commit_task()
+    rankup.save(net, tmp_path / "before")
+    state = net.body.state_dict()
+    net.body.load_state_dict({name: 2 * tensor for name, tensor in state.items()})
+    rankup.save(net, tmp_path / "after")
+    x = torch.rand(3, 8)
+    assert torch.equal(rankup.load(tmp_path / "after").eval()(x, "a"), net.eval()(x, "a"))
+
+
+def first_task(folder: Path) -> Path:
+    return folder / "tasks" / "0001-task_0.safetensors"
+
+
+def edit_manifest(folder: Path, change: Callable[[dict], None], reseal: bool = True) -> None:
+    path = folder / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["sha256"]
+    seal = _seal(data)
+    change(data)
+    path.write_text(json.dumps({**data, "sha256": _seal(data) if reseal else seal}))
+
+
+def flip_a_bit(path: Path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def swap_tasks(folder: Path) -> None:
+    def change(data: dict) -> None:
+        data["tasks"].reverse()
+
+    edit_manifest(folder, change)
+
+
+def swap_names_too(folder: Path) -> None:
+    """Swap the first two tasks, and everything that only names them to match."""
+
+    def change(data: dict) -> None:
+        one, two = data["tasks"][:2]
+        data["tasks"][:2] = [
+            {**two, "file": "tasks/0001-task_1.safetensors"},
+            {**one, "file": "tasks/0002-task_0.safetensors"},
+        ]
+
+    tasks = folder / "tasks"
+    (tasks / "0001-task_0.safetensors").rename(tasks / "0002-task_0.safetensors")
+    (tasks / "0002-task_1.safetensors").rename(tasks / "0001-task_1.safetensors")
+    edit_manifest(folder, change)
+
+
+def replace_by_foreign(folder: Path) -> None:
+    other = folder.parent / "other"
+    rankup.save(taught("mlp", seed=9), other)
+    first_task(folder).write_bytes(first_task(other).read_bytes())
+
+
+def point_outside(folder: Path) -> None:
+    (folder.parent / "x.safetensors").write_bytes(first_task(folder).read_bytes())
+    edit_manifest(folder, lambda data: data["tasks"][0].update(file="../x.safetensors"))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated task": (
+        lambda f: os.truncate(first_task(f), 100),
+        "0001-task_0.safetensors is truncated: 100 of",
+    ),
+    "edited task": (
+        lambda f: flip_a_bit(first_task(f)),
+        "0001-task_0.safetensors is not the file that was saved",
+    ),
+    "missing task": (lambda f: first_task(f).unlink(), "0001-task_0.safetensors is missing"),
+    "foreign task": (replace_by_foreign, "0001-task_0.safetensors is not the file that was saved"),
+    "truncated manifest": (
+        lambda f: os.truncate(f / "manifest.json", 300),
+        "manifest.json is truncated or edited",
+    ),
+    "empty manifest": (
+        lambda f: os.truncate(f / "manifest.json", 0),
+        "manifest.json is truncated or edited",
+    ),
+    "foreign manifest": (
+        lambda f: (f / "manifest.json").write_text('{"name": "a web app"}'),
+        "manifest.json is not the manifest of a rankup network",
+    ),
+    "a list for a manifest": (
+        lambda f: (f / "manifest.json").write_text("[]"),
+        "manifest.json is not the manifest of a rankup network",
+    ),
+    "missing manifest": (
+        lambda f: (f / "manifest.json").unlink(),
+        "there is no network in .*: it has no manifest.json",
+    ),
+    "newer format": (
+        lambda f: edit_manifest(f, lambda data: data.update(version=2)),
+        "format version 2, but this rankup reads version 1: it was written by a newer rankup",
+    ),
+    "edited seed": (
+        lambda f: edit_manifest(f, lambda d: d["growth"].update(seed=1), reseal=False),
+        "manifest.json was edited",
+    ),
+    "edited seed, resealed": (
+        lambda f: edit_manifest(f, lambda d: d["growth"].update(seed=1)),
+        "seed 1 does not give the seeded factors that the network was trained with",
+    ),
+    "edited hash of the seeded factors": (
+        lambda f: edit_manifest(f, lambda d: d["seeded"].update(sha256="0" * 64)),
+        "seed 0 does not give the seeded factors",
+    ),
+    "unknown generator": (
+        lambda f: edit_manifest(f, lambda d: d["seeded"].update(version=2)),
+        "unknown generator",
+    ),
+    "edited hash of a task": (
+        lambda f: edit_manifest(f, lambda d: d["tasks"][0].update(sha256="0" * 64)),
+        "0001-task_0.safetensors is not the file that was saved",
+    ),
+    "tasks in another order": (swap_tasks, "task 1 is 'task 2', so its file cannot be"),
+    "tasks in another order, renamed": (swap_names_too, "'hidden.0.selector' is .*, not"),
+    "a file outside the folder": (point_outside, "its file cannot be '../x.safetensors'"),
+    "a part left out": (
+        lambda f: edit_manifest(f, lambda d: d["parts"].pop(0)),
+        "holds tensors that the network has no place for|does not give the seeded factors",
+    ),
+    "a field left out": (
+        lambda f: edit_manifest(f, lambda d: d.pop("growth")),
+        "manifest.json is not a valid manifest: 'growth'",
+    ),
+    "other classes": (
+        lambda f: edit_manifest(f, lambda d: d["tasks"][0].update(classes=9)),
+        r"0001-task_0.safetensors: 'head.weight' is \[3, 7\], not \[9, 7\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_refused_in_one_sentence(case: str, tmp_path: Path) -> None:
+    folder = tmp_path / "net"
+    rankup.save(taught("mlp", rank=Rank(1, 1, seeded=5)), folder)
+    assert rankup.verify(folder)
+    change, message = BROKEN[case]
+    change(folder)
+    with pytest.raises(rankup.StoreError, match=message) as caught:
+        rankup.load(folder)
+    assert "\n" not in str(caught.value)
+    found = rankup.verify(folder)
+    assert not found
+    assert str(caught.value) in found.problems
+
+
+def test_verify_names_every_broken_file(saved: Path) -> None:
+    os.truncate(saved / "tasks" / "0001-task_0.safetensors", 10)
+    (saved / "tasks" / "0003-task_2.safetensors").unlink()
+    found = rankup.verify(saved)
+    assert found.tasks == ("task 0", "task 1", "task 2")
+    assert [problem.rpartition("/")[2][:4] for problem in found.problems] == ["0001", "0003"]
+    assert str(found) == "\n".join(found.problems)
+
+
+def test_verify_says_what_is_whole(saved: Path) -> None:
+    found = rankup.verify(saved)
+    assert found.problems == ()
+    assert str(found) == f"{saved} is whole: 3 tasks, every file as it was written"
+
+
+def test_a_kept_base_is_checked_like_the_rest(tmp_path: Path) -> None:
+    folder = tmp_path / "net"
+    rankup.save(taught("mlp", base="keep"), folder)
+    flip_a_bit(folder / "base.safetensors")
+    assert "base.safetensors is not the file" in str(rankup.verify(folder))
+    with pytest.raises(rankup.StoreError, match="base.safetensors is not the file"):
+        rankup.load(folder)
+
+
+@pytest.mark.parametrize("place", ["empty", "nowhere", "file"])
+def test_loading_what_is_no_network(place: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(rankup.StoreError, match=f"there is no network in .*{place}"):
+        rankup.load(tmp_path / place)
+    assert not rankup.verify(tmp_path / place)
+
+
+def test_saving_says_that_what_was_saved_before_is_damaged(saved: Path) -> None:
+    net = rankup.load(saved)
+    teach(net, "one more", inputs("mlp"))
+    path = first_task(saved)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(rankup.StoreError, match="is damaged .* bytes, .*: .* to a new folder"):
+        rankup.save(net, saved)
+    rankup.save(net, saved.with_name("new"))
+    assert rankup.load(saved.with_name("new")).tasks == net.tasks
+
+
+@pytest.mark.parametrize("name", ["", "body", "body.hidden.0"])
+def test_what_was_loaded_into_a_part_is_not_taken_for_what_was_saved(
+    name: str, saved: Path
+) -> None:
+    net = rankup.load(saved)
+    part = net.get_submodule(name)
+    state = part.state_dict()
+    part.load_state_dict({k: t + 1 if t.is_floating_point() else t for k, t in state.items()})
+    with pytest.raises(rankup.StoreError, match="holds tasks that this network has not learned"):
+        rankup.save(net, saved)
+
+
+def test_saving_one_more_task_writes_out_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rankup.save(taught("mlp", base="keep"), tmp_path)
+    net = rankup.load(tmp_path)
+    teach(net, "one more", inputs("mlp"))
+    made: list[str | None] = []
+    to_bytes = store._to_bytes
+
+    def counted(
+        net: Net, parts: Sequence[Tensors], about: dict[str, object] | None = None
+    ) -> bytes:
+        made.append(about and str(about["name"]))
+        return to_bytes(net, parts, about)
+
+    monkeypatch.setattr(store, "_to_bytes", counted)
+    rankup.save(net, tmp_path)
+    assert made == ["one more"]
+    assert rankup.verify(tmp_path)
+
+
+def test_saving_refuses_what_would_be_lost(saved: Path, tmp_path: Path) -> None:
+    before = hashes(saved)
+    net = rankup.load(saved)
+    shorter = taught("mlp", tasks=[3, 2])
+    with pytest.raises(rankup.StoreError, match="holds tasks that this network has not learned"):
+        rankup.save(shorter, saved)
+    with pytest.raises(rankup.StoreError, match="holds another network"):
+        rankup.save(taught("mlp", seed=1), saved)
+    with pytest.raises(rankup.StoreError, match="holds another network"):
+        rankup.save(taught("mlp", rank=Rank(3, 1)), saved)
+    net.begin_task("open", 2)
+    with pytest.raises(rankup.StoreError, match="task 'open' is still being learned"):
+        rankup.save(net, saved)
+    assert hashes(saved) == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("text")
+    with pytest.raises(rankup.StoreError, match="holds other files"):
+        rankup.save(shorter, tmp_path / "mine")
+    with pytest.raises(rankup.StoreError, match="cannot save to .*thesis.tex"):
+        rankup.save(shorter, tmp_path / "mine" / "thesis.tex")
+
+
+def test_a_task_that_is_committed_meanwhile_is_saved_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = taught("mlp")
+    known = net.tasks
+    write = store._to_bytes
+
+    def committing(*args: object) -> bytes:
+        if net.tasks == known:  # as another thread may
+            teach(net, "meanwhile", inputs("mlp", seed=9))
+        return write(*args)
+
+    monkeypatch.setattr(store, "_to_bytes", committing)
+    rankup.save(net, tmp_path)
+    assert rankup.verify(tmp_path).tasks == tuple(known)
+    rankup.save(net, tmp_path)
+    assert rankup.verify(tmp_path).tasks == (*known, "meanwhile")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model": {"model": "vit", "options": {}}},
+            "its model is 'vit', which this rankup does",
+        ),
+        ({"dtype": "nn"}, "'nn' is not a dtype of torch"),
+    ],
+)
+def test_a_manifest_of_what_is_not_known_is_refused(
+    change: dict[str, object], message: str, saved: Path
+) -> None:
+    edit_manifest(saved, lambda data: data.update(change))
+    with pytest.raises(rankup.StoreError, match=message):
+        rankup.load(saved)
+
+
+def test_loading_makes_each_table_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extended: list[int] = []
+    extend = FactoredLayer.extended
+
+    def counted(layer: FactoredLayer, *added: Tensors) -> Tensors:
+        extended.append(len(added))
+        return extend(layer, *added)
+
+    monkeypatch.setattr(FactoredLayer, "extended", counted)
+    net = rankup.load(saved)
+    assert extended == [len(net.tasks)] * len(net.plan.layers[:-1])
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [(None, "must be a path, got None"), ("a\0b", "null byte in its name")]
+)
+def test_what_is_no_path_is_refused(path: Any, why: str) -> None:
+    for call in (lambda: rankup.save(taught("mlp"), path), lambda: rankup.load(path)):
+        with pytest.raises(rankup.StoreError, match=why):
+            call()

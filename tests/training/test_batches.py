@@ -1,0 +1,95 @@
+"""What a task's training data looks like on its way into a network."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import rankup
+from helpers.zoo import GPU, blobs
+from rankup import kernels
+from rankup.rank import Rank
+from rankup.training.batches import Feed
+from rankup.training.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+def numbered(samples: int, classes: int) -> rankup.Task:
+    """Alternating classes, and inputs that identify the sample."""
+    x, y = torch.arange(samples)[:, None].float(), torch.arange(samples) % classes
+    return rankup.Task("turns", classes, x, y, x[:9], y[:9])
+
+
+def looked_at(feed: Feed, most: int) -> tuple[Tensor, Tensor]:
+    inputs, labels = zip(*feed.train(most), strict=True)
+    return torch.cat(inputs), torch.cat(labels)
+
+
+def test_classes_that_take_turns_are_all_looked_at() -> None:
+    feed = Feed(numbered(8000, 4), Recipe(), CPU)
+    x, y = looked_at(feed, 2000)
+    assert y.bincount().tolist() == pytest.approx([500] * 4, rel=0.1)
+    assert len(x.unique()) == 2000
+    assert torch.equal(x[:, 0].long() % 4, y)
+    assert torch.equal(looked_at(feed, 2000)[0], x)
+
+
+@pytest.mark.parametrize("most", [5000, 6000])
+def test_all_samples_are_looked_at_in_their_order(most: int) -> None:
+    task = numbered(5000, 4)
+    x, y = looked_at(Feed(task, Recipe(), CPU), most)
+    assert torch.equal(x, task.train_x)
+    assert torch.equal(y, task.train_y)
+
+
+@pytest.mark.parametrize("recipe", [Recipe(flip=True), Recipe(crop=1)])
+def test_only_images_can_be_mirrored_and_shifted(recipe: Recipe) -> None:
+    net = rankup.grow(rankup.models.mlp(12, hidden=[8]), Rank(2, 1))
+    message = r"for images of shape \[N, C, H, W\], but task '0' has training inputs .* \[60, 12\]"
+    with pytest.raises(rankup.RankupError, match=message):
+        rankup.fit(net, blobs(0, 12), recipe)
+    assert net.learning is None
+
+
+@GPU
+@pytest.mark.parametrize("seeds", [0, 3], ids=["alone", "replicas"])
+def test_batches_are_the_same_with_and_without_kernels_on_a_gpu(
+    seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, draw = torch.device("cuda"), torch.Generator("cuda").manual_seed(0)
+    x = torch.randint(256, (50, 3, 9, 7), generator=draw, dtype=torch.uint8, device=device)
+    y = torch.arange(50, device=device) % 5
+    task = rankup.Task("images", 5, x, y, x[:5], y[:5])
+    feed = Feed(task, Recipe(batch=16, flip=True, crop=3, pixels="centred"), device)
+    feed.channels_last = True
+    drawn = [{k: t[0] for k, t in feed.draws(draw).items()} for _ in range(max(1, seeds))]
+    table, entry = x, drawn[0]
+    if seeds:
+        table = torch.stack([x, x.flip(0), x.flip(1)])
+        entry = {name: torch.stack([own[name] for own in drawn]) for name in entry}
+    found = []
+    for available in (True, False):
+        monkeypatch.setattr(kernels, "is_available", lambda answer=available: answer)
+        found.append(feed.batch(table, entry))
+    assert found[0].shape == ((3,) if seeds else ()) + (16, 3, 9, 7)
+    assert torch.equal(*found)
+
+
+class Halved:
+    """A transform that gives images another size."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x[:, :, ::2, ::2]
+
+    def to(self, device: torch.device | str) -> "Halved":
+        return self
+
+
+def test_a_transform_may_change_the_shape_of_images_that_are_mirrored() -> None:
+    x = torch.arange(2 * 64.0).view(2, 1, 8, 8)
+    y = torch.arange(2)
+    feed = Feed(rankup.Task("a", 2, x, y, x, y, Halved()), Recipe(flip=True), torch.device("cpu"))
+    made = feed.batch(
+        x, {"rows": y, "coins": y == 1, "offsets": torch.zeros(2, 2, dtype=torch.long)}
+    )
+    assert torch.equal(made, torch.stack([x[0], x[1].flip(-1)])[:, :, ::2, ::2])
