@@ -48,9 +48,9 @@ def ours(rows: Tensor) -> Callable[[], None]:
     (pupil,), steps = learning.pupils, learning.steps
 
     def run() -> None:
-        drawn = steps.learners[0].draws(torch.Generator().manual_seed(0))
+        drawn = steps.learners[0].sample_epoch(torch.Generator().manual_seed(0))
         steps.epoch([drawn], [[1e-3] * len(rows)], 0)
-        steps.keep()
+        steps.adopt()
         share_right(lambda x: pupil.predict(x, KNOWN), steps.learners[0].feed.train(rows.numel()))
 
     return run

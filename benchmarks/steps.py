@@ -58,7 +58,7 @@ class Learning:
         are slow, it is short."""
         steps = self.steps.learners[0].feed.steps_per_epoch
         draws = [
-            learner.draws(torch.Generator(learner.feed.device).manual_seed(pupil.seed))
+            learner.sample_epoch(torch.Generator(learner.feed.device).manual_seed(pupil.seed))
             for pupil, learner in zip(self.pupils, self.steps.learners, strict=True)
         ]
         if not isinstance(self.steps, Graph) and steps > _EAGER:

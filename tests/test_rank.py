@@ -123,6 +123,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert rule_from_json(rule_to_json(given)) == given
     module, one = rankup.models.mlp(8, hidden=[8, 8]), np.int64(1)
     net = rankup.grow(module, Rank(1, 1), last=one, seed=one + 6)
-    assert (net.growth.last, net.growth.seed) == (1, 7)
+    assert (net.options.last, net.options.seed) == (1, 7)
     with pytest.raises(rankup.RankupError, match="first must be a number, got True"):
         Rank(True, 1)

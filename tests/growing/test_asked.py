@@ -18,8 +18,10 @@ from rankup.data.tasks import Task
 from rankup.layers import active
 
 
-def committed(module: nn.Module, x: Tensor, tasks: int = 1, **growth: Any) -> rankup.IncrementalNet:
-    net = rankup.grow(module, rankup.Rank(3, 1), **growth)
+def committed(
+    module: nn.Module, x: Tensor, tasks: int = 1, **options: Any
+) -> rankup.IncrementalNet:
+    net = rankup.grow(module, rankup.Rank(3, 1), **options)
     for index in range(tasks):
         net.begin_task(f"{index}", 3)
         net.commit_task(calibrate=[x])

@@ -56,12 +56,12 @@ def after_steps(steps: Eager | Graph, count: int = 12) -> tuple[Tensor, list[Ten
     """Losses, and every learner's parameters after an epoch of `count` steps."""
     device = steps.learners[0].feed.device
     draws = [
-        learner.draws(torch.Generator(device).manual_seed(seed))
+        learner.sample_epoch(torch.Generator(device).manual_seed(seed))
         for seed, learner in enumerate(steps.learners)
     ]
     short = [{name: entries[:count] for name, entries in drawn.items()} for drawn in draws]
     losses = steps.epoch(short, [[RATE] * count] * len(short), 0)
-    steps.keep()
+    steps.adopt()
     return losses, [
         torch.cat([p.detach().flatten() for p in learner.parameters()])
         for learner in steps.learners

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import rankup
 from rankup.data.streams import Stream
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.methods.shared.replay import ReplayLearner
@@ -49,11 +49,11 @@ def make(
         if net == "mlp"
         else rankup.models.resnet18(width=4, image_size=shape[-1], channels=1)
     )
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     made = Recipe(**{"epochs": 1, "batch": 16, **METHODS[name].recipe, **recipe})
     checked = method_options(name, options or {})
     tasks = stream.to(device).tasks
-    return method_class(name)(Setting(module.to(device), growth, made, seed, tasks, checked))
+    return method_class(name)(Setting(module.to(device), grow_options, made, seed, tasks, checked))
 
 
 def after(method: Method, stream: Stream, learned: int) -> Any:
@@ -68,7 +68,7 @@ def after(method: Method, stream: Stream, learned: int) -> Any:
 
 def entry(learner: ReplayLearner, step: int = 0, seed: int = 0) -> dict[str, Tensor]:
     """What is drawn for a step."""
-    drawn = learner.draws(torch.Generator().manual_seed(seed))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(seed))
     return {name: entries[step] for name, entries in drawn.items()}
 
 

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 
 import rankup
-from rankup.data.streams import Stream, make_stream
-from rankup.growing.options import Growth
+from rankup.data.streams import Stream
+from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.rank import Rank
@@ -94,17 +93,12 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def stream() -> Stream:
-    return make_stream("p-digits", tasks=3)
-
-
 def make(name: str, stream: Stream, net: str = "mlp", epochs: int = 3) -> Method:
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
     recipe = Recipe(**{"epochs": epochs, "batch": 32, **own})
     options = method_options(name, EXPECTED[name].options)
-    return method_class(name)(Setting(NETS[net](), growth, recipe, 0, stream.tasks, options))
+    return method_class(name)(Setting(NETS[net](), grow_options, recipe, 0, stream.tasks, options))
 
 
 def answers(method: Method, stream: Stream, task: int) -> torch.Tensor:

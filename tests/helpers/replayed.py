@@ -22,7 +22,7 @@ class Replayed(Eager):
 
     def start(self, learner: ModuleLearner) -> None:
         self.learners = [learner]
-        for name, tensor in (learner.read() | learner.learned()).items():
+        for name, tensor in (learner.step_inputs() | learner.learned()).items():
             self.tensors[0][name].copy_(tensor.detach())
         self.optimisers[0].restart()
         self.captured.index = learner.index  # the open task's
@@ -34,8 +34,8 @@ class Replayed(Eager):
         finally:
             self.learners = learners
 
-    def keep(self) -> None:
+    def adopt(self) -> None:
         (learner,), (tensors,) = self.learners, self.tensors
-        learner.keep({name: tensors[name] for name in learner.learned()})
-        for name in learner.changed:
-            learner.read()[name].copy_(tensors[name])
+        learner.adopt({name: tensors[name] for name in learner.learned()})
+        for name in learner.mutated:
+            learner.step_inputs()[name].copy_(tensors[name])

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers.spec import FactoredSpec, HeadSpec
 from rankup.metrics import AccuracyMatrix
 from rankup.net.tasks import KnownTask
 from rankup.rank import LayerRank, Rank
-from rankup.report import Run, read_run, write_report
+from rankup.report import Run
 from rankup.storage.manifest import File, Manifest, task_file
 
 RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": None}
@@ -88,13 +87,13 @@ def write_net(
         save_file(tensors, folder / files[-1])
     rank = LayerRank(first, step, seeded)
     specs = [FactoredSpec(layer, 16, 64, False, rank, False, None) for layer in layers]
-    growth = Growth(Rank(first, step, seeded))
+    grow_options = GrowOptions(Rank(first, step, seeded))
     known = [
         (KnownTask(f"permutation {t + 1:02}", 10), File.of(file, (folder / file).read_bytes()))
         for t, file in enumerate(files)
     ]
     parts = (*specs, HeadSpec("head", 16, True))
-    manifest = Manifest({}, torch.float32, growth, parts, None, tuple(known))
+    manifest = Manifest({}, torch.float32, grow_options, parts, None, tuple(known))
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
 
 
@@ -107,16 +106,6 @@ def constant(tasks: int) -> list[list[float]]:
 def fading(tasks: int) -> list[list[float]]:
     """Accuracies that fall with every task learned since."""
     return [[round(0.18 + 0.79 * 0.8 ** (t - j), 4) for j in range(t + 1)] for t in range(tasks)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A rank run that forgets nothing, a finetune run that forgets, and a page with both."""
-    root = tmp_path_factory.mktemp("runs")
-    write_net(write_run(root / "rank", constant(10)) / "net", tasks=10)
-    write_run(root / "finetune", fading(10), method="finetune", rank=None)
-    write_report([read_run(root / "rank"), read_run(root / "finetune")], root / "page/report.html")
-    return root
 
 
 class Page(HTMLParser):

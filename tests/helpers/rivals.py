@@ -78,9 +78,9 @@ def step(learner: Learner, learned: Tensors, read: Tensors, draw: Draws) -> tupl
 
 
 def inputs(learner: Learner, seed: int = 0) -> Inputs:
-    drawn = learner.draws(torch.Generator().manual_seed(seed))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(seed))
     learned = {name: tensor.detach().clone() for name, tensor in learner.learned().items()}
-    return learned, learner.read(), {name: entries[0] for name, entries in drawn.items()}
+    return learned, learner.step_inputs(), {name: entries[0] for name, entries in drawn.items()}
 
 
 class Unwaiting(TorchDispatchMode):

@@ -4,10 +4,9 @@ import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import pytest
 import torch
 
-from rankup.data.streams import Stream, make_stream
+from rankup.data.streams import Stream
 from rankup.runs.folder import RunConfig
 from rankup.runs.records import read_lines
 from rankup.runs.run import versions
@@ -32,11 +31,6 @@ def config_for(stream: Stream, method: str = "rank", **recipe: object) -> RunCon
         task_names=[task.name for task in stream],
         versions=versions(),
     )
-
-
-@pytest.fixture(scope="module")
-def stream() -> Stream:
-    return make_stream("p-digits", tasks=3)
 
 
 def outcome(out: Path) -> tuple[dict[str, str], list[dict]]:

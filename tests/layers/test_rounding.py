@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import rankup
 from helpers.zoo import assert_same_bits, blobs, inputs, logits, module, taught, teach
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import rounding
 from rankup.layers.rounding import STORES, Store
 from rankup.layers.spec import DenseSpec, HeadSpec, NormSpec
@@ -130,16 +130,16 @@ def test_the_manifest_says_how_numbers_are_stored(tmp_path: Path) -> None:
     rankup.save(grown("mlp", "int8"), tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["growth"]["store"] == "int8"
-    assert rankup.load(tmp_path, module("mlp")).growth.store == "int8"
+    assert rankup.load(tmp_path, module("mlp")).options.store == "int8"
 
 
 def test_bytes_cost_little_accuracy_and_are_counted_as_a_quarter() -> None:
     task = blobs(0, 12)
     right, stored_numbers = {}, {}
     for store in STORES:
-        growth = Growth(Rank(0, 0, seeded=64))
+        options = GrowOptions(Rank(0, 0, seeded=64))
         recipe, options = Recipe(epochs=30, batch=16, lr=0.02), RankOptions(store=store)
-        setting = Setting(rankup.models.mlp(12, hidden=[16]), growth, recipe, 0, [task], options)
+        setting = Setting(rankup.models.mlp(12, hidden=[16]), options, recipe, 0, [task], options)
         method = RankUpdate(setting)
         method.learn(task, None, None)
         found: Tensor = method.predict(task.train_x, 0).argmax(1)
@@ -158,4 +158,4 @@ def test_what_cannot_be_stored_so_is_refused() -> None:
     with pytest.raises(rankup.RankupError, match="store='int8' is for modules in float32 or"):
         rankup.grow(module("mlp").to(torch.bfloat16), Rank(3, 1), store="int8")
     double = rankup.grow(module("mlp", torch.float64), Rank(3, 1), store="int8")
-    assert (double.dtype, double.growth.store) == (torch.float64, "int8")
+    assert (double.dtype, double.options.store) == (torch.float64, "int8")

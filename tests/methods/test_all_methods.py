@@ -32,6 +32,11 @@ from rankup.training.evaluate import share_right
 from rankup.training.loop import Epoch
 
 
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return make_stream("p-digits", tasks=3)
+
+
 def test_all_methods_are_expected() -> None:
     assert list(EXPECTED) == list(METHODS)
 

@@ -21,14 +21,14 @@ def watched(method: Method) -> list[Tensor]:
 
     def learner(feed):
         made = begin(feed)
-        draws = made.draws
+        draws = made.sample_epoch
 
         def noted(generator):
             found = draws(generator)
             drawn.extend(found["rows"].flatten())
             return found
 
-        made.draws = noted
+        made.sample_epoch = noted
         return made
 
     method.learner = learner

@@ -14,7 +14,7 @@ import rankup
 from helpers.zoo import blobs
 from rankup import seeds
 from rankup.data.streams import make_stream
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import active
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
@@ -26,7 +26,7 @@ from rankup.training.engine.module import ModuleLearner
 from rankup.training.engine.select import _signature
 from rankup.training.recipe import Recipe
 
-GROWTH = Growth(Rank(3, 1))
+GROWTH = GrowOptions(Rank(3, 1))
 NETS = {
     "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
     "convolutions": lambda: nn.Sequential(
@@ -211,7 +211,7 @@ def test_the_penalty_is_a_spring_on_every_shared_weight_and_on_no_head(anchors: 
         for parameter in ewc.body.parameters():
             parameter += 0.01 * torch.randn(parameter.shape, generator=noise)
     now = shared(ewc)
-    draw = {k: entries[0] for k, entries in free.draws(noise).items()}
+    draw = {k: entries[0] for k, entries in free.sample_epoch(noise).items()}
     found = []
     for learner in (held, free):
         with learner.bound({}):
@@ -293,7 +293,7 @@ def test_replicas_under_vmap_are_the_replicas_alone() -> None:
         learners.append(ewc.begin(blobs(seed + 2, 6)))
     first = learners[0]
     assert first.replicas == "vmap"
-    drawn = [each.draws(torch.Generator().manual_seed(n)) for n, each in enumerate(learners)]
+    drawn = [each.sample_epoch(torch.Generator().manual_seed(n)) for n, each in enumerate(learners)]
     with torch.no_grad():
         for learner in learners:
             for parameter in learner.body.parameters():
@@ -310,7 +310,7 @@ def test_replicas_under_vmap_are_the_replicas_alone() -> None:
 
     grads, losses = vmap(one)(
         stacked([each.learned() for each in learners]),
-        stacked([each.read() for each in learners]),
+        stacked([each.step_inputs() for each in learners]),
         stacked([{name: entries[0] for name, entries in each.items()} for each in drawn]),
     )
     for n, learner in enumerate(learners):

@@ -15,7 +15,7 @@ from helpers.rivals import answers, same
 from helpers.zoo import GPU, Transformer
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import TaskNorm
 from rankup.methods import method_options
 from rankup.methods.base import Setting
@@ -98,8 +98,10 @@ def make(
     **options: float,
 ) -> HardAttention:
     recipe = recipe or Recipe(batch=64, weight_decay=0.1, norms="fresh")
-    growth, module = Growth(Rank(3, 1)), NETS[net]().to(device)
-    return kind(Setting(module, growth, recipe, 0, stream.tasks, method_options("hat", options)))
+    grow_options, module = GrowOptions(Rank(3, 1)), NETS[net]().to(device)
+    return kind(
+        Setting(module, grow_options, recipe, 0, stream.tasks, method_options("hat", options))
+    )
 
 
 def begin(method: HardAttention, task: Task) -> HatLearner:
@@ -122,10 +124,10 @@ def train(steps: Steps, epochs: int) -> None:
     (learner,) = steps.learners
     feed = learner.feed
     for epoch in range(epochs):
-        draws = learner.draws(torch.Generator(feed.device).manual_seed(epoch))
-        steps.turn(epoch)
+        draws = learner.sample_epoch(torch.Generator(feed.device).manual_seed(epoch))
+        steps.on_epoch_start(epoch)
         steps.epoch([draws], [[feed.recipe.lr] * feed.steps_per_epoch], epoch)
-    steps.keep()
+    steps.adopt()
 
 
 def teach(method: HardAttention, task: Task, epochs: int) -> None:
@@ -291,8 +293,8 @@ def test_a_channel_of_a_resnet_is_in_use_where_any_that_is_added_to_it_is(stream
 
 
 def test_what_has_no_gates_is_learned_with_the_first_task(stream: Stream) -> None:
-    growth = Growth(Rank(3, 1), exclude=("b",))
-    setting = Setting(Between(), growth, Recipe(), 0, stream.tasks, method_options("hat", {}))
+    grow_options = GrowOptions(Rank(3, 1), exclude=("b",))
+    setting = Setting(Between(), grow_options, Recipe(), 0, stream.tasks, method_options("hat", {}))
     method = HardAttention(setting)
     for index, task in enumerate(stream):
         learner = begin(method, task)
@@ -321,7 +323,7 @@ def test_a_step_is_the_papers(slope: float, learned: int, stream: Stream) -> Non
     method = make(stream, strength=2.0)
     know(method, *stream.tasks[:learned])
     learner = begin(method, stream[2])
-    draw = {k: v[0] for k, v in learner.draws(torch.Generator().manual_seed(0)).items()}
+    draw = {k: v[0] for k, v in learner.sample_epoch(torch.Generator().manual_seed(0)).items()}
     draw["slope"] = torch.tensor(slope)
     with learner.bound({}):
         loss, found = learner.gradient(draw)
@@ -357,12 +359,14 @@ def test_a_step_is_the_papers(slope: float, learned: int, stream: Stream) -> Non
 
 def test_gates_become_steeper_over_every_epoch(stream: Stream) -> None:
     learner = begin(make(stream, s_max=50.0), stream[0])
-    slopes, steps = learner.draws(torch.Generator())["slope"], learner.feed.steps_per_epoch
+    slopes, steps = learner.sample_epoch(torch.Generator())["slope"], learner.feed.steps_per_epoch
     assert steps == 3
     for b in range(steps):  # the paper counts batches from 1
         assert slopes[b] == pytest.approx(1 / 50 + (50 - 1 / 50) * b / (steps - 1))
     whole = Recipe(batch=10_000)
-    assert begin(make(stream, recipe=whole), stream[0]).draws(torch.Generator())["slope"] == 400
+    assert (
+        begin(make(stream, recipe=whole), stream[0]).sample_epoch(torch.Generator())["slope"] == 400
+    )
 
 
 def test_embeddings_stay_within_six(stream: Stream) -> None:
@@ -388,10 +392,10 @@ def test_a_task_without_a_unit_left_still_learns_its_head_and_its_gates(stream: 
 
 
 def test_a_mask_takes_a_bit_per_unit(stream: Stream) -> None:
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     options = method_options("hat", {})
     module = rankup.models.mlp(64, hidden=[256, 256])
-    method = HardAttention(Setting(module, growth, Recipe(), 0, stream.tasks * 7, options))
+    method = HardAttention(Setting(module, grow_options, Recipe(), 0, stream.tasks * 7, options))
     before = method.footprint().parameters
     for number in range(20):
         embedding = begin(method, stream[number % 3]).embedding.detach().clone()

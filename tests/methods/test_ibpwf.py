@@ -26,7 +26,7 @@ from helpers.rivals import (
 )
 from helpers.zoo import GPU
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import active
 from rankup.methods import method_options
 from rankup.methods.base import Setting
@@ -48,7 +48,7 @@ from rankup.training.engine.eager import Eager
 from rankup.training.loop import _Lesson, _train
 from rankup.training.recipe import Recipe
 
-GROWTH = Growth(Rank(1, 1))
+GROWTH = GrowOptions(Rank(1, 1))
 F64 = torch.float64
 
 
@@ -314,7 +314,7 @@ def test_a_learned_task_answers_with_rounded_selections(keep: float) -> None:
 def test_noise_comes_from_what_was_drawn_alone() -> None:
     method = make()
     learner = method.begin(method.setting.tasks[0])
-    drawn = learner.draws(torch.Generator().manual_seed(0))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(0))
     assert drawn["noise"].shape == (learner.feed.steps_per_epoch, 2, 2, 32)
     assert 0 < float(drawn["noise"].min()) < float(drawn["noise"].max()) < 1
     first, second = ({name: entries[n] for name, entries in drawn.items()} for n in (0, 1))

@@ -117,7 +117,7 @@ def test_every_exemplar_is_seen_about_once_in_an_epoch() -> None:
     method = make("icarl", stream, options={"budget": 100})
     learner = after(method, stream, 2)
     assert learner.held == 100
-    times = learner.draws(torch.Generator())["memory"].flatten().bincount(minlength=100)
+    times = learner.sample_epoch(torch.Generator())["memory"].flatten().bincount(minlength=100)
     assert set(times.tolist()) <= {1, 2}
     assert times.double().mean() < 1.2
 
@@ -128,7 +128,7 @@ def test_exemplars_of_a_small_task_are_not_seen_more_often() -> None:
     stream = Stream("sizes", (small, large))
     learner = after(make("icarl", stream, options={"budget": 100}), stream, 1)
     assert learner.held == 20
-    times = learner.draws(torch.Generator())["memory"].flatten().bincount(minlength=20)
+    times = learner.sample_epoch(torch.Generator())["memory"].flatten().bincount(minlength=20)
     assert set(times.tolist()) <= {1, 2}
 
 
@@ -208,9 +208,9 @@ def test_the_frozen_network_stays_as_it_was_and_is_not_learned() -> None:
     before = {name: t.clone() for name, t in learner.old.state_dict().items()}
     assert not any(name.startswith("old") for name in learner.learned())
     steps = Eager([learner])
-    drawn = learner.draws(torch.Generator().manual_seed(0))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(0))
     steps.epoch([drawn], [[0.01] * learner.feed.steps_per_epoch], 0)
-    steps.keep()
+    steps.adopt()
     after_it = learner.old.state_dict()
     assert all(torch.equal(tensor, after_it[name]) for name, tensor in before.items())
     assert not torch.equal(learner.body.stem.weight, learner.old.stem.weight)

@@ -14,7 +14,7 @@ from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import Permutation, Rotation, to_float, transform_each
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
 from rankup.methods.multitask import Multitask, Union
@@ -36,11 +36,11 @@ STREAMS = ["p-digits", "r-digits", "s-digits"]
 def make(
     stream: Stream, single_head: bool = False, device: str = "cpu", **recipe: object
 ) -> Multitask:
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
     options = method_options("multitask", {"single_head": single_head})
     module = rankup.models.mlp(64, hidden=[16]).to(device)
-    return Multitask(Setting(module, growth, chosen, 0, stream.tasks, options))
+    return Multitask(Setting(module, grow_options, chosen, 0, stream.tasks, options))
 
 
 def tasks_of(stream: str) -> Stream:
@@ -64,7 +64,7 @@ def test_a_batch_holds_what_each_samples_own_task_would_give(name: str, augmente
     stream = tasks_of(name)
     recipe = Recipe(batch=100, pixels="centred", flip=augmented, crop=2 * augmented)
     union = Union(stream.tasks, recipe, CPU, torch.float32, one_label=False)
-    drawn = union.draws(torch.Generator().manual_seed(1))
+    drawn = union.sample_epoch(torch.Generator().manual_seed(1))
     draw = {key: entries[3] for key, entries in drawn.items()}
     batch = union.batch(union.x, draw)
     feeds = [Feed(task, recipe, CPU) for task in stream]
@@ -99,7 +99,7 @@ def test_an_epoch_is_one_pass_over_all_tasks(stream: Stream) -> None:
     total = sum(len(task.train_y) for task in stream)
     assert len(union) == total
     assert union.steps_per_epoch == math.ceil(total / 64)
-    drawn = union.draws(torch.Generator().manual_seed(0))
+    drawn = union.sample_epoch(torch.Generator().manual_seed(0))
     seen = torch.stack([drawn["tasks"], drawn["rows"]], -1).flatten(0, 1)
     assert drawn["rows"].shape == (union.steps_per_epoch, 64)
     assert len(seen[:total].unique(dim=0)) == total
@@ -143,7 +143,7 @@ def test_every_sample_is_answered_by_its_own_head(single_head: bool, loss: str) 
     learner = method.begin(stream[0])
     with torch.no_grad():
         method.head.bias.normal_(generator=torch.Generator().manual_seed(0))
-    drawn = learner.draws(torch.Generator().manual_seed(0))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(0))
     draw = {key: entries[0] for key, entries in drawn.items()}
     ends = [0, 3, 5, 9]
     x = learner.feed.batch(learner.feed.x, draw).flatten(1)
@@ -307,10 +307,10 @@ def test_captured_steps_agree_with_steps_one_by_one(name: str) -> None:
         steps = Graph("branches", [learner], None) if captured else Eager([learner])
         if captured:
             steps.start([learner])
-        drawn = learner.draws(torch.Generator(device).manual_seed(0))
+        drawn = learner.sample_epoch(torch.Generator(device).manual_seed(0))
         rates = [2.0**-9] * 10 + [0.0] * (learner.feed.steps_per_epoch - 10)
         losses = steps.epoch([drawn], [rates], 0)
-        steps.keep()
+        steps.adopt()
         found.append((losses, [p.detach().clone() for p in learner.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=0)
     for one, other in zip(found[0][1], found[1][1], strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import rankup
 from helpers.zoo import blobs
 from rankup.data.streams import make_stream
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.methods.nscl import (
@@ -37,7 +37,7 @@ from rankup.training.engine.eager import Eager
 from rankup.training.recipe import Recipe
 
 F64 = torch.float64
-GROWTH = Growth(Rank(3, 1))
+GROWTH = GrowOptions(Rank(3, 1))
 STREAM = make_stream("p-digits", tasks=3)
 RECIPE = Recipe(epochs=4, batch=32)
 
@@ -265,10 +265,10 @@ def test_a_step_is_adams_projected() -> None:
         projections.append(null_space(rows.t() @ rows, 0.2))
     confined = nn.ModuleList(map(Confined, [body[0], body[3]], map(Within, projections)))
     learner = ConfinedLearner(body, feed, 0, confined)
-    drawn = learner.draws(draw)
+    drawn = learner.sample_epoch(draw)
     steps = Eager([learner])
     steps.epoch([drawn], [[recipe.lr] * feed.steps_per_epoch], 0)
-    steps.keep()
+    steps.adopt()
 
     layers = [plain[0], plain[3]]
     adam = torch.optim.AdamW(plain.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
@@ -348,7 +348,10 @@ def test_the_first_task_is_free_and_later_ones_share_a_graph() -> None:
         keys.append(learner.key())
         if nscl.learned:
             assert learner.replicas == "branches"
-            assert {"confined.0.start", "confined.1.free.projection"} <= learner.read().keys()
+            assert {
+                "confined.0.start",
+                "confined.1.free.projection",
+            } <= learner.step_inputs().keys()
         nscl.abandon()
         nscl.learn(task, None, None)
         plain.learn(task, None, None)
@@ -362,9 +365,9 @@ def test_products_are_exact_where_steps_are_not() -> None:
     nscl.learn(STREAM[0], None, None)
     learner, seen = nscl.begin(STREAM[1]), []
     (confined, *_) = learner.confined
-    settle = confined.settle
-    confined.settle = lambda: (seen.append(torch.get_float32_matmul_precision()), settle())
-    draws = learner.draws(torch.Generator().manual_seed(0))
+    settle = confined.after_step
+    confined.after_step = lambda: (seen.append(torch.get_float32_matmul_precision()), settle())
+    draws = learner.sample_epoch(torch.Generator().manual_seed(0))
     two = {name: entries[:2] for name, entries in draws.items()}
     Eager([learner]).epoch([two], [[1e-3, 1e-3]], 0)
     assert seen == ["highest", "highest"]
@@ -414,7 +417,7 @@ class Scaled(nn.Module):
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(rankup.RankupError, match="energy must be at most 1, got 5"):
         make(energy=5.0)
-    growth = replace(GROWTH, exclude=("scale",))
+    grow_options = replace(GROWTH, exclude=("scale",))
     options = method_options("nscl", {})
     with pytest.raises(rankup.RankupError, match="without groups, .* also has scale"):
-        method_class("nscl")(Setting(Scaled(), growth, RECIPE, 0, STREAM.tasks, options))
+        method_class("nscl")(Setting(Scaled(), grow_options, RECIPE, 0, STREAM.tasks, options))

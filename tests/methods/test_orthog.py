@@ -12,7 +12,7 @@ import rankup
 from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import active
 from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
@@ -62,12 +62,12 @@ def make(
     recipe: Recipe | None = None,
     **options: object,
 ) -> Orthog:
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     chosen = recipe or Recipe(**{"epochs": 3, "batch": 16, **METHODS["orthog"].recipe})
     own = method_options("orthog", {"replay": 8, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Orthog(Setting(module().to(device), growth, chosen, seed, stream.tasks, own))
+        return Orthog(Setting(module().to(device), grow_options, chosen, seed, stream.tasks, own))
 
 
 def projections(method: Orthog, width: int) -> Tensor:
@@ -247,7 +247,7 @@ def test_steps_are_on_the_batch_and_on_the_memory_by_plain_gradient_descent() ->
         method.learn(task, None, None)
     learner = method.begin(stream[2])
     assert isinstance(learner, OrthogLearner)
-    drawn = learner.draws(torch.Generator().manual_seed(0))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(0))
     assert drawn["memory"].shape == (6, 8)
     assert int(drawn["memory"].max()) < 2 * 3 * 5  # of the two tasks before
     draw = {name: entries[0] for name, entries in drawn.items()}
@@ -266,7 +266,7 @@ def test_steps_are_on_the_batch_and_on_the_memory_by_plain_gradient_descent() ->
     before = {name: p.detach().clone() for name, p in learner.learned().items()}
     steps = Eager([learner])
     steps.epoch([{name: entries[:1] for name, entries in drawn.items()}], [[0.25]], 0)
-    steps.keep()
+    steps.adopt()
     for (name, parameter), grad in zip(learner.learned().items(), expected, strict=True):
         torch.testing.assert_close(parameter, before[name] - 0.25 * grad, rtol=1e-4, atol=1e-6)
 
@@ -277,7 +277,7 @@ def test_without_a_memory_nothing_is_replayed_or_stored() -> None:
     for task in stream.tasks[:2]:
         method.learn(task, None, None)
     assert method.footprint().buffer == 0
-    assert "memory" not in method.begin(stream[2]).draws(torch.Generator().manual_seed(0))
+    assert "memory" not in method.begin(stream[2]).sample_epoch(torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_steps_are_along_the_manifold(module: Callable[[], nn.Module]) -> None:
     stream = small()
     method = make(module, stream, stiefel="yes")
     learner = method.begin(stream[0])
-    drawn = learner.draws(torch.Generator().manual_seed(0))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(0))
     draw = {name: entries[0] for name, entries in drawn.items()}
     plain = torch.autograd.grad(learner(draw), list(learner.learned().values()))
     with learner.bound({}):
@@ -328,10 +328,10 @@ def test_weights_are_orthonormal_after_a_thousand_steps(module: Callable[[], nn.
     learner = method.begin(stream[0])
     steps, count = Eager([learner]), 0
     while count < 1000:
-        drawn = learner.draws(torch.Generator().manual_seed(count))
+        drawn = learner.sample_epoch(torch.Generator().manual_seed(count))
         steps.epoch([drawn], [[0.1] * 6], 0)
         count += 6
-    steps.keep()
+    steps.adopt()
     assert orthonormality(method) < 1e-5
     for name, start in before.items():
         assert float((method.body.get_parameter(name).detach() - start).norm()) > 0.1
@@ -433,9 +433,11 @@ def test_captured_steps_of_two_seeds_agree_with_steps_one_by_one(stiefel: str) -
         steps = Graph(form, learners, None) if captured else Eager(learners)
         if captured:
             steps.start(learners)
-        drawn = [x.draws(torch.Generator(device).manual_seed(n)) for n, x in enumerate(learners)]
+        drawn = [
+            x.sample_epoch(torch.Generator(device).manual_seed(n)) for n, x in enumerate(learners)
+        ]
         losses = steps.epoch(drawn, [[2.0**-4] * 6] * 2, 0)
-        steps.keep()
+        steps.adopt()
         found.append((losses, [p.detach().clone() for x in learners for p in x.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=0)
     for one, other in zip(found[0][1], found[1][1], strict=True):

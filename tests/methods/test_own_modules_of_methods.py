@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import rankup
 from helpers.rivals import answer, right, toys
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.rank import Rank
@@ -29,8 +29,8 @@ RECIPE = Recipe(epochs=10, batch=16)
 
 def made(name: str, module: nn.Module, tasks: list[Task], *exclude: str, **recipe: Any) -> Setting:
     chosen = replace(RECIPE, **{**METHODS[name].recipe, **recipe})
-    growth = Growth(Rank(4, 1), exclude=exclude)
-    return Setting(module, growth, chosen, 0, tasks, method_options(name, {}))
+    grow_options = GrowOptions(Rank(4, 1), exclude=exclude)
+    return Setting(module, grow_options, chosen, 0, tasks, method_options(name, {}))
 
 
 def method(setting: Setting, name: str) -> Method:

@@ -13,7 +13,7 @@ from helpers.rivals import answers, same
 from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.packnet import PackNet, PackNetLearner
@@ -50,9 +50,9 @@ def make(
     **options: float,
 ) -> PackNet:
     recipe = recipe or Recipe(epochs=4, batch=64, weight_decay=0.3)
-    growth, module = Growth(Rank(3, 1)), NETS[net]().to(device)
+    grow_options, module = GrowOptions(Rank(3, 1)), NETS[net]().to(device)
     given = method_options("packnet", options)
-    return PackNet(Setting(module, growth, recipe, 0, stream.tasks, given))
+    return PackNet(Setting(module, grow_options, recipe, 0, stream.tasks, given))
 
 
 def begin(method: PackNet, task: Task) -> PackNetLearner:
@@ -65,10 +65,10 @@ def train(steps: Steps) -> None:
     (learner,) = steps.learners
     feed = learner.feed
     for epoch in range(feed.recipe.epochs):
-        draws = learner.draws(torch.Generator().manual_seed(epoch))
-        steps.turn(epoch)
+        draws = learner.sample_epoch(torch.Generator().manual_seed(epoch))
+        steps.on_epoch_start(epoch)
         steps.epoch([draws], [[feed.recipe.lr] * feed.steps_per_epoch], epoch)
-    steps.keep()
+    steps.adopt()
 
 
 def teach(method: PackNet, task: Task) -> None:
@@ -155,9 +155,9 @@ def test_the_largest_free_weights_are_kept(stream: Stream) -> None:
     teach(method, stream[0])
     learner = begin(method, stream[1])
     before = {name: weight.detach().clone() for name, weight in method.weights.items()}
-    learner.turn(learner.pruned_before - 1)
+    learner.on_epoch_start(learner.pruned_before - 1)
     assert all(torch.equal(weight, before[name]) for name, weight in method.weights.items())
-    learner.turn(learner.pruned_before)
+    learner.on_epoch_start(learner.pruned_before)
     for name, weight in method.weights.items():
         owned, was, is_now = (
             t.flatten().tolist() for t in (method.owners(name), before[name], weight)
@@ -259,12 +259,12 @@ def test_a_checkpoint_knows_what_was_pruned(stream: Stream) -> None:
 
 
 def test_an_owner_takes_five_bits_for_twenty_tasks() -> None:
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     options = method_options("packnet", {})
     image = torch.rand(10, 784)
     task = Task("any", 10, image, torch.arange(10), image, torch.arange(10))
     module = rankup.models.mlp(784)
-    method = PackNet(Setting(module, growth, Recipe(), 0, [task] * 20, options))
+    method = PackNet(Setting(module, grow_options, Recipe(), 0, [task] * 20, options))
     for _ in range(2):
         begin(method, task).prune()
         method.end()

@@ -12,7 +12,7 @@ import rankup
 from helpers.zoo import GPU
 from rankup.data.streams import make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import FactoredLayer
 from rankup.methods import method_options
 from rankup.methods.base import Setting
@@ -35,10 +35,10 @@ NETS = {
 def make(
     size: str, tasks: Sequence[Task], net: str = "mlp", device: str = "cpu", **recipe: object
 ) -> Parallel:
-    growth = Growth(Rank(3, 1))
+    grow_options = GrowOptions(Rank(3, 1))
     chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
     options = method_options("parallel", {"size": size})
-    return Parallel(Setting(NETS[net]().to(device), growth, chosen, 0, tasks, options))
+    return Parallel(Setting(NETS[net]().to(device), grow_options, chosen, 0, tasks, options))
 
 
 def answers(method: Parallel, task: Task, index: int) -> Tensor:
@@ -86,7 +86,7 @@ def test_each_network_has_a_seed_of_its_own(size: str) -> None:
     method = make(size, [blobs(64)] * 3)
     own = [method._own_setting(index) for index in range(3)]
     assert len({setting.seed for setting in own}) == 3
-    assert all(setting.growth.seed == setting.seed for setting in own)
+    assert all(setting.grow_options.seed == setting.seed for setting in own)
 
 
 def test_networks_of_low_rank_have_that_rank_and_nothing_in_common() -> None:

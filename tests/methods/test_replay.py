@@ -228,7 +228,7 @@ def test_a_memory_is_gone_through_evenly(held: int, replay: int) -> None:
     body, slots = torch.nn.Linear(16, 3), Slots(tasks(), 1)
     feed = Feed(task, Recipe(batch=5), CPU)
     learner = ReplayLearner(body, feed, 2, slots, task.train_x[:held], replay)
-    drawn = learner.draws(torch.Generator().manual_seed(3))
+    drawn = learner.sample_epoch(torch.Generator().manual_seed(3))
     memory = drawn["memory"]
     assert memory.shape == (5, replay)
     times = memory.flatten().bincount(minlength=held)
@@ -237,9 +237,9 @@ def test_a_memory_is_gone_through_evenly(held: int, replay: int) -> None:
     for step in memory:  # a step sees as much of it as fits
         assert len(step.unique()) == held or held > replay / 2
     # The task's own batches are those of one without a memory.
-    assert torch.equal(drawn["rows"], feed.draws(torch.Generator().manual_seed(3))["rows"])
-    again = learner.draws(torch.Generator().manual_seed(3))["memory"]
-    other = learner.draws(torch.Generator().manual_seed(4))["memory"]
+    assert torch.equal(drawn["rows"], feed.sample_epoch(torch.Generator().manual_seed(3))["rows"])
+    again = learner.sample_epoch(torch.Generator().manual_seed(3))["memory"]
+    other = learner.sample_epoch(torch.Generator().manual_seed(4))["memory"]
     assert torch.equal(memory, again)
     assert held == 1 or not torch.equal(memory, other)
 
@@ -295,7 +295,9 @@ def test_what_differs_between_tasks_is_in_what_a_step_reads(name: str, net: str)
     later = method.begin(stream[2])
     shift(method.body)  # no longer where it began, so that distillation pulls
     draw = entry(later)
-    tensors = {name: t.detach().clone() for name, t in (later.read() | later.learned()).items()}
+    tensors = {
+        name: t.detach().clone() for name, t in (later.step_inputs() | later.learned()).items()
+    }
     loss, grads = gradient(later, draw)
     with earlier.bound(tensors):
         captured, found = earlier.gradient(draw)
@@ -313,9 +315,9 @@ def test_steps_never_wait_for_the_device(name: str, recipe: dict[str, Any]) -> N
             make(name, stream, "resnet18", options=REPLAY[name], **recipe), stream, learned
         )
         draw = entry(learner)
-        with learner.bound(learner.read()), Unwaiting():
+        with learner.bound(learner.step_inputs()), Unwaiting():
             _, grads = learner.gradient(draw)
-            learner.settle()
+            learner.after_step()
         assert all(bool(g.isfinite().all()) for g in grads)
     with pytest.raises(AssertionError), Unwaiting():
         float(torch.ones(()))
@@ -338,7 +340,7 @@ def test_several_seeds_may_be_mapped_over(name: str) -> None:
 
     mapped = vmap(gradients)(
         stacked([each.learned() for each in learners]),
-        stacked([each.read() for each in learners]),
+        stacked([each.step_inputs() for each in learners]),
         stacked(draws),
     )
     for number, learner in enumerate(learners):
@@ -364,12 +366,12 @@ def test_captured_steps_are_the_steps_one_by_one(
         steps = Graph("branches", [learner], None) if captured else Eager([learner])
         if captured:
             steps.start([learner])
-        draws = learner.draws(seeds.generator(0, "test", device="cuda"))
+        draws = learner.sample_epoch(seeds.generator(0, "test", device="cuda"))
         with (
             kernels.in_use()
         ):  # as captured ones: Adam makes much of little, where gradients are small
             losses = steps.epoch([draws], [[2.0**-7] * learner.feed.steps_per_epoch], 0)
-        steps.keep()
+        steps.adopt()
         found.append((losses, [p.detach().clone() for p in method.body.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)
     for one, other in zip(found[0][1], found[1][1], strict=True):

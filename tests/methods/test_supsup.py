@@ -23,7 +23,7 @@ from helpers.rivals import (
 )
 from helpers.zoo import GPU
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import TaskHead, TaskNorm, active
 from rankup.methods import method_options
 from rankup.methods.base import Setting
@@ -32,19 +32,19 @@ from rankup.methods.supsup import MaskedWeight, SupSup, largest
 from rankup.rank import Rank
 from rankup.training.recipe import Recipe
 
-GROWTH = Growth(Rank(1, 1))
+GROWTH = GrowOptions(Rank(1, 1))
 
 
 def make(
     kind: str = "mlp",
     seed: int = 0,
-    growth: Growth = GROWTH,
+    grow_options: GrowOptions = GROWTH,
     device: str = "cpu",
     **options: float,
 ) -> SupSup:
     recipe = Recipe(epochs=8, batch=16, weight_decay=0.1)
     chosen, tasks = method_options("supsup", options), toys(*KINDS[kind])
-    return SupSup(Setting(net(kind).to(device), growth, recipe, seed, tasks, chosen))
+    return SupSup(Setting(net(kind).to(device), grow_options, recipe, seed, tasks, chosen))
 
 
 def layers(method: SupSup) -> list[MaskedWeight]:
@@ -212,6 +212,6 @@ def test_a_share_that_is_none_is_refused(share: float, reason: str) -> None:
 
 
 def test_weights_that_tasks_would_share_are_refused() -> None:
-    growth = Growth(Rank(1, 1), exclude=("hidden.1",))
+    grow_options = GrowOptions(Rank(1, 1), exclude=("hidden.1",))
     with pytest.raises(rankup.RankupError, match="hidden.1.weight, hidden.1.bias would be shared"):
-        make(growth=growth)
+        make(growth=grow_options)

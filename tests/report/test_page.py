@@ -13,6 +13,7 @@ from helpers.reports import (
     RECIPE,
     Page,
     constant,
+    fading,
     named,
     printed,
     write_net,
@@ -24,6 +25,16 @@ from rankup.report import Run, comparison_table, read_run, run_table, write_repo
 from rankup.report.plots import selectors_plot
 from rankup.report.text import labels, mean_results, summary
 from rankup.report.theme import LIGHT
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rank run that forgets nothing, a finetune run that forgets, and a page with both."""
+    root = tmp_path_factory.mktemp("runs")
+    write_net(write_run(root / "rank", constant(10)) / "net", tasks=10)
+    write_run(root / "finetune", fading(10), method="finetune", rank=None)
+    write_report([read_run(root / "rank"), read_run(root / "finetune")], root / "page/report.html")
+    return root
 
 
 @pytest.fixture(scope="module")

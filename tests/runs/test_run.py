@@ -26,6 +26,11 @@ from rankup.runs.run import Progress, run
 from rankup.training.loop import TaskFailed
 
 
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return make_stream("p-digits", tasks=3)
+
+
 def test_a_run_writes_what_the_report_reads(stream: Stream, tmp_path: Path) -> None:
     run(config_for(stream), stream, tmp_path / "run")
     lines = read_lines(tmp_path / "run")

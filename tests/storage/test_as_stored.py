@@ -59,7 +59,7 @@ def test_a_mean_that_half_precision_would_move_stays_as_it_is(store: Store) -> N
 
 def packed_tensors(net: rankup.IncrementalNet) -> Iterator[Tensor]:
     for part in net.parts:
-        yield from pack(part.spec, part.added(0), net.growth.store).values()
+        yield from pack(part.spec, part.added(0), net.options.store).values()
 
 
 @pytest.mark.parametrize("store", ["float16", "int8"])

@@ -62,7 +62,7 @@ def test_batches_are_the_same_with_and_without_kernels_on_a_gpu(
     task = rankup.Task("images", 5, x, y, x[:5], y[:5])
     feed = Feed(task, Recipe(batch=16, flip=True, crop=3, pixels="centred"), device)
     feed.channels_last = True
-    drawn = [{k: t[0] for k, t in feed.draws(draw).items()} for _ in range(max(1, seeds))]
+    drawn = [{k: t[0] for k, t in feed.sample_epoch(draw).items()} for _ in range(max(1, seeds))]
     table, entry = x, drawn[0]
     if seeds:
         table = torch.stack([x, x.flip(0), x.flip(1)])

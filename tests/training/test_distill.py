@@ -100,7 +100,9 @@ def test_a_step_is_towards_the_teachers_answers_for_the_very_same_images(
     net = grown(module)
     pupil = NetPupil(net, recipe, 0, teacher=lambda task: answering(known, task))
     learner = pupil.begin(stream[0])
-    draw = {name: t[0] for name, t in learner.draws(torch.Generator().manual_seed(0)).items()}
+    draw = {
+        name: t[0] for name, t in learner.sample_epoch(torch.Generator().manual_seed(0)).items()
+    }
     with learner.bound({}):
         torch.manual_seed(0)  # dropout's
         loss, grads = learner.gradient(draw)

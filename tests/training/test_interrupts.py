@@ -11,7 +11,7 @@ from torch import nn
 import rankup
 from helpers.clusters import clusters
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers import TaskHead, TaskLayer, Tensors
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
@@ -117,10 +117,10 @@ def test_a_task_that_could_not_begin_has_not_begun(monkeypatch: pytest.MonkeyPat
 
 
 def rival(name: str, tasks: list[Task]) -> DenseMethod:
-    growth = Growth(Rank(1, 1))
+    options = GrowOptions(Rank(1, 1))
     recipe = Recipe(epochs=5, batch=32, optimiser="sgd" if name == "agem" else "adam")
     module, options = rankup.models.mlp(12, hidden=[16]), method_options(name, {})
-    method = method_class(name)(Setting(module, growth, recipe, 0, tasks, options))
+    method = method_class(name)(Setting(module, options, recipe, 0, tasks, options))
     assert isinstance(method, DenseMethod)
     return method
 

@@ -111,7 +111,7 @@ def test_pixels_are_scaled_as_the_recipe_says() -> None:
 def test_augmentation_shows_other_images_in_training_only() -> None:
     stream = make_stream("p-digits", tasks=1)
     feed = Feed(stream[0], Recipe(flip=True, crop=2), CPU)
-    draws = feed.draws(torch.Generator().manual_seed(0))
+    draws = feed.sample_epoch(torch.Generator().manual_seed(0))
     draw = {name: entries[0] for name, entries in draws.items()}
     plain = next(feed.train(len(feed)))[0]
     augmented = feed.batch(feed.x, draw)
@@ -293,7 +293,7 @@ def test_every_epoch_sees_every_sample_in_an_order_of_its_own() -> None:
     feed = Feed(clusters(), Recipe(epochs=3, batch=64), CPU)
     orders = []
     for seed in range(9):
-        rows = feed.draws(torch.Generator().manual_seed(seed))["rows"]
+        rows = feed.sample_epoch(torch.Generator().manual_seed(seed))["rows"]
         assert rows.shape == (4, 64)  # 200 samples and the first 56 of them again
         order = rows.flatten().tolist()
         assert sorted(order[:200]) == list(range(200))
@@ -306,8 +306,8 @@ def test_orders_differ_by_seed_task_and_epoch() -> None:
     seen: list[tuple[int, ...]] = []
 
     class Watched(Feed):
-        def draws(self, generator: torch.Generator) -> dict[str, Tensor]:
-            drawn = super().draws(generator)
+        def sample_epoch(self, generator: torch.Generator) -> dict[str, Tensor]:
+            drawn = super().sample_epoch(generator)
             seen.append(tuple(drawn["rows"].flatten().tolist()))
             return drawn
 

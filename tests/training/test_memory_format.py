@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import rankup
 from helpers.zoo import GPU
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Setting
 from rankup.net.network import IncrementalNet
@@ -19,7 +19,7 @@ from rankup.training.loop import learn
 from rankup.training.recipe import Recipe
 
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
-GROWTH = Growth(Rank(3, 1))
+GROWTH = GrowOptions(Rank(3, 1))
 
 
 def coloured(number: int = 0) -> rankup.Task:

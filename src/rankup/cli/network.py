@@ -26,7 +26,7 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
 
     manifest = Manifest.read(_network(path))
     console = Console()
-    rank = manifest.growth.rank
+    rank = manifest.options.rank
     tell(console, f"{manifest.model['model'] or manifest.model['class']}, {rank}")
     layers = _right_aligned("layer", "outputs", "inputs", "seeded", "first", "step")
     for spec in manifest.specs:
@@ -43,7 +43,7 @@ def info(path: Annotated[Path, typer.Argument(help="A network's folder, or a run
         tasks.add_row("of the module", "", f"{kept:,}", f"{base.size:,}")
         counts = [*counts, kept]
     print_table(console, tasks)
-    form = "" if manifest.growth.store == "full" else f" as {manifest.growth.store}"
+    form = "" if manifest.options.store == "full" else f" as {manifest.options.store}"
     size = sum(file.size for _, file in manifest.tasks) + (base.size if base else 0)
     number = len(manifest.tasks)
     console.print(

@@ -6,7 +6,7 @@ from torch import nn
 
 from rankup.errors import RankupError
 from rankup.growing.copying import copy_of
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.reinit import reset
 from rankup.growing.trace import trace
@@ -14,31 +14,35 @@ from rankup.layers import FactoredLinear, TaskHead, TaskLayer, TaskNorm, factore
 from rankup.layers.spec import FactoredSpec, LayerSpec, NormSpec
 
 
-def make_body(module: nn.Module, plan: Plan, growth: Growth) -> tuple[nn.Module, list[TaskLayer]]:
+def build_module(
+    module: nn.Module, plan: Plan, options: GrowOptions
+) -> tuple[nn.Module, list[TaskLayer]]:
     """The body, and its task layers in the order of the plan."""
     originals = dict(module.named_modules())
-    layers = [_make_layer(spec, originals[spec.name], plan, growth) for spec in plan.layers]
+    layers = [_make_layer(spec, originals[spec.name], plan, options) for spec in plan.layers]
     # Layers are replaced during the copy, so every reference to one leads to its new form.
     body = copy_of(module, {id(originals[layer.spec.name]): layer for layer in layers})
     _refuse_left_out(body, layers)
     _refuse_another_way(body, plan)
-    if growth.base == "new":
-        reset(body, module, plan.dense, growth.seed, plan.device)
+    if options.base == "new":
+        reset(body, module, plan.dense, options.seed, plan.device)
     for layer in layers:  # each part keeps the mode it was given in
         layer.training = originals[layer.spec.name].training
     return body, layers
 
 
-def _make_layer(spec: LayerSpec, original: nn.Module, plan: Plan, growth: Growth) -> TaskLayer:
+def _make_layer(
+    spec: LayerSpec, original: nn.Module, plan: Plan, options: GrowOptions
+) -> TaskLayer:
     made: TaskLayer
-    factory = growth.seed, plan.dtype, plan.device
+    factory = options.seed, plan.dtype, plan.device
     if isinstance(spec, FactoredSpec):
         made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
     elif isinstance(spec, NormSpec):
         made = TaskNorm(spec, *factory)
     else:
         made = TaskHead(spec, *factory)
-    if growth.base == "keep":
+    if options.base == "keep":
         shapes = spec.base_shapes()
         made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
     made.take_attributes(original)

@@ -10,7 +10,7 @@ from rankup.rank import RankRule, as_whole, is_match
 
 
 @dataclass(frozen=True)
-class Growth:
+class GrowOptions:
     """How a network is grown from a module: the arguments of `grow`, checked."""
 
     rank: RankRule

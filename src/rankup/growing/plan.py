@@ -20,7 +20,7 @@ from rankup.growing.copying import (
     refuse_listed_parameters,
 )
 from rankup.growing.kinds import NORMS, WEIGHTED, kind_of, own_tensors
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.growing.supported import refuse_kinds, refuse_what_cannot_be
 from rankup.growing.trace import Trace, defaults_of, trace
 from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
@@ -68,7 +68,7 @@ class Plan:
             )
 
 
-def make_plan(module: nn.Module, growth: Growth) -> Plan:
+def make_plan(module: nn.Module, options: GrowOptions) -> Plan:
     if not isinstance(module, nn.Module):
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if any(isinstance(part, TaskLayer) for part in module.modules()):
@@ -81,14 +81,14 @@ def make_plan(module: nn.Module, growth: Growth) -> Plan:
     copied = copied_or_refused(module)
     refuse_listed_parameters(module)
     refuse_hidden_layers(module)
-    plan = _Planner(module, growth).plan()
+    plan = _Planner(module, options).plan()
     refuse_functions_of(module, copied)
     return plan
 
 
 class _Planner:
-    def __init__(self, module: nn.Module, growth: Growth) -> None:
-        self.growth = growth
+    def __init__(self, module: nn.Module, options: GrowOptions) -> None:
+        self.options = options
         self.modules = dict(module.named_modules())
         self.trace = trace(module)
         self.head = self._find_head()
@@ -98,14 +98,14 @@ class _Planner:
         factored = self._choose_factored()
         norms = self._choose_norms()
         replaced = {*factored, *norms}
-        refuse_what_cannot_be(self.modules, replaced, self.head, self.growth, self.trace)
+        refuse_what_cannot_be(self.modules, replaced, self.head, self.options, self.trace)
         dtype, device = self._dtype_and_device()
         before = self._norms_before(factored, norms)
-        if self.growth.base == "keep":
+        if self.options.base == "keep":
             # What lies before the factored layers stays as it was given, norms included.
             norms = [name for name in norms if name not in before]
         shapes = {name: _matrix(self.modules[name]) for name in factored}
-        asked = resolve(self.growth.rank, shapes)
+        asked = resolve(self.options.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
         layers: list[LayerSpec] = []
         for name, part in self.modules.items():
@@ -131,7 +131,7 @@ class _Planner:
 
     def _norms_before(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
         """The norms that run before the last layers, if only these are factored."""
-        if not self.growth.last or self.trace is None:
+        if not self.options.last or self.trace is None:
             return set()
         first = self.trace.position(factored[0])
         return {name for name in norms if self.trace.position(name) < first}
@@ -166,13 +166,13 @@ class _Planner:
 
     def _find_head(self) -> str:
         linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
-        if self.growth.head is not None:
-            if self.growth.head not in linears:
+        if self.options.head is not None:
+            if self.options.head not in linears:
                 raise RankupError(
-                    f"head={self.growth.head!r} is not a Linear of the module, which has "
+                    f"head={self.options.head!r} is not a Linear of the module, which has "
                     + (", ".join(linears) or "none")
                 )
-            return self.growth.head
+            return self.options.head
         if not linears:
             raise RankupError(
                 "the module has no Linear that could be the head: give it one, for example on "
@@ -212,12 +212,12 @@ class _Planner:
 
     def _check_patterns(self, module: nn.Module) -> None:
         names = [*self.modules, *(name for name, _ in own_tensors(module.named_modules()))]
-        given = {"include": self.growth.include or (), "exclude": self.growth.exclude}
+        given = {"include": self.options.include or (), "exclude": self.options.exclude}
         for option, patterns in given.items():
             for pattern in patterns:
                 if not any(is_match(name, pattern) for name in names):
                     raise RankupError(f"{option}={pattern!r} matches nothing in the module")
-        if self.growth.excludes(self.head):
+        if self.options.excludes(self.head):
             raise RankupError(f"the head {self.head!r} cannot be excluded")
 
     def _choose_factored(self) -> list[str]:
@@ -227,8 +227,8 @@ class _Planner:
             for name, part in self.modules.items()
             if isinstance(part, WEIGHTED)
             and name != self.head
-            and not self.growth.excludes(name)
-            and self.growth.includes(name)
+            and not self.options.excludes(name)
+            and self.options.includes(name)
         ]
         if not chosen:
             raise RankupError(
@@ -237,7 +237,7 @@ class _Planner:
             )
         if self.trace is not None:
             chosen.sort(key=self.trace.position)
-        last = self.growth.last
+        last = self.options.last
         if last is None:
             return chosen
         if self.trace is None:
@@ -256,7 +256,7 @@ class _Planner:
             name
             for name, part in self.modules.items()
             if kind_of(part) in NORMS
-            and not self.growth.excludes(name)
+            and not self.options.excludes(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
             and (isinstance(part, _BatchNorm) or any(True for _ in own_tensors([("", part)])))
         ]
@@ -270,7 +270,7 @@ class _Planner:
                 "the module's weights must have one dtype and be on one device, got "
                 + ", ".join(sorted(map(str, dtypes if len(dtypes) > 1 else devices)))
             )
-        dtype, store = dtypes.pop(), self.growth.store
+        dtype, store = dtypes.pop(), self.options.store
         if not dtype.is_floating_point:
             raise RankupError(f"the module's weights must be real numbers, got {dtype}")
         if devices == {torch.device("meta")}:
@@ -300,7 +300,7 @@ class _Planner:
             tensors=tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()),
             # A frozen parameter is as good as a buffer.
             trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
-            kept=self.growth.base == "keep",
+            kept=self.options.base == "keep",
         )
 
 

@@ -15,7 +15,7 @@ from rankup.growing.kinds import (
     own_tensors,
     uninitialised,
 )
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.growing.trace import Trace
 from rankup.layers import CONVOLUTIONS
 from rankup.utils.torch_modes import has_hooks
@@ -63,7 +63,7 @@ def refuse_kinds(module: nn.Module) -> None:
 
 
 def refuse_what_cannot_be(
-    modules: Modules, replaced: set[str], head: str, growth: Growth, trace: Trace | None
+    modules: Modules, replaced: set[str], head: str, options: GrowOptions, trace: Trace | None
 ) -> None:
     """Refuse a module where a part could be neither factored nor kept per task nor left alone.
 
@@ -71,7 +71,7 @@ def refuse_what_cannot_be(
         modules: all parts of the module, by their names.
         replaced: those that layers of ours are to replace, except for the head.
     """
-    problems = _problems(modules, replaced | {head}, growth, trace)
+    problems = _problems(modules, replaced | {head}, options, trace)
     if head in problems:
         raise RankupError(
             f"the head {head!r} must be a plain Linear with a weight of its own "
@@ -81,21 +81,22 @@ def refuse_what_cannot_be(
         listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
         what_becomes = (
             "leave them as they are"
-            if growth.base == "keep"
+            if options.base == "keep"
             else "train them with the first task and leave them constant after it"
         )
         raise RankupError(
-            f"cannot factor {listed}; pass exclude={[*growth.exclude, *problems]} to {what_becomes}"
+            f"cannot factor {listed}; pass exclude={[*options.exclude, *problems]} to "
+            f"{what_becomes}"
         )
 
 
 def _problems(
-    modules: Modules, replaced: set[str], growth: Growth, trace: Trace | None
+    modules: Modules, replaced: set[str], options: GrowOptions, trace: Trace | None
 ) -> dict[str, str]:
     """By name, why parts or their parameters are refused; of nested ones only the outermost."""
     found: dict[str, str] = {}
     for name, part in modules.items():
-        if _is_inside(name, found) or growth.excludes(name):
+        if _is_inside(name, found) or options.excludes(name):
             continue
         if name in replaced:
             if reason := _obstacle(name, modules, trace):
@@ -108,7 +109,7 @@ def _problems(
         else:
             for key, parameter in part._parameters.items():
                 own = f"{name}.{key}".lstrip(".")
-                if parameter is not None and not growth.excludes(own):
+                if parameter is not None and not options.excludes(own):
                     found[own] = "a parameter of its own"
     return found
 

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 from torch import Tensor, nn
 
 from rankup.data.tasks import Task
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods.options import Options
 from rankup.metrics import Footprint
 from rankup.training.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ class Setting:
     """
 
     module: nn.Module
-    growth: Growth
+    grow_options: GrowOptions
     recipe: Recipe
     seed: int
     tasks: Sequence[Task]

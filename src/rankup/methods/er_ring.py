@@ -26,4 +26,4 @@ class ERRing(ReplayMethod):
 
     def order(self, feed: Feed) -> Tensor:
         last = seeds.of_epoch(self.seed, self.learned, self.recipe.epochs - 1, feed.device)
-        return feed.draws(last)["rows"].flatten()
+        return feed.sample_epoch(last)["rows"].flatten()

@@ -189,8 +189,8 @@ class HeldLearner(ModuleLearner):
     ) -> None:
         super().__init__(body, feed, index)
         self.names = names
-        self.look_at("stiffness", stiffness)
-        self.look_at("anchor", anchor)
+        self.register_input("stiffness", stiffness)
+        self.register_input("anchor", anchor)
 
     def forward(self, draw: Draws) -> Tensor:
         # Not by get_parameter: under vmap they are not `nn.Parameter`s.

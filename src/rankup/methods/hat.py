@@ -159,23 +159,23 @@ class HatLearner(GuardedLearner):
         super().__init__(method.body, feed, method.learned, method.frozen(feed))
         self.options, self.split = options, method.split
         self.embedding = nn.Parameter(embedding)
-        self.look_at("unclaimed", (~method.claimed()).to(embedding.dtype))
+        self.register_input("unclaimed", (~method.claimed()).to(embedding.dtype))
 
     def learned(self) -> Tensors:
         return {"embedding": self.embedding, **super().learned()}
 
-    def keep(self, learned: Tensors) -> None:
-        super().keep(learned)
+    def adopt(self, learned: Tensors) -> None:
+        super().adopt(learned)
         self.embedding.data = learned["embedding"].detach()
 
-    def draws(self, generator: torch.Generator) -> Draws:
+    def sample_epoch(self, generator: torch.Generator) -> Draws:
         """An epoch's rows and the gates' slope, which grows in every epoch from almost flat to
         almost a step function."""
         steepest, steps = self.options.s_max, self.feed.steps_per_epoch
         # Built from the end, so that an epoch of a single step has the final slope.
         place: dict[str, Any] = {"device": generator.device, "dtype": torch.float32}
         slopes = torch.linspace(steepest, 1 / steepest, steps, **place)
-        return super().draws(generator) | {"slope": slopes.flip(0)}
+        return super().sample_epoch(generator) | {"slope": slopes.flip(0)}
 
     def forward(self, draw: Draws) -> Tensor:
         """The loss, with a price on units that no task uses yet."""
@@ -191,8 +191,8 @@ class HatLearner(GuardedLearner):
         loss, (by_embedding, *others) = super().gradient(draw)
         return loss, [by_embedding * self._compensation(draw["slope"]), *others]
 
-    def settle(self) -> None:
-        super().settle()
+    def after_step(self) -> None:
+        super().after_step()
         self.embedding.detach().clamp_(-_FARTHEST, _FARTHEST)
 
     def _compensation(self, slope: Tensor) -> Tensor:

@@ -223,8 +223,8 @@ class BuffetLearner(WeightLearner):
         self.options = options
         self.layers = [part for part in body.modules() if isinstance(part, DictionaryWeight)]
 
-    def draws(self, generator: torch.Generator) -> Draws:
-        drawn, device = super().draws(generator), generator.device
+    def sample_epoch(self, generator: torch.Generator) -> Draws:
+        drawn, device = super().sample_epoch(generator), generator.device
         shape = (self.feed.steps_per_epoch, 2, len(self.layers), self.options.dictionary)
         noise = torch.rand(shape, generator=generator, device=device, dtype=self.feed.dtype)
         return drawn | {"noise": noise.clamp_(_EDGE, 1 - _EDGE)}

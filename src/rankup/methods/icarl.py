@@ -109,8 +109,8 @@ class ICaRLLearner(ReplayLearner):
         # Summed over a head's answers, averaged over heads: the same weight for many as for one.
         weights = torch.zeros(len(head.weight), dtype=feed.dtype, device=feed.device)
         weights[: head.slices[index].start] = options.strength / index
-        self.look_at("weights", weights)
-        self.look_at("old", old)
+        self.register_input("weights", weights)
+        self.register_input("old", old)
 
     def forward(self, draw: Draws) -> Tensor:
         if not self.held:

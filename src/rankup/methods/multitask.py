@@ -161,8 +161,8 @@ class Union(Feed):
         shares = [part.guess() for part in self.parts]
         return (max(shares) if self._one_label else sum(shares)) / len(shares)
 
-    def draws(self, generator: torch.Generator) -> Draws:
-        drawn = super().draws(generator)
+    def sample_epoch(self, generator: torch.Generator) -> Draws:
+        drawn = super().sample_epoch(generator)
         rows, labels, tasks = self._samples[:, drawn["rows"]]
         return drawn | {"rows": rows, "labels": labels, "tasks": tasks}
 

@@ -163,7 +163,7 @@ class Confined(nn.Module):
         self.register_buffer("start", as_matrix(layer).clone())
         self.free = free.to(self.start)
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         """Project the total move, which is the same as projecting each step, as a projection is
         linear and idempotent; rounding errors do not accumulate."""
         (layer,) = self._layer
@@ -179,13 +179,13 @@ class ConfinedLearner(ModuleLearner):
 
     def __init__(self, body: nn.Module, feed: Feed, index: int, confined: nn.ModuleList) -> None:
         super().__init__(body, feed, index)
-        self.look_at("confined", confined)
+        self.register_input("confined", confined)
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         with torch.no_grad(), exact():
             for layer in self.confined:
                 assert isinstance(layer, Confined)
-                layer.settle()
+                layer.after_step()
 
 
 def as_matrix(layer: Layer) -> Tensor:

@@ -72,7 +72,7 @@ class OrthogLearner(ERRingLearner):
                 by_name[name] = tangent(self.get_parameter(name).data, by_name[name])
         return loss, list(by_name.values())
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         by_size: dict[int, list[Tensor]] = {}
         for name in self.orthonormal:
             matrix = _matrix(self.get_parameter(name).data)
@@ -102,7 +102,7 @@ class Orthog(ERRing):
     @classmethod
     def check(cls, setting: Setting) -> None:
         super().check(setting)
-        specs = make_plan(setting.module, setting.growth).layers
+        specs = make_plan(setting.module, setting.grow_options).layers
         (width,) = (spec.inputs for spec in specs if isinstance(spec, HeadSpec))
         if width < len(setting.tasks):
             raise RankupError(

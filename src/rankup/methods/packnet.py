@@ -112,9 +112,9 @@ class PackNetLearner(GuardedLearner):
         # most of what was learned is cut off.
         again = max(1, round(options.retrain * epochs)) if options.retrain else 0
         self.pruned_before = epochs - again
-        self.changed += tuple(buffer_name("frozen", name) for name in self.weights)
+        self.mutated += tuple(buffer_name("frozen", name) for name in self.weights)
 
-    def turn(self, epoch: int) -> None:
+    def on_epoch_start(self, epoch: int) -> None:
         if epoch == self.pruned_before:
             self.prune()
 

@@ -108,14 +108,16 @@ class Parallel(Method):
         seed = seeds.number(self.seed, "parallel", index)
         own = replace(
             self.setting,
-            growth=replace(self.setting.growth, seed=seed),
+            grow_options=replace(self.setting.grow_options, seed=seed),
             seed=seed,
             tasks=self.setting.tasks[index : index + 1],
         )
         if self.size == "full":
             return own
         rank = Rank(first=int(self.size), step=0)
-        return replace(own, growth=replace(own.growth, rank=rank), options=RankOptions())
+        return replace(
+            own, grow_options=replace(own.grow_options, rank=rank), options=RankOptions()
+        )
 
 
 def _home(folder: Path, index: int) -> Path:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, StoreError
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.growing.plan import make_plan
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
@@ -101,9 +101,9 @@ def _refuse_other_tasks(folder: Path, net: IncrementalNet, setting: Setting) -> 
 def _check_teacher(folder: Path, setting: Setting) -> None:
     home = _taught_in(folder, setting.seed)
     manifest = Manifest.read(home)
-    if manifest.growth.seed != setting.seed:
+    if manifest.options.seed != setting.seed:
         raise RankupError(
-            f"the teacher {folder} learned its tasks with seed {manifest.growth.seed}, and with "
+            f"the teacher {folder} learned its tasks with seed {manifest.options.seed}, and with "
             f"seed {setting.seed} the tasks are different"
         )
     pixels = _pixels_of(home.parent)
@@ -156,7 +156,7 @@ def _taught_in(folder: Path, seed: int) -> Path:
     )
 
 
-def _growth(setting: Setting) -> Growth:
+def _growth(setting: Setting) -> GrowOptions:
     options = setting.options_of(RankOptions)
-    last = options.last or setting.growth.last
-    return replace(setting.growth, last=last, store=options.store)
+    last = options.last or setting.grow_options.last
+    return replace(setting.grow_options, last=last, store=options.store)

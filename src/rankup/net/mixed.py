@@ -9,15 +9,15 @@ from rankup.errors import RankupError
 from rankup.layers import active
 from rankup.net.audit import Audit, Run, Uneven
 from rankup.net.host_copy import HostCopy
-from rankup.net.tasks import Roster
+from rankup.net.tasks import TaskList
 
 
 class MixedBatches:
     """What a network needs for them besides its layers: which tasks there are, and which kinds of
     calls were tried already."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, tasks: TaskList) -> None:
+        self._tasks = tasks
         self._audit = Audit()
 
     def answer(
@@ -30,7 +30,7 @@ class MixedBatches:
         training: bool,
     ) -> Any:
         """The answer of a module, run by `run` on a device, for a task per sample."""
-        known = len(self._roster.tasks)
+        known = len(self._tasks.tasks)
         indices, copied = self._checked(tasks, x, device)
         # In training mode, answers may depend on more than the sample.
         uneven = None if training or _is_recorded(indices.device) else self._uneven()
@@ -59,7 +59,7 @@ class MixedBatches:
         indices = tasks.to(device, torch.long)
         if not len(tasks) or _is_captured(indices.device):
             return indices, None
-        known = len(self._roster.tasks)
+        known = len(self._tasks.tasks)
         if tasks.is_cuda and indices.is_cuda and known and not torch.compiler.is_compiling():
             return indices.clamp(0, known - 1), HostCopy.of(indices)
         if torch._C._functorch.is_batchedtensor(tasks):
@@ -72,14 +72,14 @@ class MixedBatches:
 
     def _refuse_unknown(self, tasks: Tensor) -> None:
         for index in torch.aminmax(tasks):
-            self._roster.committed(int(index))
+            self._tasks.committed(int(index))
 
     def _uneven(self) -> Uneven | None:
         """The tasks with the fewest and with the most classes, if these differ."""
-        narrow, wide = self._roster.narrowest, self._roster.widest
+        narrow, wide = self._tasks.narrowest, self._tasks.widest
         if narrow == wide:
             return None
-        return Uneven(narrow, wide, self._roster.tasks[narrow].classes)
+        return Uneven(narrow, wide, self._tasks.tasks[narrow].classes)
 
 
 def _is_captured(device: torch.device) -> bool:

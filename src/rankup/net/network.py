@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rankup.errors import RankupError, TaskStateError
-from rankup.growing.build import make_body
-from rankup.growing.options import Growth
+from rankup.growing.build import build_module
+from rankup.growing.options import GrowOptions
 from rankup.growing.plan import make_plan
 from rankup.layers import (
     TaskLayer,
@@ -28,8 +28,8 @@ from rankup.layers.spec import tensor_name
 from rankup.net import size, validate
 from rankup.net.merge import merge
 from rankup.net.mixed import MixedBatches
-from rankup.net.shared import RestParts
-from rankup.net.tasks import KnownTask, Roster
+from rankup.net.shared import SharedTensors
+from rankup.net.tasks import KnownTask, TaskList
 from rankup.rank import RankRule
 from rankup.utils.signals import undisturbed
 from rankup.utils.torch_modes import outside_inference
@@ -81,9 +81,9 @@ def grow(
     20176
     """
     patterns = _patterns(include), _patterns(exclude) or ()
-    growth = Growth(rank, base, *patterns, last, head, seed, store)
+    options = GrowOptions(rank, base, *patterns, last, head, seed, store)
     with outside_inference():
-        net = IncrementalNet(module, growth)
+        net = IncrementalNet(module, options)
     net.plan.warn_if_capped()
     return net
 
@@ -92,37 +92,37 @@ class IncrementalNet(nn.Module):
     """A network that learns task after task; `grow` makes it.
 
     What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
-    task's, otherwise nothing. Everything else is constant. `growth`, `plan` and `parts` tell how
+    task's, otherwise nothing. Everything else is constant. `options`, `plan` and `parts` tell how
     the network is made, and are only to be read.
     """
 
-    def __init__(self, module: nn.Module, growth: Growth) -> None:
+    def __init__(self, module: nn.Module, options: GrowOptions) -> None:
         super().__init__()
-        self.growth = growth
-        self.plan = make_plan(module, growth)
-        self.body, layers = make_body(module, self.plan, growth)
+        self.options = options
+        self.plan = make_plan(module, options)
+        self.body, layers = build_module(module, self.plan, options)
         # What goes through a task's stages: every task layer, and the rest as one.
-        self._rest = RestParts(self.plan.dense, self.body)
-        self.parts: list[TaskLayer | RestParts] = [*layers, self._rest]
-        self._roster = Roster()
-        self._mixed = MixedBatches(self._roster)
+        self._shared = SharedTensors(self.plan.dense, self.body)
+        self.parts: list[TaskLayer | SharedTensors] = [*layers, self._shared]
+        self._tasks = TaskList()
+        self._mixed = MixedBatches(self._tasks)
         self.training = module.training
         self._hold_constant()
 
     @property
     def tasks(self) -> list[str]:
         """The names of the committed tasks in the order in which they were learned."""
-        return self._roster.names
+        return self._tasks.names
 
     @property
     def classes(self) -> dict[str, int]:
         """How many classes each committed task has."""
-        return {task.name: task.classes for task in self._roster.tasks}
+        return {task.name: task.classes for task in self._tasks.tasks}
 
     @property
     def learning(self) -> str | None:
         """The name of the task being learned, between `begin_task` and `commit_task`."""
-        return self._roster.learning.name if self._roster.learning else None
+        return self._tasks.learning.name if self._tasks.learning else None
 
     @property
     def device(self) -> torch.device:
@@ -157,13 +157,13 @@ class IncrementalNet(nn.Module):
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
         """
-        task = self._roster.begin(name, classes)
+        task = self._tasks.begin(name, classes)
         start = validate.start(selectors, norms, factors)
         started = [part.start(task.classes, start) for part in self.parts]
         try:
             for part, values in zip(self.parts, started, strict=True):
                 part.open(values)
-            self._roster.learning = task
+            self._tasks.learning = task
         except BaseException:
             for part in self.parts:
                 part.close()
@@ -179,8 +179,8 @@ class IncrementalNet(nn.Module):
                 is what the network is called with, or a pair of that and a dict of the module's own
                 options.
         """
-        task = self._roster.opened("commit_task")
-        self._rest.refuse_made(self.body)
+        task = self._tasks.opened("commit_task")
+        self._shared.refuse_made(self.body)
         with self._as_stored():
             try:
                 with self._pooled_statistics(calibrate):
@@ -188,18 +188,18 @@ class IncrementalNet(nn.Module):
             finally:
                 self._hold_constant()  # of what was found to change only now, too
             for part, tensors in zip(self.parts, learned, strict=True):
-                validate.learned(part.spec, tensors, len(self._roster.tasks), task)
+                validate.learned(part.spec, tensors, len(self._tasks.tasks), task)
             self._refuse_not_finite(learned)
-            form = self.growth.store
+            form = self.options.store
             pairs = zip(self.parts, learned, strict=True)
             self._append([task], [[rounding.rounded(part.spec, own, form)] for part, own in pairs])
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
-        self._roster.opened("abandon_task")
+        self._tasks.opened("abandon_task")
         for part in self.parts:
             part.close()
-        self._roster.learning = None
+        self._tasks.learning = None
 
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
@@ -207,25 +207,25 @@ class IncrementalNet(nn.Module):
         validate.inputs(x, self.dtype)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
-            task = torch.tensor([self._roster.index(each) for each in task], dtype=torch.long)
+            task = torch.tensor([self._tasks.index(each) for each in task], dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
             # Inputs that are not tensors do not tell where the module computes.
             device = x.device if isinstance(x, Tensor) else self.device
             return self._mixed.answer(x, task, options, self._run, device, self.training)
-        with active(self._roster.index(task)):
+        with active(self._tasks.index(task)):
             return self._run(x, options)
 
     @outside_inference()
     def merged(self, task: str | int) -> nn.Module:
         """A plain module of torch's own layers that computes what this network does for a task:
         dense weights, and batch norms folded into the convolutions before them where exact."""
-        return merge(self.body, list(self._layers()), self.plan, self._roster.committed(task))
+        return merge(self.body, list(self._layers()), self.plan, self._tasks.committed(task))
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
         if task is None:
             return size.of_network(self)
-        return size.of_task(self, self._roster.committed(task))
+        return size.of_task(self, self._tasks.committed(task))
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
@@ -278,37 +278,37 @@ class IncrementalNet(nn.Module):
                 part.close()
                 part.install(tables, len(tasks))
             for task in tasks:
-                self._roster.append(task)
+                self._tasks.append(task)
             self._hold_constant()
 
     def _undo_trial(self) -> None:
         """Restore the module after a trial run, and from now on hold what must not change."""
-        self._rest.refuse_made(self.body)
-        self._rest.refuse_reshaped()
-        self._rest.undo_trial()
+        self._shared.refuse_made(self.body)
+        self._shared.refuse_reshaped()
+        self._shared.undo_trial()
         self._hold_constant()
 
     def _refuse_restless(self) -> None:
-        self._rest.refuse_restless()
+        self._shared.refuse_restless()
 
     @property
     def _is_constant(self) -> bool:
         """Whether what is neither factored nor kept per task no longer changes."""
-        return bool(self._roster.tasks) or self.growth.base == "keep"
+        return bool(self._tasks.tasks) or self.options.base == "keep"
 
     @property
     def _only_brought(self) -> list[str]:
         """The module's own tensors that no file holds yet and that no seed can draw again."""
-        return [] if self._is_constant else self._rest.brought
+        return [] if self._is_constant else self._shared.brought
 
     def _hold_constant(self) -> None:
         """Keep norms that were left as they are from averaging further once they are constant, and
         other modules that are known to change their buffers from doing so."""
-        self._held = list(self._rest.frozen)
+        self._held = list(self._shared.frozen)
         if self._is_constant:
             parts = self.body.modules()
             self._held += (p for p in parts if isinstance(p, nn.modules.batchnorm._NormBase))
-            self._held += self._rest.updating
+            self._held += self._shared.updating
         self._hold()
 
     def _hold(self) -> None:
@@ -323,7 +323,7 @@ class IncrementalNet(nn.Module):
         return (
             self._is_constant
             and self.body.training
-            and self._roster.learning is None
+            and self._tasks.learning is None
             and not torch.compiler.is_compiling()
             and not torch._C._are_functorch_transforms_active()
         )
@@ -335,14 +335,14 @@ class IncrementalNet(nn.Module):
         # Before any layer is asked, so that a refusal leaves every part as it was.
         refuse_other_dtype(fn, self.dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._rest.tie()
+        self._shared.tie()
         return self
 
     @contextmanager
     def _as_stored(self) -> Iterator[None]:
         """Inside, what was learned is as it will come back from a file, so that batch norms pool
         statistics of what will answer. If the commit fails, it is restored as learned."""
-        form, before = self.growth.store, list[tuple[nn.Parameter, Tensor]]()
+        form, before = self.options.store, list[tuple[nn.Parameter, Tensor]]()
         layers = list(self._layers()) if form != "full" else []
         self._refuse_not_finite([layer.learned() for layer in layers])
         try:
@@ -368,7 +368,7 @@ class IncrementalNet(nn.Module):
                 "from the task's data: call commit_task(calibrate=batches) with an iterable of "
                 "input tensors"
             )
-        open_task = len(self._roster.tasks)
+        open_task = len(self._tasks.tasks)
 
         def run(batch: Any) -> None:
             x, options = validate.batch(batch)
@@ -379,7 +379,7 @@ class IncrementalNet(nn.Module):
 
     def _refuse_not_finite(self, learned: Sequence[Tensors]) -> None:
         for part, tensors in zip(self.parts, learned, strict=False):  # or of layers, the first
-            given = part.as_given() if part is self._rest else ()
+            given = part.as_given() if part is self._shared else ()
             for key, tensor in tensors.items():
                 if key not in given and not bool(torch.isfinite(tensor).all()):
                     name = tensor_name(part.spec, key)
@@ -394,7 +394,7 @@ class IncrementalNet(nn.Module):
             if not self._is_to_be_held():
                 return self.body(x, **options)
             try:
-                with self._rest.held():
+                with self._shared.held():
                     return self.body(x, **options)
             finally:
                 self._hold_constant()  # of what was found to change only now, too

@@ -18,7 +18,7 @@ from rankup.layers.spec import DenseSpec
 _ONE_AT_A_TIME = threading.RLock()
 
 
-class RestParts:
+class SharedTensors:
     """The tensors of a `DenseSpec`, read and written where they are: in modules that this project
     did not write.
 
@@ -287,6 +287,6 @@ def _refresh(owner: nn.Module) -> None:
 
 def make_trainable(module: nn.Module, spec: DenseSpec) -> None:
     """Turn a merged module's dense tensors back into parameters."""
-    parts = RestParts(spec, module)
+    parts = SharedTensors(spec, module)
     values = parts._values()
     parts.open({name: values[name] for name in spec.trained})

@@ -75,7 +75,7 @@ def of_task(net: IncrementalNet, task: int) -> Size:
 def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
     for part in net.parts:
         added = part.added(task)
-        counts["bytes"] += rounding.bytes_of(part.spec, added, net.growth.store)
+        counts["bytes"] += rounding.bytes_of(part.spec, added, net.options.store)
         if isinstance(part, FactoredLayer):
             counts["factors"] += _numel(_pick(added, "U", "V"))
             counts["selectors"] += _numel(_pick(added, "selector"))

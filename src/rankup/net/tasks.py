@@ -14,7 +14,7 @@ class KnownTask:
     classes: int
 
 
-class Roster:
+class TaskList:
     """Committed tasks in the order in which they were learned. The one that is being learned, if
     there is one, has the index after them."""
 

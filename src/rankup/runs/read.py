@@ -174,7 +174,7 @@ def _read_task(
         with open(path, "rb"), safetensors.safe_open(path, framework="pt") as tensors:
             for spec in layers:
                 shape = spec.shapes(index, task.classes)[key]
-                form = manifest.growth.store
+                form = manifest.options.store
                 names = rounding.layouts(spec, key, shape, form, manifest.dtype)
                 packed = {own: tensors.get_tensor(tensor_name(spec, own)) for own in names}
                 row = rounding.unpack(spec, key, packed, manifest.dtype)

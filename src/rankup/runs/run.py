@@ -22,7 +22,7 @@ from rankup import models
 from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
@@ -271,7 +271,7 @@ def setting_of(config: RunConfig, stream: Stream) -> Setting:
         check_pad(recipe.crop, task.train_x.shape)
     module = make_module(config, stream[0]).to(stream[0].train_x.device)
     options = method_options(config.method, config.options)
-    return Setting(module, growth_of(config), recipe, config.seed, stream.tasks, options)
+    return Setting(module, grow_options_of(config), recipe, config.seed, stream.tasks, options)
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:
@@ -284,8 +284,8 @@ def make_module(config: RunConfig, task: Task) -> nn.Module:
     return models.resnet18(config.width, image_size=shape[-1], channels=shape[0])
 
 
-def growth_of(config: RunConfig) -> Growth:
-    return Growth(parse_rank(config.rank, config.seeded), seed=config.seed)
+def grow_options_of(config: RunConfig) -> GrowOptions:
+    return GrowOptions(parse_rank(config.rank, config.seeded), seed=config.seed)
 
 
 def versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 
 from rankup import models, rank, seeds
 from rankup.errors import StoreError
-from rankup.growing.options import Growth
+from rankup.growing.options import GrowOptions
 from rankup.layers.spec import DenseSpec, FactoredSpec, Spec, from_json, to_json
 from rankup.net.tasks import KnownTask
 from rankup.storage.atomic import json_bytes
@@ -41,25 +41,25 @@ class File:
 class Manifest:
     model: dict[str, Any]
     dtype: torch.dtype
-    growth: Growth
+    options: GrowOptions
     specs: tuple[Spec, ...]
     base: File | None
     tasks: tuple[tuple[KnownTask, File], ...]
     updating: tuple[str, ...] = ()  # dense buffers that their modules would change by themselves
 
     def to_bytes(self) -> bytes:
-        growth = {**vars(self.growth), "rank": rank.rule_to_json(self.growth.rank)}
+        options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
         data = {
             "format": FORMAT,
             "version": VERSION,
             "model": self.model,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "growth": growth,
+            "growth": options,
             "parts": [to_json(spec) for spec in self.specs],
             "seeded": {
                 "generator": seeds.SIGNS_GENERATOR,
                 "version": seeds.SIGNS_VERSION,
-                "sha256": seeded_hash(self.growth.seed, self.specs),
+                "sha256": seeded_hash(self.options.seed, self.specs),
             },
             "base": asdict(self.base) if self.base else None,
             "tasks": [{**asdict(task), **asdict(file)} for task, file in self.tasks],
@@ -100,7 +100,7 @@ class Manifest:
     @classmethod
     def _from_json(cls, data: dict[str, Any]) -> "Manifest":
         given = data["growth"]
-        growth = Growth(
+        options = GrowOptions(
             rank=rank.rule_from_json(given["rank"]),
             base=given["base"],
             include=None if given["include"] is None else tuple(given["include"]),
@@ -115,7 +115,7 @@ class Manifest:
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{data['dtype']!r} is not a dtype of torch")
         models.check(data["model"])
-        _check_seeded(data["seeded"], growth.seed, parts)
+        _check_seeded(data["seeded"], options.seed, parts)
         tasks = []
         for index, entry in enumerate(data["tasks"]):
             task = KnownTask(entry["name"], entry["classes"])
@@ -128,7 +128,7 @@ class Manifest:
         return cls(
             data["model"],
             dtype,
-            growth,
+            options,
             parts,
             File(**{**data["base"], "file": BASE}) if data["base"] else None,
             tuple(tasks),

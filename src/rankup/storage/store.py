@@ -125,7 +125,7 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
         read = [_read_task(folder, manifest, index) for index in range(len(manifest.tasks))]
         by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
         net._append([task for task, _ in manifest.tasks], by_part)
-    net._rest.know_updating(manifest.updating)
+    net._shared.know_updating(manifest.updating)
     _known_files[net] = net._edition, {file.file: file for file in _files(manifest)}
     return net.eval()
 
@@ -171,7 +171,7 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     if edition != net._edition:
         known = {}
     _known_files[net] = net._edition, known
-    tasks = tuple(net._roster.tasks)  # as they are now: another thread may commit one more
+    tasks = tuple(net._tasks.tasks)  # as they are now: another thread may commit one more
     contents = _contents(net, tasks)
     there = {file.file for file in _files(old)} if old else set()
     written: dict[str, bytes] = {}
@@ -183,11 +183,11 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     new = Manifest(
         models.describe(net.body),
         net.dtype,
-        net.growth,
+        net.options,
         net.plan.specs,
         known.get(BASE),
         tuple((task, known[task_file(index, task.name)]) for index, task in enumerate(tasks)),
-        tuple(sorted(net._rest.updating_names)),
+        tuple(sorted(net._shared.updating_names)),
     )
     if old is not None:
         _refuse_other_network(folder, old, new)
@@ -202,7 +202,7 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
 def _contents(net: IncrementalNet, tasks: Sequence[KnownTask]) -> dict[str, Callable[[], bytes]]:
     """How to make each file of a network, in the order in which they are written."""
     contents: dict[str, Callable[[], bytes]] = {}
-    if net.growth.base == "keep":
+    if net.options.base == "keep":
         contents[BASE] = lambda: _to_bytes(net, [part.base() for part in net.parts])
     for index, task in enumerate(tasks):
         about = {"index": index, **asdict(task)}
@@ -219,7 +219,7 @@ def _to_bytes(
 ) -> bytes:
     """A file of each part's tensors; for a task, together with `about` and in the form that tasks
     have."""
-    form: Store = "full" if about is None else net.growth.store
+    form: Store = "full" if about is None else net.options.store
     tensors = {
         # Copies, because safetensors refuses views of one table.
         tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
@@ -268,7 +268,7 @@ def _network_without_tasks(
             module = models.build(manifest.model).to(manifest.dtype)
     misfit = f"the module does not fit the network in {folder}"
     try:
-        net = IncrementalNet(module, manifest.growth)
+        net = IncrementalNet(module, manifest.options)
     except RankupError as error:
         raise StoreError(f"{misfit}: {error}") from error
     if net.dtype != manifest.dtype:
@@ -293,7 +293,7 @@ def _read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
 def _read_task(folder: Path, manifest: Manifest, index: int) -> list[Tensors]:
     task, file = manifest.tasks[index]
     shapes = [(spec, spec.shapes(index, task.classes)) for spec in manifest.specs]
-    return _read_tensors(folder, manifest, file, shapes, manifest.growth.store)
+    return _read_tensors(folder, manifest, file, shapes, manifest.options.store)
 
 
 def _read_tensors(

@@ -99,7 +99,7 @@ class Feed:
         """Accuracy of the best guess: the share of the most frequent class."""
         return float(self.task.train_y.bincount().max()) / len(self)
 
-    def draws(self, generator: torch.Generator) -> Draws:
+    def sample_epoch(self, generator: torch.Generator) -> Draws:
         """An epoch's random draws: the rows of each batch, `[steps, batch]`, and those of its
         augmentation.
 

@@ -133,7 +133,7 @@ class NetPupil:
         return logits
 
     def end(self) -> None:
-        draw = seeds.generator(self.net.growth.seed, "calibrate", self.learned)
+        draw = seeds.generator(self.net.options.seed, "calibrate", self.learned)
         samples = self._feed.sample(CALIBRATION, draw)
         self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in samples))
 
@@ -209,7 +209,7 @@ def fit(
         raise RankupError(f"a teacher must be a module, got {type(teacher).__name__}")
     if not isinstance(resume, Checkpoint | None):
         raise RankupError(f"fit resumes from a Checkpoint, got {type(resume).__name__}")
-    seed = net.growth.seed if seed is None else as_whole("seed", seed)
+    seed = net.options.seed if seed is None else as_whole("seed", seed)
     recipe = recipe or default_recipe(net, task)
     answers = None if teacher is None else lambda task: answering(teacher, task)
     pupil = NetPupil(net, recipe, seed, teacher=answers)

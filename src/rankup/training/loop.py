@@ -111,11 +111,11 @@ class _Lesson:
         planned = rates(self.pupil.recipe, self.peak, self.total_steps)
         return planned[epoch * length : (epoch + 1) * length]
 
-    def draws(self, epoch: int) -> Draws:
+    def sample_epoch(self, epoch: int) -> Draws:
         """Whatever is random in an epoch comes from the seed, the task's index and the epoch's
         number, so an interrupted run resumes from a checkpoint as if nothing had happened."""
         pupil = self.pupil
-        return self.learner.draws(
+        return self.learner.sample_epoch(
             seeds.of_epoch(pupil.seed, pupil.learned, epoch, self.feed.device)
         )
 
@@ -169,13 +169,13 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
     pupil, per_epoch = lessons[0].pupil, lessons[0].feed.steps_per_epoch
     epochs = pupil.recipe.epochs
     for epoch in range(_resumed(lessons, steps), epochs):
-        draws = [lesson.draws(epoch) for lesson in lessons]
+        draws = [lesson.sample_epoch(epoch) for lesson in lessons]
         own = seeds.number(pupil.seed, "module", pupil.learned, epoch)
-        steps.turn(epoch)
+        steps.on_epoch_start(epoch)
         totals = steps.epoch(draws, [lesson.rates(epoch) for lesson in lessons], own)
         sums = totals.tolist()
         if any(lesson.on_epoch for lesson in lessons):
-            steps.keep()  # the callback may query the epoch, or the network itself
+            steps.adopt()  # the callback may query the epoch, or the network itself
         for number, (lesson, total) in enumerate(zip(lessons, sums, strict=True)):
             if not math.isfinite(total):
                 lesson.failure = lesson.failure or TaskFailed(
@@ -187,7 +187,7 @@ def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
                 _tell(lesson, done, steps, number)
         if all(lesson.failure for lesson in lessons):
             break
-    steps.keep()
+    steps.adopt()
 
 
 def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:

@@ -29,10 +29,10 @@ def test_captured_learners_may_have_recipes_of_their_own() -> None:
         steps = Graph("branches", pupils, None) if captured else Eager(pupils)
         if captured:
             steps.start(pupils)
-        draws = [each.draws(torch.Generator(device).manual_seed(0)) for each in pupils]
+        draws = [each.sample_epoch(torch.Generator(device).manual_seed(0)) for each in pupils]
         rates = [[RATE * (number + 1)] * pupils[0].feed.steps_per_epoch for number in range(3)]
         losses = steps.epoch(draws, rates, 0)
-        steps.keep()
+        steps.adopt()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in pupils]
         found.append((losses, flat))
     assert_agree(*found)
@@ -71,11 +71,13 @@ def test_captured_replicas_agree_with_the_seed_alone(
     graph = Graph(form, pupils, None)
     graph.start(pupils)
     assert pupils[0].feed.steps_per_epoch == 24
-    draws = [each.draws(torch.Generator(device).manual_seed(n)) for n, each in enumerate(pupils)]
+    draws = [
+        each.sample_epoch(torch.Generator(device).manual_seed(n)) for n, each in enumerate(pupils)
+    ]
     found = []
     for steps in (alone, graph):
         losses = steps.epoch(draws, [[RATE] * 20 + [0.0] * 4] * len(draws), 0)
-        steps.keep()
+        steps.adopt()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in steps.learners]
         found.append((losses, flat))
     assert_agree(*found)
@@ -100,10 +102,12 @@ def test_captured_convolutions_agree_with_the_seed_alone() -> None:
         steps = Graph("branches", pupils, None) if captured else Eager(pupils)
         if captured:
             steps.start(pupils)
-        draws = [p.draws(torch.Generator(device).manual_seed(n)) for n, p in enumerate(pupils)]
+        draws = [
+            p.sample_epoch(torch.Generator(device).manual_seed(n)) for n, p in enumerate(pupils)
+        ]
         rates = [RATE] * 10 + [0.0] * (pupils[0].feed.steps_per_epoch - 10)
         losses = steps.epoch(draws, [rates] * len(draws), 0)
-        steps.keep()
+        steps.adopt()
         flat = [torch.cat([p.detach().flatten() for p in e.parameters()]) for e in pupils]
         found.append((losses, flat))
     torch.testing.assert_close(found[0][0].double(), found[1][0].double(), rtol=1e-5, atol=0)

@@ -25,7 +25,7 @@ from rankup.training.recipe import Recipe
 def test_tensors_are_given_back_after_a_step_that_fails() -> None:
     (learner,) = learners(RankLearner, pad=16)
     before = {name: tensor.data_ptr() for name, tensor in learner.named_buffers()}
-    with pytest.raises(KeyboardInterrupt), learner.bound(learner.read()):
+    with pytest.raises(KeyboardInterrupt), learner.bound(learner.step_inputs()):
         raise KeyboardInterrupt
     assert {name: tensor.data_ptr() for name, tensor in learner.named_buffers()} == before
 
@@ -86,7 +86,7 @@ class Sgd(ModuleLearner):
         _, second = super().gradient(draw)
         return loss, [(a + b) / 2 for a, b in zip(first, second, strict=True)]
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         with torch.no_grad():
             for parameter in self.body.parameters():
                 parameter.clamp_(-0.0625, 0.0625)
@@ -105,7 +105,7 @@ def test_a_method_may_bring_steps_of_its_own() -> None:
 class Turning(ModuleLearner):
     """Halves its weights before the second epoch."""
 
-    def turn(self, epoch: int) -> None:
+    def on_epoch_start(self, epoch: int) -> None:
         if epoch == 1:
             for parameter in self.body.parameters():
                 parameter.mul_(0.5)
@@ -114,11 +114,11 @@ class Turning(ModuleLearner):
 def test_what_is_done_before_an_epoch_is_done_to_what_learns() -> None:
     body = nn.Linear(12, 3)
     steps = Eager([Turning(body, Feed(task(0), RECIPE, CPU), 0)])
-    steps.turn(0)
-    steps.keep()
+    steps.on_epoch_start(0)
+    steps.adopt()
     before = body.weight.detach().clone()
-    steps.turn(1)
-    steps.keep()
+    steps.on_epoch_start(1)
+    steps.adopt()
     assert torch.equal(body.weight, 0.5 * before)
 
 

@@ -132,7 +132,9 @@ def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> No
     bare = learners(kind, rank=rank, recipe=recipe)
     padded = learners(kind, rank=rank, recipe=recipe, pad=16)
     assert_agree(after_steps(Eager(bare)), after_steps(Eager(padded)))
-    tables = [tensor for name, tensor in padded[0].read().items() if name.endswith((".U", ".V"))]
+    tables = [
+        tensor for name, tensor in padded[0].step_inputs().items() if name.endswith((".U", ".V"))
+    ]
     assert len(tables) == 4
     assert all(len(table) % 16 == 0 for table in tables)
     for learner in padded:  # the network itself has no rows of zeros
@@ -145,13 +147,14 @@ def test_replicas_in_one_tensor_are_the_replicas_alone(loss: Any) -> None:
     together = learners(ChainLearner, 3, recipe=Recipe(batch=8, loss=loss))
     first = together[0]
     stacked = {
-        name: torch.stack([learner.read()[name] for learner in together]) for name in first.read()
+        name: torch.stack([learner.step_inputs()[name] for learner in together])
+        for name in first.step_inputs()
     }
     stacked |= {
         name: torch.stack([learner.learned()[name].detach() for learner in together])
         for name in first.learned()
     }
-    draws = [each.draws(torch.Generator().manual_seed(n)) for n, each in enumerate(together)]
+    draws = [each.sample_epoch(torch.Generator().manual_seed(n)) for n, each in enumerate(together)]
     draw = {name: torch.stack([drawn[name][0] for drawn in draws]) for name in draws[0]}
     with first.bound(stacked):
         losses, grads = first.gradient(draw)

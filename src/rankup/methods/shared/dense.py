@@ -53,7 +53,7 @@ class DenseMethod(Method):
     def __init__(self, setting: Setting) -> None:
         self.check(setting)
         self.setting = setting
-        self.plan = plan = make_plan(setting.module, setting.growth)
+        self.plan = plan = make_plan(setting.module, setting.grow_options)
         self.device = plan.device
         self.parts = [part for spec in plan.layers if (part := self._own(spec, plan)) is not None]
         self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))

@@ -47,13 +47,13 @@ class GuardedLearner(ModuleLearner):
         self._guarded = [f"body.{name}" for name in frozen]
         for name, mask in frozen.items():
             values = (held or {}).get(name, body.get_parameter(name).detach())
-            self.look_at(buffer_name("frozen", f"body.{name}"), mask.clone())
-            self.look_at(buffer_name("held", f"body.{name}"), values.clone())
+            self.register_input(buffer_name("frozen", f"body.{name}"), mask.clone())
+            self.register_input(buffer_name("held", f"body.{name}"), values.clone())
 
     def frozen(self, name: str) -> Tensor:
         return self.get_buffer(buffer_name("frozen", name))
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         self.put_back()
 
     @torch.no_grad()

@@ -138,13 +138,13 @@ class ReplayLearner(ModuleLearner):
             "memory_tasks": slots.tasks.to(feed.device),
             "task": torch.tensor(index, device=feed.device),
         }.items():
-            self.look_at(name, tensor)
+            self.register_input(name, tensor)
 
     def key(self) -> Hashable:
         return super().key(), self.replay if self.held else None
 
-    def draws(self, generator: torch.Generator) -> Draws:
-        drawn = super().draws(generator)
+    def sample_epoch(self, generator: torch.Generator) -> Draws:
+        drawn = super().sample_epoch(generator)
         if not self.held:
             return drawn
         # Steps go through the memory again and again, in a new order each time, taking `replay`

@@ -45,7 +45,7 @@ class Graph(Steps):
         """Take the tensors of learners that are about to begin."""
         self.learners = learners
         for number, learner in enumerate(learners):
-            for name, tensor in (learner.read() | learner.learned()).items():
+            for name, tensor in (learner.step_inputs() | learner.learned()).items():
                 self.tensors[number][name].copy_(tensor.detach())
         self.optimiser.restart()
 
@@ -64,15 +64,15 @@ class Graph(Steps):
     def state(self, number: int) -> Tensors:
         tensors = self.tensors[number]
         return self.optimiser.state(number) | {
-            f"buffer/{name}": tensors[name] for name in self.captured[number].changed
+            f"buffer/{name}": tensors[name] for name in self.captured[number].mutated
         }
 
-    def keep(self) -> None:
+    def adopt(self) -> None:
         for number, learner in enumerate(self.learners):
             tensors = self.tensors[number]
-            learner.keep({name: tensors[name] for name in learner.learned()})
-            for name in learner.changed:
-                learner.read()[name].copy_(tensors[name])
+            learner.adopt({name: tensors[name] for name in learner.learned()})
+            for name in learner.mutated:
+                learner.step_inputs()[name].copy_(tensors[name])
 
     def _allocate(self) -> None:
         generator = torch.Generator(self.device).manual_seed(0)
@@ -83,8 +83,8 @@ class Graph(Steps):
         alike = len(set(recipes)) == 1
         self.optimiser = make_optimiser(recipes[0], flat) if alike else EachItsOwn(recipes, flat)
         self.grad = torch.empty_like(flat)
-        read = [learner.read() for learner in self.learners]
-        draws = [learner.draws(generator) for learner in self.learners]
+        read = [learner.step_inputs() for learner in self.learners]
+        draws = [learner.sample_epoch(generator) for learner in self.learners]
         # Tables with a leading dimension of replicas, or one per replica; either way `tensors` and
         # `drawn` are each learner's own part of them.
         if self.form == "branches":
@@ -138,8 +138,8 @@ class Graph(Steps):
         self.optimiser.step(self.grad, lr)
         if self.form == "branches":
             for learner, tensors in zip(self.captured, self.tensors, strict=True):
-                learner.settle()
-                learner.carry(tensors)
+                learner.after_step()
+                learner.sync_buffers(tensors)
         self.total += losses
         self.now += 1
 

@@ -29,9 +29,9 @@ _HERE = nullcontext()
 class Learner(nn.Module, ABC):
     """One network learning one task.
 
-    Its tensors are named as attributes of the learner, as in `named_parameters()`. A
-    method with steps of its own overrides `gradient` (other gradients, or a second backward pass),
-    `settle` (what must hold after every update) or `draws` (rows of a replay memory), and must not
+    Its tensors are named as attributes of the learner, as in `named_parameters()`. A method with
+    steps of its own overrides `gradient` (other gradients, or a second backward pass), `after_step`
+    (what must hold after every update) or `sample_epoch` (rows of a replay memory), and must not
     wait for the device in any of them.
     """
 
@@ -41,7 +41,7 @@ class Learner(nn.Module, ABC):
     # Side streams of a captured step, for what need not wait for its data.
     beside: Sequence[torch.cuda.Stream] = ()
     threads: int | None = None  # CPU threads that a step is worth, if all would be too many
-    changed: tuple[str, ...] = ()  # what a step may change besides the parameters
+    mutated: tuple[str, ...] = ()  # what a step may change besides the parameters
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
@@ -53,11 +53,11 @@ class Learner(nn.Module, ABC):
         """The parameters that steps change, as they are now."""
 
     @abstractmethod
-    def read(self) -> Tensors:
+    def step_inputs(self) -> Tensors:
         """All else that a step reads: data, and what is frozen."""
 
     @abstractmethod
-    def keep(self, learned: Tensors) -> None:
+    def adopt(self, learned: Tensors) -> None:
         """Adopt parameters that were learned."""
 
     @abstractmethod
@@ -69,9 +69,9 @@ class Learner(nn.Module, ABC):
         captured graph serves them all."""
         return id(self)
 
-    def draws(self, generator: torch.Generator) -> Draws:
+    def sample_epoch(self, generator: torch.Generator) -> Draws:
         """All that is random in an epoch, with an entry for each step."""
-        return self.feed.draws(generator)
+        return self.feed.sample_epoch(generator)
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         """The loss of one step and its gradient for each parameter."""
@@ -82,14 +82,14 @@ class Learner(nn.Module, ABC):
         """Gradients for each parameter; zeros for those that the module did not use."""
         return torch.autograd.grad(loss, self._leaves, materialize_grads=True)
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         """What to do after the parameters were changed: nothing by default."""
 
-    def turn(self, epoch: int) -> None:
-        """What to do before an epoch, counted from 0, to what `read` and `learned` name: nothing by
-        default."""
+    def on_epoch_start(self, epoch: int) -> None:
+        """Change what `step_inputs` and `learned` name before an epoch, counted from 0. By
+        default does nothing."""
 
-    def aside(self, number: int = 0) -> AbstractContextManager[object]:
+    def side_stream(self, number: int = 0) -> AbstractContextManager[object]:
         """Inside, compute concurrently with what comes after, if there are streams for it. What is
         read or made inside has to be held until `join`, or its memory could be reused before."""
         if not self.beside:
@@ -122,10 +122,10 @@ class Learner(nn.Module, ABC):
                 self._exchange(name, tensor)
 
     @torch.no_grad()
-    def carry(self, tensors: Tensors) -> None:
+    def sync_buffers(self, tensors: Tensors) -> None:
         """After a step, copy what the module assigned in place of the tensors that steps know back
         into these."""
-        for name in self.changed:
+        for name in self.mutated:
             now = self._exchange(name, tensors[name])
             if now is not tensors[name] and now.shape == tensors[name].shape:
                 tensors[name].copy_(now)
@@ -147,13 +147,13 @@ class Steps(ABC):
     learners: Sequence[Learner]
     tensors: Sequence[Tensors]  # each learner's tensors, as its steps know them
 
-    def turn(self, epoch: int) -> None:
+    def on_epoch_start(self, epoch: int) -> None:
         """Let every learner do what it does before an epoch."""
         for learner, tensors in zip(self.learners, self.tensors, strict=True):
-            if type(learner).turn is Learner.turn:
+            if type(learner).on_epoch_start is Learner.on_epoch_start:
                 continue  # binding takes longer than doing nothing
             with learner.bound(tensors), torch.no_grad():
-                learner.turn(epoch)
+                learner.on_epoch_start(epoch)
 
     @abstractmethod
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
@@ -165,7 +165,7 @@ class Steps(ABC):
         """What one learner needs to resume from here."""
 
     @abstractmethod
-    def keep(self) -> None:
+    def adopt(self) -> None:
         """Hand to every learner what it has learned so far."""
 
     def resume(self, number: int, state: Tensors) -> None:
@@ -182,7 +182,7 @@ class Eager(Steps):
         for learner in learners:
             learned = learner.learned()
             flat = gathered((tensor.detach() for tensor in learned.values()), 0)
-            self.tensors.append(learner.read() | views(flat, learned))
+            self.tensors.append(learner.step_inputs() | views(flat, learned))
             self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
@@ -202,20 +202,20 @@ class Eager(Steps):
                 draw = dict(zip(names, own, strict=True))
                 loss, grads = learner.gradient(draw)
                 optimiser.step(gathered(grads, 0), lr)
-                learner.settle()
-                learner.carry(self.tensors[number])
+                learner.after_step()
+                learner.sync_buffers(self.tensors[number])
                 total += loss.detach()
         return total
 
     def state(self, number: int) -> Tensors:
         optimiser, tensors = self.optimisers[number], self.tensors[number]
         return optimiser.state() | {
-            f"buffer/{name}": tensors[name] for name in self.learners[number].changed
+            f"buffer/{name}": tensors[name] for name in self.learners[number].mutated
         }
 
-    def keep(self) -> None:
+    def adopt(self) -> None:
         for learner, tensors in zip(self.learners, self.tensors, strict=True):
-            learner.keep({name: tensors[name] for name in learner.learned()})
+            learner.adopt({name: tensors[name] for name in learner.learned()})
 
 
 def precise(recipe: Recipe) -> AbstractContextManager[None]:

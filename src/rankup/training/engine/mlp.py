@@ -72,7 +72,7 @@ class ChainLearner(RankLearner):
         first, (head,) = self._links[0], self._heads
         at = flat_rows(draw["rows"], self.y.shape[-1])
         product: Product = torch.mm if at.dim() == 1 else torch.bmm
-        with self.aside():
+        with self.side_stream():
             labels = take_flat(self.y, at).unsqueeze(-2)
             for link in self._links:
                 link.gather_factors()
@@ -90,7 +90,7 @@ class ChainLearner(RankLearner):
         by_entropy = self.feed.recipe.loss == "cross-entropy"
         loss, grad, read = (self._cross_entropy if by_entropy else self._squares)(logits, labels)
         name = f"body.{head.spec.name}.new_"
-        with self.aside(1):
+        with self.side_stream(1):
             grads = {f"{name}weight": product(grad, x.mT)}
             if bias is not None:
                 grads[f"{name}bias"] = grad.sum(-1)
@@ -109,7 +109,7 @@ class ChainLearner(RankLearner):
         size), and what must be held for them until `join`."""
         logs = logits.log_softmax(-2)
         share = 1 / labels.shape[-1]
-        with self.aside():
+        with self.side_stream():
             loss = logs.gather(-2, labels).sum((-2, -1)) * _number(-share, logs)
         return loss, _less_one_at(labels, logs.exp()).mul_(_number(share, logs)), logs
 
@@ -118,7 +118,7 @@ class ChainLearner(RankLearner):
         likely = logits.softmax(-2)
         off = _less_one_at(labels, likely.clone())
         share = 1 / (labels.shape[-1] * logits.shape[-2])
-        with self.aside():
+        with self.side_stream():
             loss = off.square().sum((-2, -1)) * _number(share, off)
         to_likely = off * _number(2 * share, off)
         return loss, torch._softmax_backward_data(to_likely, likely, -2, likely.dtype), off
@@ -135,14 +135,14 @@ class ChainLearner(RankLearner):
         preceding layer comes first; all else may be computed aside."""
         added, grads = link.added, {}
         grad = torch.ops.aten.threshold_backward(to_y, link.y, 0)
-        with self.aside():
+        with self.side_stream():
             if added:
                 rows = product(link.selected_by_new, grad.mT)
                 grads["U"] = rows.narrow(-2, 0, added)
             if link.bias is not None:
                 grads["bias"] = rows.select(-2, added) if added else grad.sum(-1)
         to_selected = product(link.U, grad)  # [R, B]
-        with self.aside(1):
+        with self.side_stream(1):
             grads["selector"] = (to_selected * link.hidden).sum(-1)
         if not (wants_x or added):
             return Backward(grads, None, (grad, to_selected))
@@ -152,7 +152,7 @@ class ChainLearner(RankLearner):
         )
         if added:
             assert link.x is not None
-            with self.aside(1) if wants_x else nullcontext():
+            with self.side_stream(1) if wants_x else nullcontext():
                 grads["V"] = link.scaled(product(link.new(to_hidden), link.x.mT))
         to_x = None
         if wants_x:

@@ -40,23 +40,23 @@ class ModuleLearner(Learner):
         self.body, self.index = body, index
         self.kind: Hashable = id(body)  # bodies of one kind take the same steps
         self._reads = self._constant()
-        self.changed = tuple(self._reads) if self._parameters_of_body() else ()
-        self.look_at("x", feed.x)
-        self.look_at("y", feed.task.train_y)
+        self.mutated = tuple(self._reads) if self._parameters_of_body() else ()
+        self.register_input("x", feed.x)
+        self.register_input("y", feed.task.train_y)
         self._convolves = convolves(body)
         own_steps = type(self).gradient is not Learner.gradient or (
-            type(self).settle is not Learner.settle
+            type(self).after_step is not Learner.after_step
         )
-        alone = self._convolves or self.changed or own_steps
+        alone = self._convolves or self.mutated or own_steps
         self.replicas = "branches" if alone else "vmap"
 
     def learned(self) -> Tensors:
         return dict(self._parameters_of_body())
 
-    def read(self) -> Tensors:
+    def step_inputs(self) -> Tensors:
         return self._reads
 
-    def look_at(self, name: str, it: Tensor | nn.Module) -> None:
+    def register_input(self, name: str, it: Tensor | nn.Module) -> None:
         """Register a tensor, or all tensors of a module, for steps to read."""
         if isinstance(it, Tensor):
             self.register_buffer(name, it)
@@ -68,7 +68,7 @@ class ModuleLearner(Learner):
             tensors = chain(parameters, it.named_buffers(remove_duplicate=False))
             self._reads |= {f"{name}.{key}": tensor.detach() for key, tensor in tensors}
 
-    def keep(self, learned: Tensors) -> None:
+    def adopt(self, learned: Tensors) -> None:
         for name, parameter in self._parameters_of_body().items():
             parameter.data = learned[name].detach()
 
@@ -76,7 +76,7 @@ class ModuleLearner(Learner):
         # Data that is made at every step goes through the task's own transform.
         transform = id(self.feed.task.transform) if self.feed.transforms_batches else None
         # What steps change tells whether a module learns its statistics or uses them.
-        return type(self), self.kind, transform, self.changed
+        return type(self), self.kind, transform, self.mutated
 
     def forward(self, draw: Draws) -> Tensor:
         with active(self.index), self._autocast():

@@ -67,7 +67,7 @@ class RankLearner(ModuleLearner):
         super().__init__(net.body, feed, len(net.tasks))
         self.register_module("teacher", None)
         if teacher is not None:
-            self.look_at("teacher", teacher)
+            self.register_input("teacher", teacher)
         # In lists, because the tensors of a module that is an attribute are listed twice.
         first = [part for part in net.parts if part.spec.name == net.plan.first]
         self._first = [
@@ -82,11 +82,11 @@ class RankLearner(ModuleLearner):
             f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)
         }
         self._extra = {name: -len(layer.U) % pad for name, layer in self._factored.items()}
-        if self.index or net.growth.base == "keep":
+        if self.index or net.options.base == "keep":
             # After the first task, what is not factored stays as it is.
-            self.changed = ()
+            self.mutated = ()
         # It has steps of its own only for convolutions.
-        self.replicas = "branches" if self._convolves or self.changed else "vmap"
+        self.replicas = "branches" if self._convolves or self.mutated else "vmap"
         self._builder: Builder | None = None
         # Kernels that are built aside have their channels last, and so would their outputs.
         self._builds = self._convolves and self._takes_channels_last()
@@ -104,8 +104,8 @@ class RankLearner(ModuleLearner):
                 learned[name] = torch.cat([F.pad(selector[:old], (0, extra)), selector[old:]])
         return learned
 
-    def keep(self, learned: Tensors) -> None:
-        super().keep(learned)
+    def adopt(self, learned: Tensors) -> None:
+        super().adopt(learned)
         for prefix, layer in self._factored.items():
             old, extra = len(layer.U), self._extra[prefix]
             if extra:
@@ -150,7 +150,7 @@ class RankLearner(ModuleLearner):
         a kernel's gradient does not hold up the layers before it."""
         main, made = torch.cuda.current_stream(), dict[str, Built]()
         if self._builder is not None:
-            with self.aside():
+            with self.side_stream():
                 found = self._builder()
                 ready = torch.cuda.current_stream().record_event()
             named = zip(self._built_with_others, found, strict=True)
@@ -158,7 +158,7 @@ class RankLearner(ModuleLearner):
         dtype = torch.bfloat16 if self._is_bf16 else self.feed.dtype
         alone = [layer for layer in self._convolutions() if layer.spec.name not in made]
         for number, layer in enumerate(alone):
-            with self.aside(number):
+            with self.side_stream(number):
                 kernel = layer.build(dtype)
                 ready = torch.cuda.current_stream().record_event()
             kernel.record_stream(main)
@@ -235,6 +235,6 @@ class ApartLearner(RankLearner):
         self.replicas = "branches"
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def after_step(self) -> None:
         for layer in self._factored.values():
             layer.new_selector[layer.spec.rank.seeded : len(layer.U)] = 0

@@ -62,7 +62,7 @@ class Engine:
         # One of them takes the steps of all only if they differ in tensors alone.
         alike = (
             self.alike
-            and len({_shapes(learner.read()) for learner in learners}) == 1
+            and len({_shapes(learner.step_inputs()) for learner in learners}) == 1
             and not any(learner.feed.transforms_batches for learner in learners)
         )
         return learners[0].replicas if len(learners) > 1 and alike else "branches"
@@ -73,5 +73,5 @@ def _shapes(tensors: Tensors) -> Hashable:
 
 
 def _signature(learner: Learner) -> Hashable:
-    feed, shapes = learner.feed, (_shapes(learner.read()), _shapes(learner.learned()))
+    feed, shapes = learner.feed, (_shapes(learner.step_inputs()), _shapes(learner.learned()))
     return learner.key(), shapes, feed.recipe, feed.steps_per_epoch, feed.batch_size
