@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench format clean
+.PHONY: setup demo test test-all lint bench format clean
 
 setup: $(VENV)/installed
 
@@ -27,10 +27,16 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
 # A process for each core, but few: each of them loads torch. Their tensors are small, so that a
 # second thread would only be in the way.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(PYTEST)
+
+# Also the tests marked slow: campaigns, and cross products of what `make test` samples.
+test-all: lint
+	$(PYTEST) -m ""
 
 format: setup
 	$(BIN)/ruff check --fix .
