@@ -1,4 +1,4 @@
-"""What all layers of a grown network share.
+"""The base class of all layers of a grown network, and the active task.
 
 A layer holds tables of what its committed tasks added, all of them buffers, and for the task being
 learned parameters of its own, named `new_…`. Which task it runs comes from a context variable that
@@ -6,7 +6,7 @@ the network's forward sets, not from state on the module: threads may run differ
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers.spec import HeadSpec, LayerSpec
-from rankup.layers.unread import Unread
 
 Tensors = dict[str, Tensor]
 Value = TypeVar("Value")
@@ -71,8 +70,28 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
         )
 
 
+class Placeholder:
+    """Weight that exposes only shape, dtype and device, as in `x.to(self.conv.weight.dtype)`."""
+
+    def __init__(
+        self, shape: torch.Size, refusal: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape, self.dtype, self.device, self.ndim = shape, dtype, device, len(shape)
+        self.refusal = refusal
+
+    def __getattr__(self, name: str) -> Any:
+        raise TaskStateError(self.refusal)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        placeholder = next(arg for arg in (*args, *(kwargs or {}).values()) if type(arg) is cls)
+        if func in (Tensor.to, Tensor.type_as):
+            return args[0].to(placeholder.device, placeholder.dtype)
+        raise TaskStateError(placeholder.refusal)
+
+
 class TaskLayer(nn.Module, ABC):
-    """What all layers share: the stages of a task, from `start` through `open` and `learned` to
+    """Base of all layers: the stages of a task, from `start` through `open` and `learned` to
     `close` and `install`."""
 
     spec: LayerSpec
@@ -85,7 +104,6 @@ class TaskLayer(nn.Module, ABC):
         self.seed = seed
         self.dtype = dtype
         self.count = 0  # committed tasks
-        self.edition = 0  # grows whenever other tensors are loaded into the layer
         self.attributes: list[str] = []  # names of those copied from the layer it replaces
         self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
 
@@ -160,19 +178,6 @@ class TaskLayer(nn.Module, ABC):
         self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
 
-    def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
-        """Why a state dict cannot be loaded into this layer although its shapes fit; else None."""
-        return None
-
-    def _load_from_state_dict(
-        self, state_dict: Tensors, prefix: str, *rest: Any, **kwargs: Any
-    ) -> None:
-        *_, errors = rest
-        if reason := self.misfit(state_dict, prefix):
-            errors.append(reason)
-        super()._load_from_state_dict(state_dict, prefix, *rest, **kwargs)
-        self.edition += 1
-
     def _task_read(self, what: str) -> int:
         """The one active task, of which a module's forward reads something directly."""
         task = active_task()
@@ -183,11 +188,10 @@ class TaskLayer(nn.Module, ABC):
     def _read_of_task(
         self, what: str, shape: Sequence[int], read: Callable[[int], Tensor]
     ) -> Tensor:
-        """What the module's forward reads directly, for the active task. A mixed batch has no one
-        task, so it gets a stand-in with a shape, a dtype and a device but no values."""
+        """What the module's forward reads directly, for the active task; of a mixed batch, which
+        has no one task, a placeholder."""
         if isinstance(active_task(), Tensor):
-            factory = self._factory["dtype"], self._factory["device"]
-            return Unread.of(shape, *factory, self._unreadable(what))
+            return Placeholder(torch.Size(shape), self._unreadable(what), **self._factory)  # type: ignore[return-value]
         return read(self._task_read(what))
 
     def _unreadable(self, what: str) -> str:

@@ -1,4 +1,4 @@
-"""What linear and convolutional layers with weights that are a sum of factors share."""
+"""The base class of linear and convolutional layers whose weights are a sum of factors."""
 
 import math
 from abc import abstractmethod
@@ -99,16 +99,20 @@ class FactoredLayer(TaskLayer):
             return None
         return self._read_of_task("bias", (self.spec.outputs,), self._bias)
 
-    def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
-        for part in ("U", "V"):
-            own = getattr(self, part)[: self.spec.rank.seeded]
-            given = state.get(f"{prefix}{part}", own)[: len(own)]
-            if given.shape == own.shape and not torch.equal(given.to(own), own):
-                return (
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **kwargs: Any
+    ) -> None:
+        *_, errors = rest
+        for key in ("U", "V"):
+            seeded = getattr(self, key)[: self.spec.rank.seeded]
+            loaded = state_dict.get(f"{prefix}{key}", seeded)[: len(seeded)]
+            if loaded.shape == seeded.shape and not torch.equal(loaded.to(seeded), seeded):
+                errors.append(
                     f"layer {self.spec.name!r} has seeded factors from another seed, which are not "
                     f"stored in any file: grow the network with that seed, not {self.seed}"
                 )
-        return None
+                return
+        super()._load_from_state_dict(state_dict, prefix, *rest, **kwargs)
 
     def extra_repr(self) -> str:
         spec = self.spec

@@ -1,7 +1,7 @@
 """An output layer per task."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
@@ -100,13 +100,8 @@ class TaskHead(TaskLayer):
         self.ends = _ends(tables["rows"])
         super().install(tables, tasks)
 
-    def misfit(self, state: Mapping[str, Tensor], prefix: str) -> str | None:
-        given = _ends(state.get(f"{prefix}rows", self.rows))
-        return None if given == _ends(self.rows) else "the tasks' numbers of classes do not match"
-
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # As many classes in all, but maybe not per task: that is refused, but loaded by now.
         self.ends = _ends(self.rows)
 
     def added(self, task: int) -> Tensors:

@@ -1,206 +1,117 @@
-"""What a network neither factors nor keeps per task: trained with the first task or kept from the
-given module, then constant."""
+"""Tensors that all tasks share, because they are neither factored nor kept per task."""
 
-import threading
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from itertools import chain
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from rankup.errors import TaskStateError
-from rankup.growing.kinds import own_tensors
 from rankup.growing.reinit import drawing_of, frozen_parts
-from rankup.layers import Start, TaskLayer, Tensors, row_by_row
+from rankup.layers import Start, Tensors, row_by_row
 from rankup.layers.spec import DenseSpec
 
-_ONE_AT_A_TIME = threading.RLock()
+_Place = tuple[nn.Module, str]  # a module and the name of one of its tensors
+_NORMS = nn.modules.batchnorm._NormBase
 
 
 class SharedTensors:
-    """The tensors of a `DenseSpec`, read and written where they are: in modules that this project
-    did not write.
+    """The tensors of a `DenseSpec`, read and written in the modules that hold them.
 
-    They go through a task's stages as a layer does. All are buffers, except while the first task
-    trains them as parameters.
+    They go through a task's stages as a layer does: trained with the first task, or kept from the
+    given module, then constant. All are buffers, except while the first task trains them as
+    parameters.
     """
 
-    def __init__(self, spec: DenseSpec, body: nn.Module) -> None:
+    def __init__(self, spec: DenseSpec, module: nn.Module) -> None:
         self.spec = spec
-        self.count = 0
-        everywhere = list(
-            chain(
-                body.named_parameters(remove_duplicate=False),
-                body.named_buffers(remove_duplicate=False),
-            )
-        )
-        here = dict(everywhere)
-        # A tensor shared by several modules has several places, one of a module with several names
-        # only one.
-        self._owners = {
-            name: list(
-                dict.fromkeys(_owner(body, other) for other, t in everywhere if t is here[name])
-            )
+        self.count = 0  # committed tasks
+        named = [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+        tensors = dict(named)
+        # A tensor that several modules share has several places.
+        self._places: dict[str, list[_Place]] = {
+            name: list(dict.fromkeys(_place(module, n) for n, t in named if t is tensors[name]))
             for name, _ in spec.tensors
         }
-        # Non-persistent buffers are not saved, so they are not part of what a task learns.
-        self._passing = [
-            (module, key)
-            for module in body.modules()
-            if not isinstance(module, TaskLayer)
-            for key in module._non_persistent_buffers_set
-        ]
-        self._before: Tensors = {}
-        self._passing_before: list[Tensor | None] = []
-        self._own = [name for name, _ in spec.tensors if name not in spec.trained]
-        frozen = frozen_parts(body)
-        # These change no buffers either: frozen parts answer as they were given.
-        self.frozen = [part for part in map(body.get_submodule, frozen) if part._buffers]
-        # What no seed can restore: what is frozen, and what its module does not draw.
-        self.brought = [
+        self._buffers = [name for name, _ in spec.tensors if name not in spec.trained]
+        self._norms = [m for m in module.modules() if isinstance(m, _NORMS)]
+        frozen = frozen_parts(module)
+        self._frozen = [m for m in map(module.get_submodule, frozen) if m._buffers]
+        # Names of what came with the module: no seed can draw it again.
+        self.came_with_module = [
             name
             for name, _ in spec.tensors
             if name.rpartition(".")[0] in frozen
-            or not _is_drawn(_owner(body, name)[0], here[name], name in spec.trained)
+            or not _is_drawn(self._places[name][0][0], tensors[name], name in spec.trained)
         ]
-        self._updating: set[str] = set()  # buffers that their modules change by themselves
-        self._constant({name: tensor.detach() for name, tensor in self._values().items()})
+        self.self_updating: set[str] = set()  # buffers that their modules change in a forward
+        self._before: Tensors = {}
+        self._fix({name: tensor.detach() for name, tensor in self._values().items()})
+
+    @property
+    def is_constant(self) -> bool:
+        return self.count > 0 or self.spec.kept
+
+    def hold_modes(self) -> None:
+        """Put frozen modules into eval mode, and shared norms and self-updating modules once their
+        values are fixed."""
+        held = list(self._frozen)
+        if self.is_constant:
+            held += self._norms
+            held += (m for name in self.self_updating for m, _ in self._places[name])
+        for module in held:
+            module.training = False
 
     def start(self, classes: int, start: Start) -> Tensors:
-        if self.count or self.spec.kept:
+        if self.is_constant:
             return {}
         values = self._values()
         return {name: values[name].clone() for name in self.spec.trained}
 
     def open(self, values: Tensors) -> None:
-        # Also if there is nothing to train: a module may change its own buffers while it learns.
         self._before = {name: value.clone() for name, value in self._values().items()}
-        buffers = (owner._buffers[key] for owner, key in self._passing)
-        self._passing_before = [None if t is None else t.clone() for t in buffers]
         for name, value in values.items():
             parameter = nn.Parameter(value)
-            for owner, key in self._owners[name]:
-                del owner._buffers[key]
-                owner.register_parameter(key, parameter)
-                _refresh(owner)
+            for module, key in self._places[name]:
+                del module._buffers[key]
+                module.register_parameter(key, parameter)
+                _refresh(module)
 
     def learned(self) -> Tensors:
-        self.refuse_reshaped()
-        if not self.count and not self.spec.kept:
-            self._updating.update(self._changed())
+        if not self.is_constant:
+            self.self_updating.update(self._changed(self._buffers))
             return {name: tensor.detach().clone() for name, tensor in self._values().items()}
-        if changed := self.undo():
+        if changed := self._changed(self._places):
+            self._restore(changed)
             raise TaskStateError(
-                f"the module changed its {self._called(changed[0])} while it learned, although "
-                "earlier answers depend on it; it is held constant from now on: call abandon_task "
-                "and learn the task again"
+                f"the module changed its {changed[0]!r} while it learned, although earlier answers "
+                "depend on it; it is held constant from now on: call abandon_task and learn the "
+                "task again"
             )
         return {}
 
-    def undo(self) -> list[str]:
-        """Restore buffers as they were when the task began; return the names of changed ones."""
-        changed = self._changed()
-        self._updating.update(changed)
-        self._constant({name: self._before[name] for name in changed})
-        self._undo_passing()
-        return changed
-
     def undo_trial(self) -> None:
-        """Restore everything after a trial run of the module."""
-        self.undo()
+        """Restore what a trial run of the module has changed."""
+        self._restore(self._changed(self._places if self.is_constant else self._buffers))
         values = self._values()
-        for name in self._changed(self._owners):
+        for name in self._changed(self._places):  # parameters that the module itself moves
             values[name].data.copy_(self._before[name])
 
-    def refuse_restless(self) -> None:
-        """Refuse a module that has changed something by just answering, before any step: its next
-        answer would differ."""
-        if changed := self._changed(self._owners):
-            raise TaskStateError(
-                f"the module changes its {self._called(changed[0])} even when it only answers, so "
-                "no answer would stay the same: have it check self.training"
-            )
-
-    def refuse_made(self, body: nn.Module) -> None:
-        """Refuse a module that has made a tensor while it ran: no task would know of it."""
-        known = {(id(owner), key) for places in self._owners.values() for owner, key in places}
-        others = {
-            name: part for name, part in body.named_modules() if not isinstance(part, TaskLayer)
-        }
-        for name, _ in own_tensors(others.items()):
-            owner, _, key = name.rpartition(".")
-            if (id(others[owner]), key) not in known:
-                raise TaskStateError(
-                    f"the module created {name!r} while it ran, but a network grown before that "
-                    "does not know about it: run the module once, then grow it"
-                )
-
-    def refuse_reshaped(self) -> None:
-        """Refuse a module that has given a tensor another shape: the module as given could not
-        load it."""
-        values = self._values()
-        for name, shape in self.spec.tensors:
-            if (now := tuple(values[name].shape)) != shape:
-                raise TaskStateError(
-                    f"the module changed the shape of its {self._called(name)} from {list(shape)} "
-                    f"to {list(now)} while it learned, so it could not be loaded: have it keep its "
-                    "shape, or register it with persistent=False"
-                )
-
-    def as_given(self) -> set[str]:
-        """What no task has changed, so it may hold any values, such as a mask of −inf."""
-        return {*self._own} - {*self._changed()}
-
-    @property
-    def updating(self) -> list[nn.Module]:
-        """Modules that change their buffers by themselves, which they must stop once these are
-        constant."""
-        return [owner for name in self._updating for owner, _ in self._owners[name]]
-
-    @property
-    def updating_names(self) -> Collection[str]:
-        return self._updating
-
-    def know_updating(self, names: Collection[str]) -> None:
-        """Restore in a loaded network what was known when it was saved."""
-        self._updating.update(names)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, the module answers for constant tasks in training mode. Buffers that it changes
-        are then restored, and remembered as `updating`. Threads take turns, or one would find
-        what another has changed."""
-        with _ONE_AT_A_TIME if self._own or self._passing else nullcontext():
-            moving = {
-                name: getattr(*self._owners[name][0]).clone()
-                for name in self._own
-                if any(owner.training for owner, _ in self._owners[name])
-            }
-            passing = [
-                (owner, key, buffer.clone())
-                for owner, key in self._passing
-                if owner.training and (buffer := owner._buffers.get(key)) is not None
-            ]
-            try:
-                yield
-            finally:
-                values = self._values() if moving else {}
-                changed = {name: t for name, t in moving.items() if not _equal(values[name], t)}
-                self._updating.update(changed)
-                self._constant(changed)
-                _put_back(passing)
+    def unchanged(self) -> set[str]:
+        """Buffers that no task has changed, which may hold any values, such as a mask of −inf."""
+        return {*self._buffers} - {*self._changed(self._buffers)}
 
     def close(self) -> None:
-        self._constant(self._before)
-        self._undo_passing()
-        self._before, self._passing_before = {}, []
+        self._fix(self._before)
+        self._before = {}
 
     def extended(self, *added: Tensors) -> Tensors:
-        return {name: tensor for own in added for name, tensor in own.items()}
+        return {name: tensor for tensors in added for name, tensor in tensors.items()}
 
     def install(self, tables: Tensors, tasks: int = 1) -> None:
-        self._constant(tables)
+        self._fix(tables)
         self.count += tasks
 
     def added(self, task: int) -> Tensors:
@@ -210,83 +121,68 @@ class SharedTensors:
         return self._values() if self.spec.kept else {}
 
     def load_base(self, base: Tensors) -> None:
-        self._constant(base)
+        self._fix(base)
 
     def tie(self) -> None:
-        """Share one tensor again among all places of a name: torch moves buffers one by one."""
-        for (first, name), *others in self._owners.values():
-            for owner, key in others:
-                if key in owner._buffers and owner._buffers[key] is not getattr(first, name):
-                    owner._buffers[key] = getattr(first, name)
-                    _refresh(owner)
+        """Share one tensor again among all its places: torch moves buffers one by one."""
+        for (first, name), *others in self._places.values():
+            for module, key in others:
+                if key in module._buffers and module._buffers[key] is not getattr(first, name):
+                    module._buffers[key] = getattr(first, name)
+                    _refresh(module)
 
-    def _changed(self, among: Collection[str] | None = None) -> list[str]:
-        """What has changed since the task began, among all that no step changes or `among`."""
-        if among is None:
-            among = self._owners if self.count or self.spec.kept else self._own
+    def _changed(self, names: Iterable[str]) -> list[str]:
+        """Which of these tensors have changed since the task began."""
         values, before = self._values(), self._before
         # The network may have been moved since.
-        return [
-            name for name in among if not _equal(values[name], before[name].to(values[name].device))
-        ]
+        return [n for n in names if not _equal(values[n], before[n].to(values[n].device))]
 
-    def _called(self, name: str) -> str:
-        return f"{'buffer' if name in self._own else 'parameter'} {name!r}"
-
-    def _undo_passing(self) -> None:
-        """Restore non-persistent buffers: a loaded network has them as given, so no answer
-        may depend on other values. One that has grown is a cache, not an average, and stays."""
-        pairs = zip(self._passing, self._passing_before, strict=False)
-        _put_back((*place, before) for place, before in pairs if before is not None)
+    def _restore(self, names: Collection[str]) -> None:
+        self.self_updating.update(names)
+        self._fix({name: self._before[name] for name in names})
+        self.hold_modes()
 
     def _values(self) -> Tensors:
-        return {name: getattr(*places[0]) for name, places in self._owners.items()}
+        return {name: getattr(*places[0]) for name, places in self._places.items()}
 
-    def _constant(self, values: Tensors) -> None:
+    def _fix(self, values: Tensors) -> None:
+        """Make buffers of these values."""
         for name, value in values.items():
-            old = getattr(*self._owners[name][0])
+            old = getattr(*self._places[name][0])
             # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
             constant = row_by_row(value, old.device, old.dtype)
-            for owner, key in self._owners[name]:
-                owner._parameters.pop(key, None)
-                owner.register_buffer(key, constant)
-                _refresh(owner)
+            for module, key in self._places[name]:
+                module._parameters.pop(key, None)
+                module.register_buffer(key, constant)
+                _refresh(module)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """To the bit, with nan equal to nan."""
-    if torch.equal(one, other):
-        return True
-    nan = one.isnan()
-    return torch.equal(nan, other.isnan()) and torch.equal(one[~nan], other[~nan])
+    if one.shape != other.shape or torch.equal(one, other):
+        return one.shape == other.shape
+    return one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def _put_back(passing: Iterable[tuple[nn.Module, str, Tensor]]) -> None:
-    for owner, key, before in passing:
-        now = owner._buffers.get(key)
-        if now is not None and now.shape == before.shape:
-            owner._buffers[key] = before.to(now.device, copy=True)
-
-
-def _owner(body: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _place(module: nn.Module, name: str) -> _Place:
     owner, _, key = name.rpartition(".")
-    return body.get_submodule(owner), key
+    return module.get_submodule(owner), key
 
 
-def _is_drawn(owner: nn.Module, tensor: Tensor, trained: bool) -> bool:
+def _is_drawn(module: nn.Module, tensor: Tensor, trained: bool) -> bool:
     """Whether a module draws a tensor of its own. Of buffers, norms are known to reset theirs."""
     if isinstance(tensor, nn.Parameter):
-        return trained and drawing_of(owner) is not None
-    return isinstance(owner, nn.modules.batchnorm._NormBase)
+        return trained and drawing_of(module) is not None
+    return isinstance(module, _NORMS)
 
 
-def _refresh(owner: nn.Module) -> None:
+def _refresh(module: nn.Module) -> None:
     # Recurrent layers also keep a list of their weights, and rebuild it here.
-    owner._apply(lambda tensor: tensor, recurse=False)  # type: ignore[no-untyped-call]
+    module._apply(lambda tensor: tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 
 def make_trainable(module: nn.Module, spec: DenseSpec) -> None:
-    """Turn a merged module's dense tensors back into parameters."""
-    parts = SharedTensors(spec, module)
-    values = parts._values()
-    parts.open({name: values[name] for name in spec.trained})
+    """Turn a merged module's shared tensors back into parameters."""
+    shared = SharedTensors(spec, module)
+    values = shared._values()
+    shared.open({name: values[name] for name in spec.trained})

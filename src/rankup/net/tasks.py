@@ -1,11 +1,13 @@
-"""The tasks that a network knows, by name and by index."""
+"""Names, indices and classes of the tasks that a network knows."""
 
 import operator
 import reprlib
+import unicodedata
+from collections.abc import Container
 from dataclasses import dataclass
+from typing import Any
 
 from rankup.errors import RankupError, TaskStateError
-from rankup.net import validate
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,6 @@ class TaskList:
         self.tasks: list[KnownTask] = []
         self.learning: KnownTask | None = None
         self._indices: dict[str, int] = {}
-        self.narrowest = self.widest = 0  # the tasks with the fewest and with the most classes
 
     @property
     def names(self) -> list[str]:
@@ -35,20 +36,16 @@ class TaskList:
                 f"cannot begin task {name!r} while {self.learning.name!r} is being learned: call "
                 "commit_task or abandon_task first"
             )
-        return KnownTask(validate.task_name(name, self._indices), validate.class_count(classes))
+        return KnownTask(_checked_name(name, self._indices), _class_count(classes))
 
-    def opened(self, wanted: str) -> KnownTask:
+    def in_progress(self, wanted_by: str) -> KnownTask:
         """The task that is being learned, for a method that needs one."""
         if self.learning is None:
-            raise TaskStateError(f"no task is being learned: call begin_task before {wanted}")
+            raise TaskStateError(f"no task is being learned: call begin_task before {wanted_by}")
         return self.learning
 
     def append(self, task: KnownTask) -> None:
-        index = self._indices[task.name] = len(self.tasks)
-        if not self.tasks or task.classes < self.tasks[self.narrowest].classes:
-            self.narrowest = index
-        if not self.tasks or task.classes > self.tasks[self.widest].classes:
-            self.widest = index
+        self._indices[task.name] = len(self.tasks)
         self.tasks.append(task)
         self.learning = None
 
@@ -62,9 +59,7 @@ class TaskList:
             if self.learning is not None and task == self.learning.name:
                 return len(self.tasks)
             if task not in self._indices:
-                only = (
-                    f"only {validate.listed(self.names)}" if self.names else "none was learned yet"
-                )
+                only = f"only {_listed(self.names)}" if self.names else "none was learned yet"
                 raise RankupError(f"there is no task {task!r}, {only}")
             return self._indices[task]
         try:
@@ -88,3 +83,39 @@ class TaskList:
             name = self.learning.name
             raise TaskStateError(f"task {name!r} is still being learned: commit it first")
         return index
+
+
+def _checked_name(name: object, known: Container[str]) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise RankupError(f"a task needs a name, got {name!r}")
+    if name != name.strip() or any(
+        char in "/\\" or unicodedata.category(char).startswith("C") for char in name
+    ):
+        raise RankupError(
+            "a task's name must not contain a slash or a control character, nor start or end with "
+            f"a space, got {name!r}"
+        )
+    if (length := len(name.encode())) > 200:
+        raise RankupError(f"a task's name must be at most 200 bytes long, got {length}")
+    if name in known:
+        raise RankupError(f"there is already a task {name!r}")
+    return name
+
+
+def _class_count(classes: Any) -> int:
+    try:
+        count = 0 if isinstance(classes, bool) else operator.index(classes)
+    except TypeError:
+        count = 0
+    if count < 2:
+        raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
+    if count >= 2**31:
+        raise RankupError(f"a head cannot have as many classes as {count}")
+    return count
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "none"
+    shown = ", ".join(repr(name) for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

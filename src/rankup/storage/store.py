@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import filelock
 import safetensors
@@ -41,16 +40,11 @@ from rankup.storage.manifest import (
     Manifest,
     task_file,
 )
-from rankup.utils.torch_modes import outside_inference
 
 StrPath = str | os.PathLike[str]
 
 _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds to wait for another process to finish its save
-
-# A committed task's file never changes, so it is described once for each network. Other tensors
-# make another edition of it.
-_known_files: "WeakKeyDictionary[IncrementalNet, tuple[int, dict[str, File]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -85,10 +79,11 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         raise StoreError(
             f"task {net.learning!r} is still being learned: commit or abandon it before you save"
         )
-    if brought := net._only_brought:
+    shared = net._shared
+    if shared.came_with_module and not shared.is_constant:
         raise StoreError(
-            f"{brought[0]!r} came with the module and is stored with the first task: commit a task "
-            "before you save"
+            f"{shared.came_with_module[0]!r} came with the module and is stored with the first "
+            "task: commit a task before you save"
         )
     there = 0
     try:
@@ -103,7 +98,6 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         ) from error
 
 
-@outside_inference()
 def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     """Load a network to answer with, in evaluation mode, checking every file's hash.
 
@@ -125,19 +119,16 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
         read = [_read_task(folder, manifest, index) for index in range(len(manifest.tasks))]
         by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
         net._append([task for task, _ in manifest.tasks], by_part)
-    net._shared.know_updating(manifest.updating)
-    _known_files[net] = net._edition, {file.file: file for file in _files(manifest)}
+    net._shared.self_updating.update(manifest.updating)
+    net.saved_files.update({file.file: file for file in _files(manifest)})
     return net.eval()
 
 
 def _folder(path: StrPath) -> Path:
     try:
-        folder = Path(path)
+        return Path(path)
     except TypeError:
         raise StoreError(f"a network's folder must be a path, got {path!r}") from None
-    if "\0" in str(folder):
-        raise StoreError(f"a network's folder cannot have a null byte in its name, got {path!r}")
-    return folder
 
 
 def _moved(tensors: Tensors, device: torch.device) -> Tensors:
@@ -167,10 +158,7 @@ def verify(path: StrPath) -> Verification:
 
 
 def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
-    edition, known = _known_files.get(net, (net._edition, {}))
-    if edition != net._edition:
-        known = {}
-    _known_files[net] = net._edition, known
+    known: dict[str, File] = net.saved_files  # a committed task's file never changes
     tasks = tuple(net._tasks.tasks)  # as they are now: another thread may commit one more
     contents = _contents(net, tasks)
     there = {file.file for file in _files(old)} if old else set()
@@ -187,7 +175,7 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         net.plan.specs,
         known.get(BASE),
         tuple((task, known[task_file(index, task.name)]) for index, task in enumerate(tasks)),
-        tuple(sorted(net._shared.updating_names)),
+        tuple(sorted(net._shared.self_updating)),
     )
     if old is not None:
         _refuse_other_network(folder, old, new)

@@ -21,7 +21,7 @@ from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.distill import Teacher
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
 from rankup.training.engine.select import Engine
@@ -109,12 +109,11 @@ class NetPupil:
         with seeds.drawing(self.net.device, 0):
             with torch.no_grad():
                 self._check_answer(self.predict(x, self.learned), x, task)
-            self.net._refuse_restless()
             if len(x) > 1:  # norms cannot use just one
                 answer = self.net(x, self.learned)
                 self._check_answer(answer, x, task)
                 _refuse_reentrant(answer)
-        self.net._undo_trial()
+        self.net._shared.undo_trial()
 
     def _check_answer(self, answer: object, x: Tensor, task: Task) -> None:
         check_answer(answer, x, task, "fit needs a module that", _TAKE_ANY)
@@ -218,7 +217,7 @@ def fit(
         with _ONE_AT_A_TIME, _taught_here(net), modes_kept(net), learning_on(net.device):
             (failure,) = learn([pupil], [task], Engine(), [resume], [told])
     finally:
-        net._hold_constant()
+        net._shared.hold_modes()
     if failure is not None:
         raise failure
     return net

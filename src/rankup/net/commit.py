@@ -1,0 +1,81 @@
+"""Committing a task: what was learned is rounded, calibrated, checked and made constant."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rankup.errors import TaskStateError
+from rankup.layers import TaskNorm, Tensors, pooled_statistics, rounding
+from rankup.layers.spec import tensor_name
+from rankup.net import validate
+from rankup.net.shared import SharedTensors
+from rankup.net.tasks import KnownTask
+
+if TYPE_CHECKING:
+    from rankup.net.network import IncrementalNet
+
+
+def commit(net: "IncrementalNet", task: KnownTask, batches: Iterable[Any] | None) -> None:
+    """Make all that a task has learned constant, or raise and leave the task as it is."""
+    with _rounded(net):
+        with _calibrated(net, batches):
+            learned = [part.learned() for part in net.parts]
+        for part, tensors in zip(net.parts, learned, strict=True):
+            validate.learned(part.spec, tensors, len(net.tasks), task)
+        _refuse_not_finite(net, learned)
+        pairs = zip(net.parts, learned, strict=True)
+        form = net.options.store
+        net._append([task], [[rounding.rounded(part.spec, own, form)] for part, own in pairs])
+
+
+@contextmanager
+def _rounded(net: "IncrementalNet") -> Iterator[None]:
+    """Inside, what was learned is as it will come back from a file, so that batch norms pool
+    statistics of what will answer. If the commit fails, it is restored as learned."""
+    form, before = net.options.store, list[tuple[nn.Parameter, Tensor]]()
+    layers = net.layers if form != "full" else []
+    _refuse_not_finite(net, [layer.learned() for layer in layers])
+    try:
+        for layer in layers:
+            for key, value in rounding.rounded(layer.spec, layer.learned(), form).items():
+                parameter = layer.get_parameter(f"new_{key}")
+                before.append((parameter, parameter.detach().clone()))
+                parameter.data.copy_(value)
+        yield
+    except BaseException:
+        for parameter, value in before:
+            parameter.data.copy_(value)
+        raise
+
+
+def _calibrated(
+    net: "IncrementalNet", batches: Iterable[Any] | None
+) -> AbstractContextManager[None]:
+    """Inside, batch norms hold the pooled statistics of the task's data."""
+    norms = [norm for norm in net.layers if isinstance(norm, TaskNorm) and norm.wants_statistics]
+    if norms and (isinstance(batches, Tensor | str) or not isinstance(batches, Iterable)):
+        raise TaskStateError(
+            f"the network has batch norms ({norms[0].spec.name}, …) and takes their statistics "
+            "from the task's data: call commit_task(calibrate=batches) with an iterable of input "
+            "tensors"
+        )
+
+    def run(batch: Any) -> None:
+        x, options = validate.batch(batch)
+        net(x, task=len(net.tasks), **options)
+
+    return pooled_statistics(net, norms, () if batches is None else batches, run)
+
+
+def _refuse_not_finite(net: "IncrementalNet", learned: Sequence[Tensors]) -> None:
+    for part, tensors in zip(net.parts, learned, strict=False):  # of all parts, or of the layers
+        as_given = part.unchanged() if isinstance(part, SharedTensors) else ()
+        for key, tensor in tensors.items():
+            if key not in as_given and not bool(torch.isfinite(tensor).all()):
+                raise TaskStateError(
+                    f"task {net.learning!r} cannot be committed: {tensor_name(part.spec, key)} "
+                    "holds values that are not finite; abandon_task drops the task"
+                )
