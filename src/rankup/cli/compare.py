@@ -17,7 +17,7 @@ from rankup.cli.options import (
     with_request,
 )
 from rankup.errors import RankupError
-from rankup.methods import METHODS, method_info
+from rankup.methods import METHODS, all_methods, method_info
 from rankup.runs.request import Request
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def chosen_methods(given: str) -> list[str]:
     ['finetune', 'rank']
     """
     if given == ALL:
-        return list(METHODS)
+        return list(all_methods())
     names = [name.strip() for name in given.split(",")]
     for name in names:
         method_info(name)

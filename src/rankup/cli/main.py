@@ -12,14 +12,14 @@ import typer
 
 from rankup.cli.compare import compare
 from rankup.cli.network import info, predict, verify
-from rankup.cli.options import in_paragraphs
+from rankup.cli.options import in_paragraphs, offer_outside_options
 from rankup.cli.paper import paper
 from rankup.cli.progress import STOPPED
 from rankup.cli.report import report
 from rankup.cli.run import run
 from rankup.cli.tune import tune
 from rankup.errors import RankupError, plain_warnings, want_of_memory
-from rankup.methods import METHODS
+from rankup.methods import all_methods
 
 app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -80,6 +80,7 @@ def main() -> None:
     words = sys.argv[1:] or ["--help"]
     try:
         try:
+            offer_outside_options(words[0])
             code = app(words, prog_name="rankup", standalone_mode=False)
         finally:
             sys.stdout.flush()
@@ -149,7 +150,7 @@ def streams(plain: Plain = False) -> None:
 @app.command()
 def methods(plain: Plain = False) -> None:
     """List the methods."""
-    _list({name: entry.help for name, entry in METHODS.items()}, plain)
+    _list({name: entry.help for name, entry in all_methods().items()}, plain)
 
 
 def _list(entries: dict[str, str], plain: bool) -> None:

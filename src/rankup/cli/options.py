@@ -2,7 +2,7 @@
 fields, methods' own."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -11,7 +11,8 @@ import typer
 
 from rankup.data.streams import STREAMS
 from rankup.errors import RankupError
-from rankup.methods import METHODS
+from rankup.methods.options import option_fields
+from rankup.methods.registry import METHODS, all_methods
 from rankup.runs.request import Request
 from rankup.training.recipe import RECIPES, Recipe
 
@@ -117,27 +118,50 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
 def with_method_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for every field of every method's options, in place of its
     `method_options`: a dict of those that were given."""
-    added = {
-        name: _parameter(item, _METHODS, f"{_defaults(methods)}: {item.metadata['help']}")
-        for name, (item, methods) in _method_fields().items()
-    }
 
     def wrapped(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in added}
+        given = {name: arguments.pop(name, None) for name in _method_fields()}
         given = {name: value for name, value in given.items() if value is not None}
         command(**arguments, method_options=given)
 
-    return _signed(wrapped, command, "method_options", added.values())
+    def sign() -> None:
+        taken = inspect.signature(command).parameters
+        _signed(wrapped, command, "method_options", _method_parameters(taken))
+
+    sign()
+    _signs[command.__name__] = sign
+    return wrapped
+
+
+_signs: dict[str, Callable[[], None]] = {}  # by command: let it have all methods' options
+
+
+def offer_outside_options(command: str) -> None:
+    """Import the methods of other packages and files, and give a command their options, too."""
+    if sign := _signs.get(command):
+        all_methods()
+        sign()
+
+
+def _method_parameters(taken: Container[str]) -> Iterator[inspect.Parameter]:
+    for name, (item, methods) in _method_fields().items():
+        who, flag = ", ".join(methods), name.replace("_", "-")
+        if name in taken:
+            raise RankupError(f"--{flag} is an option of the command: rename that of {who}")
+        if len(kinds := {type(value).__name__ for value in methods.values()}) > 1:
+            raise RankupError(f"--{flag} has one type in all methods, not {kinds} ({who})")
+        help = item.metadata.get("help", "")
+        yield _parameter(item, _METHODS, f"{_defaults(methods)}: {help}")
 
 
 def _method_fields() -> dict[str, tuple[Field[Any], dict[str, Any]]]:
     """The fields of all methods' options by name, each with the methods that have it and their
     defaults."""
-    found: dict[str, tuple[Field[Any], dict[str, Any]]] = {}
+    items: dict[str, tuple[Field[Any], dict[str, Any]]] = {}
     for method, info in METHODS.items():
-        for item in fields(info.options):
-            found.setdefault(item.name, (item, {}))[1][method] = item.default
-    return found
+        for item in option_fields(info.options):
+            items.setdefault(item.name, (item, {}))[1][method] = item.default
+    return items
 
 
 def _defaults(methods: Mapping[str, Any]) -> str:

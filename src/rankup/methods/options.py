@@ -1,11 +1,13 @@
-"""The options of each method besides its recipe, with their help texts. No torch here: the command
-line shows them before anything heavy is loaded."""
+"""Options of methods besides their recipes, with their help texts.
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+No torch here: the command line shows them before anything heavy is loaded.
+"""
+
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_type_hints
 
 from rankup.errors import RankupError
-from rankup.training.recipe import check_type
+from rankup.training.recipe import Recipe, check_type
 
 
 def option(
@@ -16,27 +18,61 @@ def option(
     above: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A field with its help text, and for a number its bounds: least, most, or what it must
-    exceed."""
+    """A field of a method's options.
+
+    Args:
+        default: a number, a word, True or False.
+        help: one sentence for the command line.
+        least, above, most: bounds of a number; it must be larger than `above`.
+    """
     bounds = {"least": least, "above": above, "most": most}
     return field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclass(frozen=True)
 class Options:
-    """A method's own settings; most have fields of their own."""
+    """A method's own settings: the base of a frozen dataclass whose fields are `option`s."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            check_type(item.name, item.type, value)
-            least, above, most = (item.metadata[key] for key in ("least", "above", "most"))
+        for item in option_fields(type(self)):
+            name, value = item.name, getattr(self, item.name)
+            check_type(name, item.type, value)
+            least, above, most = (item.metadata.get(key) for key in ("least", "above", "most"))
             if least is not None and not value >= least:
-                raise RankupError(f"{item.name} must be at least {least}, got {value}")
+                raise RankupError(f"{name} must be at least {least}, got {value}")
             if above is not None and not value > above:
-                raise RankupError(f"{item.name} must be more than {above}, got {value}")
+                raise RankupError(f"{name} must be more than {above}, got {value}")
             if most is not None and not value <= most:
-                raise RankupError(f"{item.name} must be at most {most}, got {value}")
+                raise RankupError(f"{name} must be at most {most}, got {value}")
+
+
+def option_fields(options: type[Options]) -> tuple["Field[Any]", ...]:
+    """The fields of a class of options, with types instead of their names: those are what a file
+    with `from __future__ import annotations` has."""
+    items = fields(options)
+    if any(isinstance(item.type, str) for item in items):
+        hints = get_type_hints(options)
+        for item in items:
+            item.type = hints[item.name]
+    return items
+
+
+def check_options_class(method: str, options: type[Options]) -> None:
+    """Refuse a class of options that the command line could not offer."""
+    if not (isinstance(options, type) and issubclass(options, Options) and is_dataclass(options)):
+        raise RankupError(f"the options of {method} must be a dataclass derived from Options")
+    recipe = {item.name for item in fields(Recipe)}
+    for item in option_fields(options):
+        if not isinstance(item.default, bool | int | float | str):
+            raise RankupError(
+                f"the option {item.name!r} of {method} must have a number, a word or a yes or no "
+                f"as its default"
+            )
+        if item.name in recipe:
+            raise RankupError(
+                f"{item.name!r} is a field of every recipe: give this option of {method} another "
+                "name, or override the recipe"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""What each method is run with by default: its own defaults, and on top of them what `rankup tune`
-has found for the stream and the network."""
+"""Settings of methods: their defaults, and on top of them what `rankup tune` has chosen for the
+stream and the network."""
 
 import json
 import warnings
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankup.errors import RankupError
-from rankup.methods import method_info, method_options
+from rankup.methods.registry import method_info, method_options
 from rankup.training.recipe import RECIPES, Recipe
 
 TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD[-VARIANT].json

@@ -1,0 +1,130 @@
+"""The built-in methods: where each is, its help, options, recipe and tuning grid.
+
+All tuning grids have the same number of trials, ours included. No torch here.
+"""
+
+from types import MappingProxyType
+
+from rankup.methods.options import (
+    EwcOptions,
+    HatOptions,
+    IbpWfOptions,
+    IcarlOptions,
+    MultitaskOptions,
+    NsclOptions,
+    OrthogOptions,
+    PackNetOptions,
+    ParallelOptions,
+    RankOptions,
+    ReplayOptions,
+    SupSupOptions,
+)
+from rankup.methods.registry import MethodInfo, axis
+
+# For methods designed for plain gradient descent, with their authors' learning rate.
+_SGD = MappingProxyType(
+    {"optimiser": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.0}
+)
+_REPLAY = (axis("lr", 0.01, 0.03, 0.1), axis("replay", 10, 64, 128, 256))
+
+BUILTIN = {
+    "rank": MethodInfo(
+        "rank:RankUpdate",
+        "a little rank and a selector per task: never forgets",
+        RankOptions,
+        open_ended=True,
+        search=[
+            axis("lr", 1e-2, 2e-2),
+            axis("weight_decay", 0.0, 1e-2, 5e-2),
+            axis("first_factors", 0.0, 8.0),
+        ],
+    ),
+    "finetune": MethodInfo("finetune:FineTune", "one dense network trained on and on; forgets"),
+    "ewc": MethodInfo(
+        "ewc:EWC",
+        "holds important weights where they were",
+        EwcOptions,
+        search=[axis("lr", 3e-4, 1e-3, 3e-3), axis("strength", 1e2, 1e3, 1e4, 1e5)],
+    ),
+    "icarl": MethodInfo(
+        "icarl:ICaRL",
+        "exemplars, distillation, and the nearest mean of exemplars",
+        IcarlOptions,
+        search=[axis("lr", 3e-4, 1e-3, 3e-3), axis("strength", 0.3, 1.0, 3.0, 10.0)],
+    ),
+    "agem": MethodInfo(
+        "agem:AGEM",
+        "no step that a batch of remembered samples would call harmful",
+        ReplayOptions,
+        recipe=_SGD,
+        search=_REPLAY,
+    ),
+    "er-ring": MethodInfo(
+        "er_ring:ERRing",
+        "every step also on remembered samples, the last ones of each class",
+        ReplayOptions,
+        recipe=_SGD,
+        search=_REPLAY,
+    ),
+    "hat": MethodInfo(
+        "hat:HardAttention",
+        "learns which units a task uses and freezes them",
+        HatOptions,
+        search=[
+            [{"optimiser": "sgd", "lr": 0.5}, *axis("lr", 3e-4, 1e-3, 3e-3)],
+            axis("strength", 0.1, 0.75, 2.5),
+        ],
+    ),
+    "packnet": MethodInfo(
+        "packnet:PackNet",
+        "prunes after every task, to give the rest to the next",
+        PackNetOptions,
+        search=[
+            axis("lr", 1e-3, 3e-3, 1e-2),
+            axis("weight_decay", 0.0, 1e-2),
+            axis("retrain", 1 / 3, 1 / 2),
+        ],
+    ),
+    "supsup": MethodInfo(
+        "supsup:SupSup",
+        "a mask per task over random weights; never forgets",
+        SupSupOptions,
+        search=[
+            axis("lr", 3e-3, 1e-2, 3e-2),
+            axis("weight_decay", 0.0, 1e-2),
+            axis("share", 0.1, 0.3),
+        ],
+    ),
+    "orthog": MethodInfo(
+        "orthog:Orthog",
+        "replay, and an orthogonal subspace of features for each task",
+        OrthogOptions,
+        recipe=_SGD,
+        search=[
+            axis("lr", 0.05, 0.1, 0.2),
+            axis("basis", "orthogonal", "identity"),
+            axis("stiefel", "yes", "no"),
+        ],
+    ),
+    "nscl": MethodInfo(
+        "nscl:NSCL",
+        "moves weights where old inputs hold little",
+        NsclOptions,
+        search=[axis("lr", 3e-4, 1e-3, 3e-3), axis("energy", 0.01, 0.05, 0.1, 0.3)],
+    ),
+    "ibpwf": MethodInfo(
+        "ibpwf:WeightFactors",
+        "a selection of shared factors per task; never forgets",
+        IbpWfOptions,
+        search=[axis("lr", 1e-3, 3e-3), axis("alpha", 10.0, 20.0, 40.0), axis("keep", 0.4, 0.5)],
+    ),
+    "parallel": MethodInfo(
+        "parallel:Parallel", "a network of its own for each task: never forgets", ParallelOptions
+    ),
+    "multitask": MethodInfo(
+        "multitask:Multitask",
+        "learns all tasks at once: a bound, not continual",
+        MultitaskOptions,
+        continual=False,
+    ),
+}
