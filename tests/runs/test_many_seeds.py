@@ -2,10 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +13,7 @@ import rankup
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
 from rankup.report import read_run
-from rankup.runs import many_seeds, process_pool
+from rankup.runs import many_seeds
 from rankup.runs.many_seeds import Seed, run_seeds
 from rankup.runs.run import Progress, SeedRun, run, run_together
 
@@ -151,44 +147,6 @@ def test_bad_input_of_a_process_is_said_in_one_sentence(tmp_path: Path) -> None:
     run_seeds(seeds, note=pytest.fail)
     with pytest.raises(rankup.RankupError, match="already holds a run: add --resume"):
         run_seeds(seeds, note=pytest.fail)
-
-
-def warn(number: int) -> None:
-    warnings.warn(f"{number} is odd", stacklevel=1)
-
-
-def test_a_warning_in_a_process_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
-    assert list(process_pool.in_processes(warn, [3], 1, hear=pytest.fail, lost="")) == [(3, None)]
-    assert capfd.readouterr().err == "rankup: 3 is odd\n"
-
-
-_LONG_WORK = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, sys.argv[1])
-from rankup.runs import process_pool as workers
-from helpers.beats import beat
-
-if __name__ == "__main__":
-    hear = lambda told: print(told, flush=True)
-    list(workers.in_processes(beat, [Path(sys.argv[2])], 1, hear=hear, lost=""))
-"""
-
-
-def test_processes_do_not_outlive_one_that_is_killed(tmp_path: Path) -> None:
-    script, seen = tmp_path / "work.py", tmp_path / "seen"
-    script.write_text(_LONG_WORK)
-    command = [sys.executable, script, Path(__file__).parents[1], seen]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"alive\n"
-        parent.kill()
-    for _ in range(100):
-        if seen.stat().st_mtime < time.time() - 2:
-            return
-        time.sleep(0.1)
-    pytest.fail("the worker went on")
 
 
 def die(seed: Seed) -> str | None:

@@ -1,21 +1,15 @@
-"""Work in several processes, which report their progress and do not outlive their parent.
-
-The parent needs only one thread and no lock for this: an interrupt may come at any line, even while
-a lock is held, and then ending the workers must not wait for that lock.
-"""
+"""Work in several processes that report their progress and do not outlive their parent."""
 
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
-import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple, TypeVar, cast
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.queues import SimpleQueue
+from typing import Any, TypeVar
 
 from rankup.errors import RankupError, plain_warnings
 from rankup.utils.signals import undisturbed
@@ -23,44 +17,14 @@ from rankup.utils.signals import undisturbed
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
+_LISTEN = 0.1  # seconds between two looks at the messages
 
-class _Told(NamedTuple):
-    message: Any
-
-
-class _Done(NamedTuple):
-    outcome: Any
-
-
-class _Failed(NamedTuple):
-    error: BaseException
-    where: str  # its traceback, which is not pickled with it
-
-
-class _InWorker(Exception):
-    """The traceback of an error in a worker, shown above the parent's."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
-
-
-class _WorkerLost(Exception):
-    pass
-
-
-class _Worker(NamedTuple):
-    process: SpawnProcess
-    line: Connection  # sends jobs and receives messages
-
-
-# In a worker: the line to the parent, for one message at a time.
-_line: Connection
-_speaking = threading.Lock()
+_messages: SimpleQueue[Any]  # in a worker: to its parent
 
 
 def tell(message: Any) -> None:
     """Send a message from a worker to its parent."""
-    _say(_Told(message))
+    _messages.put(message)
 
 
 def in_processes(
@@ -71,109 +35,47 @@ def in_processes(
     hear: Callable[[Any], None],
     lost: str,
 ) -> Generator[tuple[Item, Outcome], None, None]:
-    """Each item and the outcome of its work, as they are done.
+    """Each item and the outcome of its work, as they are done. The first error ends all work.
 
     Args:
         count: how many processes, each with one thread.
         hear: called with what workers `tell`.
         lost: the error message if a worker was killed.
     """
-    workers: list[_Worker] = []
+    if not items:
+        return
+    context = multiprocessing.get_context("spawn")
+    messages = context.SimpleQueue()
+    pool = ProcessPoolExecutor(min(count, len(items)), context, _begin, (messages,))
     try:
-        for _ in range(min(count, len(items))):
-            _start(workers)
-        left = deque(items)
-        busy: dict[Connection, Item] = {}
-        for worker in workers:
-            busy[worker.line] = left.popleft()
-            _ask(worker.line, work, busy[worker.line])
-        while busy:
-            for line in cast("list[Connection]", wait([*busy])):
-                said = _listen(line)
-                if isinstance(said, _Told):
-                    hear(said.message)
-                    continue
-                if isinstance(said, _Failed):
-                    raise said.error from _InWorker(said.where)
-                done = busy.pop(line)
-                if left:
-                    busy[line] = left.popleft()
-                    _ask(line, work, busy[line])
-                yield done, said.outcome
-        _let_go(workers)
+        with undisturbed():  # this starts all processes
+            pending = {pool.submit(_call, work, item): item for item in items}
+        while pending:
+            done, _ = wait(pending, _LISTEN, FIRST_COMPLETED)
+            while not messages.empty():
+                hear(messages.get())
+            for future in done:
+                yield pending.pop(future), future.result()
+        pool.shutdown()
     except BaseException as error:
-        # Busy workers must not outlive this process. They can be killed because their folders are
-        # consistent at every moment.
-        _kill(workers)
-        if isinstance(error, _WorkerLost):
+        _kill(pool)
+        if isinstance(error, BrokenProcessPool):
             raise RankupError(lost) from None
         raise
 
 
-def _start(workers: list[_Worker]) -> None:
-    context = multiprocessing.get_context("spawn")
-    # An interrupt in between would leave an unknown process behind.
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End busy workers at once, which may be done because their folders are consistent at every
+    moment."""
     with undisturbed():
-        line, its_line = context.Pipe()
-        process = context.Process(target=_serve, args=(its_line,))
-        process.start()
-        its_line.close()  # so that the line ends with the worker
-        workers.append(_Worker(process, line))
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown(cancel_futures=True)
 
 
-def _ask(line: Connection, work: Callable[[Item], Any], item: Item) -> None:
-    job = ForkingPickler.dumps((work, item))
-    try:
-        line.send_bytes(job)
-    except OSError:
-        raise _WorkerLost from None
-
-
-def _listen(line: Connection) -> _Told | _Done | _Failed:
-    try:
-        said = line.recv_bytes()
-    except (EOFError, OSError):
-        raise _WorkerLost from None
-    heard: _Told | _Done | _Failed = pickle.loads(said)
-    return heard
-
-
-def _let_go(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.line.close()
-    for worker in workers:
-        worker.process.join()
-
-
-def _kill(workers: list[_Worker]) -> None:
-    try:
-        with undisturbed():
-            for worker in workers:
-                worker.process.kill()  # SIGTERM would not end one that is stopped
-            _let_go(workers)
-    except KeyboardInterrupt:
-        _kill(workers)  # Ctrl-C again, maybe before any of this was done
-        raise
-
-
-def _serve(line: Connection) -> None:
-    """The main loop of a worker: job after job."""
-    _begin(line)
-    while True:
-        try:
-            job = line.recv_bytes()
-        except (EOFError, OSError):  # there are no more
-            return
-        said = _outcome(job)
-        try:
-            _say(said)
-        except Exception as error:  # the outcome cannot be pickled
-            _say(_failed(error))
-
-
-def _begin(line: Connection) -> None:
-    global _line
-    _line = line
+def _begin(messages: SimpleQueue[Any]) -> None:
+    global _messages
+    _messages = messages
     # Ctrl-C reaches every process of a terminal; it is up to the parent to end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -184,35 +86,20 @@ def _begin(line: Connection) -> None:
     torch.set_num_threads(1)
 
 
-def _outcome(job: bytes) -> _Done | _Failed:
-    try:
-        work, item = pickle.loads(job)
-        return _Done(work(item))
-    except BaseException as error:
-        return _failed(error)
-
-
-def _failed(error: BaseException) -> _Failed:
-    where = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(ForkingPickler.dumps(error))
-    except Exception:  # it cannot be pickled; its message can
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    return _Failed(error, where)
-
-
-def _say(said: _Told | _Done | _Failed) -> None:
-    message = ForkingPickler.dumps(said)
-    try:
-        with _speaking:
-            _line.send_bytes(message)
-    except OSError:  # nobody is left to hear it
-        os._exit(1)
-
-
 def _end_with_parent() -> None:
     """Exit when the parent does: one that is killed cannot end its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _call(work: Callable[[Item], Outcome], item: Item) -> Outcome:
+    try:
+        return work(item)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an error that cannot be sent would look like a killed worker
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
