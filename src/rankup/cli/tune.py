@@ -16,7 +16,7 @@ from rankup.runs.request import Request
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankup.methods.registry import Values
+    from rankup.methods.info import Values
     from rankup.runs.tune import Outcome, Trial
 
 

@@ -6,13 +6,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rankup.methods.builtin import BUILTIN
+from rankup.methods.info import MethodInfo, axis
 from rankup.methods.options import Options, option
 from rankup.methods.registry import (
     METHODS,
-    MethodInfo,
     all_methods,
-    axis,
     method_class,
     method_info,
     method_options,
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from rankup.methods.shared.dense import DenseMethod
     from rankup.training.batches import Draws, Feed
     from rankup.training.engine.module import ModuleLearner
-
-METHODS.update(BUILTIN)
 
 _HOME = {
     "DenseMethod": "rankup.methods.shared.dense",

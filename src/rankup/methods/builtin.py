@@ -5,6 +5,7 @@ All tuning grids have the same number of trials, ours included. No torch here.
 
 from types import MappingProxyType
 
+from rankup.methods.info import MethodInfo, axis
 from rankup.methods.options import (
     EwcOptions,
     HatOptions,
@@ -19,7 +20,6 @@ from rankup.methods.options import (
     ReplayOptions,
     SupSupOptions,
 )
-from rankup.methods.registry import MethodInfo, axis
 
 # For methods designed for plain gradient descent, with their authors' learning rate.
 _SGD = MappingProxyType(

@@ -13,9 +13,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankup.errors import RankupError
+from rankup.methods.builtin import BUILTIN
+from rankup.methods.info import DEFAULT_SEARCH, MethodInfo, Values
 from rankup.methods.options import Options, check_options_class, option_fields
 from rankup.training.recipe import Recipe
 
@@ -25,45 +27,9 @@ if TYPE_CHECKING:
 GROUP = "rankup.methods"  # of entry points
 VARIABLE = "RANKUP_METHODS"  # modules and .py files to import
 
-Values = dict[str, Any]  # fields of the recipe, and the method's own options
 MethodType = TypeVar("MethodType", bound="type[Method]")
 
-
-def axis(name: str, *values: Any) -> list[Values]:
-    """One axis of a tuning grid: a setting and its values to try.
-
-    >>> axis("lr", 0.01, 0.03)
-    [{'lr': 0.01}, {'lr': 0.03}]
-    """
-    return [{name: value} for value in values]
-
-
-DEFAULT_SEARCH = (axis("lr", 3e-4, 1e-3, 3e-3, 1e-2), axis("weight_decay", 0.0, 1e-2, 1e-1))
-
-
-class MethodInfo(NamedTuple):
-    """An entry of the registry.
-
-    Args:
-        home: the class, or for a built-in method its file and name, imported when it is needed.
-        help: one line for `rankup methods`.
-        options: the dataclass of its options; each is a flag of `rankup run` and `compare`.
-        continual: sees one task after another; False for an upper bound.
-        open_ended: need not know at the start how many tasks there will be.
-        recipe: fields of the recipe that it overrides, unless they are given.
-        search: the axes of its tuning grid; every combination of one entry of each is a trial.
-    """
-
-    home: "str | type[Method]"
-    help: str
-    options: type[Options] = Options
-    continual: bool = True
-    open_ended: bool = False
-    recipe: Mapping[str, Any] = MappingProxyType({})
-    search: Sequence[Sequence[Values]] = DEFAULT_SEARCH
-
-
-METHODS: dict[str, MethodInfo] = {}  # by name; built-in ones first
+METHODS = dict(BUILTIN)  # by name; those from outside are added
 _imported: set[str] = set()  # plugins
 
 

@@ -6,8 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from rankup.errors import RankupError
+from rankup.methods.info import Values, axis
 from rankup.methods.options import option_fields
-from rankup.methods.registry import Values, axis, method_info, method_options
+from rankup.methods.registry import method_info, method_options
 from rankup.methods.settings import apart
 from rankup.training.recipe import Recipe
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.methods.registry import Values, method_info
+from rankup.methods.info import Values
+from rankup.methods.registry import method_info
 from rankup.methods.settings import apart, variant_of
 from rankup.runs.comparison import is_comparison
 from rankup.runs.folder import check_folder
