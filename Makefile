@@ -3,14 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all lint bench format clean
+.PHONY: setup demo test test-all lint docs bench format clean
 
 setup: $(VENV)/installed
 
 # PIP_CONSTRAINT, unlike --constraint, also pins what builds the package.
+INSTALL = PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(INSTALL) '.[dev]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(INSTALL) '.[docs]'
 	touch $@
 
 demo: setup
@@ -18,6 +24,9 @@ demo: setup
 	$(BIN)/rankup run --method rank --threads 1 --out runs/demo/rank > /dev/null
 	$(BIN)/rankup run --method finetune --threads 1 --out runs/demo/finetune > /dev/null
 	$(BIN)/rankup report runs/demo/rank runs/demo/finetune --out runs/demo/report.html
+
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict --quiet
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py
@@ -43,4 +52,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,7 +7,8 @@ import rankup
 from rankup.rank import Rank
 from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph
-from rankup.training.engine.eager import Eager, Learner
+from rankup.training.engine.eager import Eager
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.rank import RankLearner
 from rankup.training.recipe import Recipe
 

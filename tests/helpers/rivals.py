@@ -19,7 +19,7 @@ from rankup.layers import Tensors
 from rankup.methods.base import Method
 from rankup.methods.shared.dense import DenseMethod
 from rankup.training.batches import Draws, Feed
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.select import Engine
 from rankup.training.loop import learn
 

@@ -27,7 +27,7 @@ from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
 from rankup.runs.run import SeedRun, run_together
 from rankup.training.batches import Feed
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 
 QUICK = ("--tasks", 2, "--epochs", 2, "--width", 8, "--out", "c")
 

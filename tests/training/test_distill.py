@@ -22,7 +22,8 @@ from rankup.rank import Rank
 from rankup.training.batches import Feed, take
 from rankup.training.distill import Teacher, distance
 from rankup.training.engine.cuda_graph import Graph
-from rankup.training.engine.eager import Eager, Form, Learner
+from rankup.training.engine.eager import Eager
+from rankup.training.engine.learner import Form, Learner
 from rankup.training.engine.rank import RankLearner
 from rankup.training.fit import NetPupil, answering
 from rankup.training.recipe import Recipe

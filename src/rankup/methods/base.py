@@ -13,7 +13,7 @@ from rankup.growing.options import GrowOptions
 from rankup.methods.options import Options
 from rankup.metrics import Footprint
 from rankup.training.checkpoint import Checkpoint
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.select import Engine
 from rankup.training.loop import OnEpoch, learn
 from rankup.training.recipe import Recipe

@@ -18,7 +18,7 @@ from rankup.methods.base import Setting
 from rankup.methods.options import EwcOptions
 from rankup.methods.shared.dense import DenseMethod
 from rankup.training.batches import Draws, Feed
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
 from rankup.utils.torch_modes import evaluating
 

@@ -23,7 +23,7 @@ from rankup.methods.options import HatOptions
 from rankup.methods.shared.bits import pack, unpack
 from rankup.methods.shared.guard import GuardedLearner, GuardedMethod
 from rankup.training.batches import Draws, Feed
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.utils.torch_modes import evaluating
 
 _FARTHEST = 6  # largest absolute value of an embedding

@@ -29,7 +29,7 @@ from rankup.methods.shared.replay import (
     rows_by_class,
 )
 from rankup.training.batches import Draws, Feed, as_floats, as_inputs
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import loss_of
 
 _ROWS = 1024  # samples whose features are computed at once

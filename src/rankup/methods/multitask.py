@@ -19,7 +19,7 @@ from rankup.methods.shared.dense import DenseMethod
 from rankup.methods.shared.heads import LearningHeads
 from rankup.methods.shared.replay import check_inputs
 from rankup.training.batches import Draws, Feed, in_equal_parts, take
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner, loss_of
 from rankup.training.recipe import Recipe
 from rankup.utils.signals import undisturbed

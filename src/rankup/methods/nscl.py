@@ -17,7 +17,8 @@ from rankup.methods.base import Setting
 from rankup.methods.options import NsclOptions
 from rankup.methods.shared.dense import DenseMethod
 from rankup.training.batches import Feed
-from rankup.training.engine.eager import Learner, exact
+from rankup.training.engine.eager import exact
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d

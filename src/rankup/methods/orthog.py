@@ -19,7 +19,8 @@ from rankup.methods.base import Setting
 from rankup.methods.er_ring import ERRing, ERRingLearner
 from rankup.methods.options import OrthogOptions
 from rankup.training.batches import Draws, Feed
-from rankup.training.engine.eager import Learner, exact
+from rankup.training.engine.eager import exact
+from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import convolves
 
 # Enough for steps whose largest singular value is up to 10, where a weight's are all 1. If all rows

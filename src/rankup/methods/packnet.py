@@ -17,7 +17,7 @@ from rankup.methods.options import PackNetOptions
 from rankup.methods.shared.bits import pack, unpack
 from rankup.methods.shared.guard import GuardedLearner, GuardedMethod, buffer_name
 from rankup.training.batches import Feed
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import for_answers
 from rankup.utils.torch_modes import evaluating
 

@@ -15,7 +15,7 @@ from rankup.methods.rank import RankUpdate
 from rankup.methods.shared.dense import DenseMethod
 from rankup.metrics import Footprint
 from rankup.rank import Rank
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
 
 

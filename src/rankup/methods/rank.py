@@ -1,5 +1,6 @@
 """The paper's method: factors, selectors, zero forgetting."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,9 @@ from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
 from rankup.net.network import IncrementalNet
-from rankup.runs import records as run_files
 from rankup.storage.manifest import MANIFEST, Manifest
 from rankup.storage.store import load, save
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.fit import NetPupil, answering
 
 
@@ -138,10 +138,13 @@ def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
 
 def _pixels_of(run: Path) -> object:
     """How the inputs of a run were scaled; None for a network outside of a run."""
-    path = run / run_files.CONFIG
+    path = run / "config.json"
     if not path.exists():
         return None
-    return run_files.setting(path, run_files.read_config(path), "recipe", dict).get("pixels")
+    try:
+        return json.loads(path.read_bytes())["recipe"].get("pixels")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        raise RankupError(f"{path} does not hold the settings of a run") from None
 
 
 def _taught_in(folder: Path, seed: int) -> Path:

@@ -16,7 +16,8 @@ from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.training.batches import Draws, Feed
 from rankup.training.checkpoint import Checkpoint, CheckpointError, Learning
-from rankup.training.engine.eager import Learner, Steps
+from rankup.training.engine.eager import Steps
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.select import Engine
 from rankup.training.evaluate import is_guessing, share_right
 from rankup.training.optim import rates

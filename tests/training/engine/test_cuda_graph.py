@@ -12,7 +12,8 @@ from helpers.zoo import GPU
 from rankup.rank import Rank
 from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph, _streams
-from rankup.training.engine.eager import Eager, Learner
+from rankup.training.engine.eager import Eager
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.mlp import ChainLearner
 from rankup.training.engine.rank import RankLearner
 from rankup.training.engine.select import Engine

@@ -12,13 +12,14 @@ import rankup
 from helpers.learning import CPU, RECIPE, after_steps, learners, task
 from rankup.rank import Rank
 from rankup.training.batches import Draws, Feed, flat_rows, take
-from rankup.training.engine.eager import Eager, Learner
+from rankup.training.engine.eager import Eager
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.mlp import ChainLearner
 from rankup.training.engine.module import ModuleLearner
 from rankup.training.engine.rank import RankLearner
 from rankup.training.engine.select import Engine
 from rankup.training.fit import NetPupil
-from rankup.training.flat import gathered, views
+from rankup.training.optim import gathered, views
 from rankup.training.recipe import Recipe
 
 

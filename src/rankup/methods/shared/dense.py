@@ -26,7 +26,7 @@ from rankup.methods.shared.heads import LearningHeads
 from rankup.metrics import Footprint, numbers
 from rankup.storage.atomic import write_file
 from rankup.training.batches import CALIBRATION, Feed
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
 from rankup.training.memory_format import for_answers
 from rankup.utils.signals import undisturbed

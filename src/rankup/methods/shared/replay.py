@@ -18,7 +18,7 @@ from rankup.methods.base import Setting
 from rankup.methods.options import ReplayOptions
 from rankup.methods.shared.dense import DenseMethod
 from rankup.training.batches import Draws, Feed, take
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner, loss_of
 
 

@@ -13,9 +13,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from rankup import kernels, seeds
 from rankup.layers import Tensors
 from rankup.training.batches import Draws
-from rankup.training.engine.eager import Form, Learner, Steps, precise
-from rankup.training.flat import gathered, room, views
-from rankup.training.optim import EachItsOwn, make_optimiser
+from rankup.training.engine.eager import Steps, precise
+from rankup.training.engine.learner import Form, Learner
+from rankup.training.optim import EachItsOwn, gathered, make_optimiser, room, views
 
 _BESIDE = 2  # streams
 _POOL = 32  # streams that torch has per device

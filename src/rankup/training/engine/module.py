@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rankup.layers import TaskLayer, Tensors, active
 from rankup.training.batches import Draws, Feed, take
-from rankup.training.engine.eager import Learner
+from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import channels_last, convolves, takes_channels_last
 from rankup.training.recipe import Recipe
 

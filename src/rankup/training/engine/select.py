@@ -11,7 +11,8 @@ import torch
 from rankup.errors import RankupError
 from rankup.layers import Tensors
 from rankup.training.engine.cuda_graph import Graph
-from rankup.training.engine.eager import Eager, Form, Learner, Steps
+from rankup.training.engine.eager import Eager, Steps
+from rankup.training.engine.learner import Form, Learner
 
 
 class Engine:
