@@ -29,7 +29,7 @@ def learning() -> tuple[rankup.IncrementalNet, Tensor]:
 @pytest.mark.parametrize(("old", "new"), [(3, 2), (3, 0), (0, 2)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cached", [True, False])
-def test_the_node_has_second_derivatives(old: int, new: int, bias: bool, cached: bool) -> None:
+def test_node_has_second_derivatives(old: int, new: int, bias: bool, cached: bool) -> None:
     draw = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, learned: bool = True) -> Tensor:
@@ -56,7 +56,7 @@ def test_the_node_has_second_derivatives(old: int, new: int, bias: bool, cached:
 
 
 @pytest.mark.parametrize("name", ["hvp", "vhp"])
-def test_products_with_the_hessian_are_those_of_torch_func(name: str) -> None:
+def test_products_with_hessian_are_those_of_torch_func(name: str) -> None:
     net, x = learning()
     product: Callable[..., Any] = getattr(torch.autograd.functional, name)
 
@@ -71,14 +71,14 @@ def test_products_with_the_hessian_are_those_of_torch_func(name: str) -> None:
     assert relative_error(whole.view_as(hessian), hessian) < 1e-9
 
 
-def test_the_derivative_along_a_direction_is_that_of_torch_func() -> None:
+def test_derivative_along_direction_is_that_of_torch_func() -> None:
     net, x = learning()
     found = torch.autograd.functional.jvp(lambda v: net(v, task="b"), x, x.cos())[1]
     jacobian = jacrev(lambda v: net(v, task="b"))(x).view(found.numel(), x.numel())
     assert relative_error(found.flatten(), jacobian @ x.cos().flatten()) < 1e-9
 
 
-def test_a_task_learns_under_a_penalty_on_its_gradient() -> None:
+def test_task_learns_under_penalty_on_its_gradient() -> None:
     net, x = learning()
 
     def penalty(own: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def test_a_task_learns_under_a_penalty_on_its_gradient() -> None:
         assert relative_error(gradient, wanted) < 1e-9, name
 
 
-def test_what_is_frozen_leaves_all_other_gradients_as_they_were() -> None:
+def test_frozen_tensors_leave_other_gradients_alone() -> None:
     net, x = learning()
     named = dict(net.named_parameters())
 

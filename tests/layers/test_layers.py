@@ -119,7 +119,7 @@ ranks = st.builds(
     batch=st.integers(1, 5),
     between=st.sampled_from([(), (3,), (2, 2)]),
 )
-def test_every_form_equals_the_explicit_sum_of_factors(
+def test_every_form_equals_explicit_sum_of_factors(
     module: nn.Module, rank: Rank, base: str, tasks: int, batch: int, between: tuple[int, ...]
 ) -> None:
     layer = layer_of(module, rank, base=base)
@@ -152,7 +152,7 @@ def test_every_form_equals_the_explicit_sum_of_factors(
     [nn.Linear(4, 5), *(kind(3, 4, 3, stride=2, padding=1) for kind in CONVOLUTIONS)],
     ids=["linear", "conv1d", "conv2d", "conv3d"],
 )
-def test_gradients_equal_those_of_the_explicit_sum(
+def test_gradients_equal_those_of_explicit_sum(
     module: nn.Module, batch: int, base: str, seeded: int
 ) -> None:
     module = module.to(F64)
@@ -235,9 +235,7 @@ def test_where_selectors_start(start: float | str, seeded: int) -> None:
 
 
 @pytest.mark.parametrize(("norm", "gain"), [(None, 2), (nn.BatchNorm1d(400), 1)])
-def test_seeded_selectors_start_so_that_weights_have_their_usual_scale(
-    norm: nn.Module | None, gain: int
-) -> None:
+def test_seeded_selectors_give_weights_usual_scale(norm: nn.Module | None, gain: int) -> None:
     inputs, outputs, seeded = 300, 400, 2000
     between = [norm] if norm else []
     module = nn.Sequential(nn.Linear(inputs, outputs), *between, nn.ReLU(), nn.Linear(outputs, 2))
@@ -275,7 +273,7 @@ def norm_network(kind: str) -> tuple[rankup.IncrementalNet, TaskNorm, Tensor]:
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_a_norm_per_task_computes_what_torchs_does(kind: str) -> None:
+def test_norm_per_task_computes_what_torchs_does(kind: str) -> None:
     net, norm, x = norm_network(kind)
     for task in range(3):
         net.begin_task(f"{task}", 2)
@@ -328,7 +326,7 @@ def test_where_norms_start(start: str) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("between", [(), (3,)])
-def test_the_fast_form_of_learning_equals_the_plain_one(
+def test_fast_form_of_learning_equals_plain_one(
     seeded: int, step: int, bias: bool, cached: bool, between: tuple[int, ...]
 ) -> None:
     module = nn.Linear(40, 30, bias=bias, dtype=F64)
@@ -355,7 +353,7 @@ def test_the_fast_form_of_learning_equals_the_plain_one(
 
 
 @pytest.mark.parametrize("kind", ["transformer", "convolutions"])
-def test_a_commit_exchanges_all_tables_of_a_layer_at_once(kind: str) -> None:
+def test_commit_exchanges_all_tables_of_layer_at_once(kind: str) -> None:
     net = taught(kind)
     layers = [part for part in net.parts if isinstance(part, TaskLayer)]
     # Another thread that has begun to read continues with what it has.
@@ -367,7 +365,7 @@ def test_a_commit_exchanges_all_tables_of_a_layer_at_once(kind: str) -> None:
         assert any(layer._buffers[name] is not table for name, table in old.items())
 
 
-def test_a_norm_reads_all_its_tables_at_one_moment() -> None:
+def test_norm_reads_all_its_tables_at_one_moment() -> None:
     net, norm, x = norm_network("batch1d")
     net.begin_task("a", 2)
     net.commit_task([x])
@@ -390,7 +388,7 @@ def test_a_norm_reads_all_its_tables_at_one_moment() -> None:
 @pytest.mark.parametrize("samples", [1, 31, 32, 200])
 @pytest.mark.parametrize("base", ["new", "keep"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_answers_of_few_and_many_samples_are_those_of_the_matrix(
+def test_answers_of_few_and_many_samples_are_those_of_matrix(
     samples: int, base: Any, bias: bool
 ) -> None:
     module = nn.Sequential(nn.Linear(300, 200, bias=bias), nn.ReLU(), nn.Linear(200, 3))

@@ -62,7 +62,7 @@ class Numbers(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("over", "shape"), NORMS.values(), ids=NORMS)
-def test_a_batch_costs_as_much_however_many_tasks_there_are(over: NormOver, shape: Shape) -> None:
+def test_batch_costs_as_much_however_many_tasks_there_are(over: NormOver, shape: Shape) -> None:
     x, ids, counts = far(5, *shape), torch.tensor([2, 0, 5, 5, 1]), []
     for tasks in (6, 60):
         norm = norm_of(over, tasks)
@@ -91,7 +91,7 @@ def test_half_precision_is_rounded_once(over: NormOver, dtype: torch.dtype, samp
     assert relative_error(mixed.double(), exact) < 1.1 * relative_error(torch.cat(one), exact)
 
 
-def test_groups_of_a_single_value_each_are_normalised_as_for_one_task() -> None:
+def test_group_norm_with_groups_of_one_value() -> None:
     norm = norm_of("group", tasks=2)
     norm.spec = replace(norm.spec, groups=CHANNELS)
     x, ids = far(4, CHANNELS, 1), torch.tensor([0, 1, 1, 0])

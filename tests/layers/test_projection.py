@@ -13,7 +13,7 @@ from rankup.training.engine.rank import RankLearner
 
 
 @pytest.mark.parametrize("rank", [Rank(2, 1), Rank(0, 0, seeded=20), Rank(1, 1, seeded=9)])
-def test_the_projection_computed_once_gives_what_the_network_gives(rank: Rank) -> None:
+def test_precomputed_projection_equals_network(rank: Rank) -> None:
     network = net(rank=rank)
     for seed in range(2):
         rankup.fit(network, clusters(f"{seed}", seed=seed), QUICK)
@@ -48,7 +48,7 @@ class PerPosition(torch.nn.Module):
 
 
 @pytest.mark.parametrize("folds", [False, True])
-def test_a_first_layer_that_does_not_read_whole_samples_is_not_projected(folds: bool) -> None:
+def test_layer_that_reads_parts_of_samples_is_not_projected(folds: bool) -> None:
     task = clusters()
     shaped = [x.view(-1, 3, 4) for x in (task.train_x, task.test_x)]
     sequences = rankup.Task("a", 3, shaped[0], task.train_y, shaped[1], task.test_y)

@@ -36,7 +36,7 @@ def grown(kind: str, store: Store) -> rankup.IncrementalNet:
 
 @pytest.mark.parametrize("store", STORES)
 @given(drawn=matrices)
-def test_what_was_unpacked_packs_to_the_same_bits(store: Store, drawn: object) -> None:
+def test_what_was_unpacked_packs_to_same_bits(store: Store, drawn: object) -> None:
     for dtype in (torch.float32, torch.float64):
         value = torch.tensor(drawn, dtype=dtype)
         packed = rounding.pack(HEAD, {"selector": value}, store)
@@ -63,7 +63,7 @@ def test_every_scale_comes_back_with_all_its_bits() -> None:
 
 
 @given(drawn=matrices)
-def test_a_byte_is_off_by_half_a_step_of_its_row_at_most(drawn: object) -> None:
+def test_byte_is_off_by_half_step_of_its_row_at_most(drawn: object) -> None:
     value = torch.tensor(drawn)
     (back,) = rounding.rounded(HEAD, {"selector": value}, "int8").values()
     rows = value.abs().flatten(1).amax(1) if value.dim() > 1 else value.abs().amax()
@@ -71,7 +71,7 @@ def test_a_byte_is_off_by_half_a_step_of_its_row_at_most(drawn: object) -> None:
     assert bool(((back - value).abs() <= 0.5001 * step + 2.0**-93).all())
 
 
-def test_which_form_a_tensor_has() -> None:
+def test_which_form_tensor_has() -> None:
     dense = DenseSpec((("stem.weight", (3, 3)),), ("stem.weight",), False)
     value = torch.randn(3, 3)
     assert rounding.pack(HEAD, {"weight": value}, "int8")["weight"].dtype == torch.int8
@@ -91,7 +91,7 @@ def test_which_form_a_tensor_has() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "convolutions"])
 @pytest.mark.parametrize("store", SMALLER)
-def test_a_network_comes_back_bit_for_bit_and_forgets_nothing(
+def test_network_comes_back_bit_for_bit_and_forgets_nothing(
     kind: str, store: Store, tmp_path: Path
 ) -> None:
     net, x = grown(kind, store), inputs(kind)
@@ -109,7 +109,7 @@ def test_a_network_comes_back_bit_for_bit_and_forgets_nothing(
 
 
 @pytest.mark.parametrize("kind", ["mlp", "convolutions"])
-def test_the_size_is_what_the_files_hold(kind: str, tmp_path: Path) -> None:
+def test_size_is_what_files_hold(kind: str, tmp_path: Path) -> None:
     sizes = {}
     for store in STORES:
         net = grown(kind, store)
@@ -126,14 +126,14 @@ def test_the_size_is_what_the_files_hold(kind: str, tmp_path: Path) -> None:
     assert sizes["int8"] < sizes["float16"]
 
 
-def test_the_manifest_says_how_numbers_are_stored(tmp_path: Path) -> None:
+def test_manifest_says_how_numbers_are_stored(tmp_path: Path) -> None:
     rankup.save(grown("mlp", "int8"), tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["growth"]["store"] == "int8"
     assert rankup.load(tmp_path, module("mlp")).options.store == "int8"
 
 
-def test_bytes_cost_little_accuracy_and_are_counted_as_a_quarter() -> None:
+def test_bytes_cost_little_accuracy_and_are_counted_as_quarter() -> None:
     task = blobs(0, 12)
     right, stored_numbers = {}, {}
     for store in STORES:

@@ -1,6 +1,5 @@
 """What a module has besides its layers: modes, buffers, frozen parameters."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def grown(module: nn.Module, **options: str) -> rankup.IncrementalNet:
 @pytest.mark.parametrize("base", ["new", "keep"])
 @pytest.mark.parametrize("store", ["full", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_buffers_of_another_dtype_come_back_to_the_bit(
+def test_buffers_of_another_dtype_come_back_to_bit(
     dtype: torch.dtype, store: str, base: str, tmp_path: Path
 ) -> None:
     net = grown(Scaled(dtype), base=base, store=store)
@@ -51,7 +50,7 @@ def test_buffers_of_another_dtype_come_back_to_the_bit(
 
 
 @pytest.mark.parametrize("base", ["new", "keep"])
-def test_a_frozen_parameter_is_not_learned(base: str) -> None:
+def test_frozen_parameter_is_not_learned(base: str) -> None:
     net = grown(Scaled(), base=base)
     net.begin_task("a", 2)
     assert "body.scale" not in dict(net.named_parameters())
@@ -63,7 +62,7 @@ def test_a_frozen_parameter_is_not_learned(base: str) -> None:
     assert merged.state_dict().keys() == Scaled().state_dict().keys()
 
 
-def test_every_part_stays_in_the_mode_in_which_it_was_given() -> None:
+def test_grow_keeps_the_mode_of_every_module() -> None:
     module = nn.Sequential(nn.Linear(12, 16), nn.Dropout(), nn.LayerNorm(16), nn.Linear(16, 2))
     module[1].eval()
     module[2].eval()
@@ -83,7 +82,7 @@ def test_every_part_stays_in_the_mode_in_which_it_was_given() -> None:
     assert not any(modes())
 
 
-def test_a_norm_that_became_constant_while_learning_stays_so() -> None:
+def test_shared_norm_stays_constant_after_first_task() -> None:
     module = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     net = rankup.grow(module, Rank(4, 1), exclude="1")
     rankup.fit(net, halves(), RECIPE)
@@ -92,7 +91,7 @@ def test_a_norm_that_became_constant_while_learning_stays_so() -> None:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_a_new_base_has_no_statistics_of_the_given_module(affine: bool) -> None:
+def test_new_base_resets_statistics(affine: bool) -> None:
     norm = nn.BatchNorm1d(8, affine=affine)
     module = nn.Sequential(nn.Linear(12, 8), norm, nn.Linear(8, 8), nn.Linear(8, 2))
     module(torch.randn(64, 12) + 100)
@@ -103,25 +102,7 @@ def test_a_new_base_has_no_statistics_of_the_given_module(affine: bool) -> None:
         assert torch.equal(net.body[1].running_mean, expected)
 
 
-@pytest.mark.parametrize("of", [lambda net: net, lambda net: net.body])
-def test_a_state_of_tasks_with_other_numbers_of_classes_is_refused(
-    of: Callable[[nn.Module], nn.Module],
-) -> None:
-    """As many in all, so that every shape fits."""
-
-    def taught(*classes: int) -> rankup.IncrementalNet:
-        net = rankup.grow(rankup.models.mlp(6, hidden=[8]), Rank(2, 1), seed=sum(classes[:1]))
-        for index, count in enumerate(classes):
-            net.begin_task(f"{index}", count)
-            net.commit_task()
-        return net
-
-    one, other = taught(3, 5), taught(5, 3)
-    with pytest.raises(RuntimeError, match="the tasks' numbers of classes do not match"):
-        of(other).load_state_dict(of(one).state_dict())
-
-
-def test_the_next_task_is_where_the_others_are() -> None:
+def test_next_task_is_where_others_are() -> None:
     net = rankup.grow(rankup.models.mlp(6, hidden=[8]), Rank(2, 1)).to("meta")
     for change in ({"dtype": torch.float32}, {"memory_format": torch.channels_last}):
         net.to(**change)
@@ -150,7 +131,7 @@ class Looking(nn.Module):
         return self.head(F.relu(self.last(x)))
 
 
-def test_a_forward_may_read_what_torchs_layers_say_of_themselves() -> None:
+def test_forward_may_read_attributes_of_layers() -> None:
     net = rankup.grow(Looking(), Rank(2, 1), head="head")
     net.begin_task("a", 2)
     assert net(torch.rand(3, 1, 6, 6), task="a").shape == (3, 2)
@@ -166,7 +147,7 @@ class Asking(nn.Module):
 
 
 @pytest.mark.parametrize("task", [0, [0, 0]])
-def test_a_forward_that_looks_for_parameters_is_told_that_there_are_none(task: int) -> None:
+def test_forward_that_reads_first_parameter_is_refused(task: int) -> None:
     net = rankup.grow(Asking(), Rank(2, 1))
     net.begin_task("a", 3)
     net(torch.zeros(2, 4), task="a")
@@ -178,9 +159,7 @@ def test_a_forward_that_looks_for_parameters_is_told_that_there_are_none(task: i
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.long])
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.LayerNorm(4), nn.RMSNorm(4)])
-def test_a_norm_that_runs_first_says_what_it_computes_in(
-    norm: nn.Module, dtype: torch.dtype
-) -> None:
+def test_first_norm_refuses_other_dtype(norm: nn.Module, dtype: torch.dtype) -> None:
     net = rankup.grow(nn.Sequential(norm, nn.Linear(4, 4), nn.Linear(4, 3)), Rank(2, 1))
     net.begin_task("a", 3)
     says = f"layer '0' computes in torch.float32, got {dtype}"

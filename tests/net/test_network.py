@@ -42,7 +42,7 @@ def per_task_loop(net: rankup.IncrementalNet, x: Tensor, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("base", ["new", "keep"])
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_stay_bit_identical_whatever_is_learned_later(
+def test_committed_logits_keep_their_bits(
     kind: str, rank: Rank, base: str, tmp_path: object
 ) -> None:
     net = taught(kind, rank=rank, base=base)
@@ -104,7 +104,7 @@ def test_any_mlp_keeps_its_bits_and_runs_mixed_batches(
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
 @pytest.mark.parametrize("base", ["new", "keep"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mixed_batch_equals_the_per_task_loop(kind: str, base: str, rank: Rank) -> None:
+def test_mixed_batch_equals_per_task_loop(kind: str, base: str, rank: Rank) -> None:
     for dtype in (torch.float64, torch.float32):
         net = taught(kind, tasks=(3, 2, 5), rank=rank, base=base, dtype=dtype)
         x = inputs(kind, batch=8, seed=7, dtype=dtype)
@@ -120,7 +120,7 @@ def test_a_mixed_batch_equals_the_per_task_loop(kind: str, base: str, rank: Rank
         assert worst <= 1e-5 * (1 + float(loop[there].abs().max()))
 
 
-def test_a_head_that_answers_for_every_position_runs_mixed_batches() -> None:
+def test_mixed_batch_with_head_per_position() -> None:
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,7 +161,7 @@ def test_trainable_is_exactly_parameters() -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
-def test_the_same_seed_gives_the_same_network_and_another_another(rank: Rank) -> None:
+def test_seed_determines_the_network(rank: Rank) -> None:
     x = inputs("convolutions")
     one, same = (taught("convolutions", seed=3, rank=rank) for _ in range(2))
     assert_same_bits(logits(one, x), logits(same, x))
@@ -169,7 +169,7 @@ def test_the_same_seed_gives_the_same_network_and_another_another(rank: Rank) ->
     assert not torch.equal(logits(one, x)[0], logits(other, x)[0])
 
 
-def test_growing_and_learning_leave_torchs_generator_alone() -> None:
+def test_torch_generator_is_left_alone() -> None:
     given = module("convolutions")
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -180,7 +180,7 @@ def test_growing_and_learning_leave_torchs_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_abandoning_a_task_leaves_the_network_as_it_was() -> None:
+def test_abandoning_task_leaves_network_as_it_was() -> None:
     given = Transformer()
     x = inputs("transformer")
     net = rankup.grow(given, Rank(2, 1), exclude="mlp.0")
@@ -200,7 +200,7 @@ def test_abandoning_a_task_leaves_the_network_as_it_was() -> None:
     assert_same_bits(logits(net, x), logits(fresh, x))
 
 
-def test_past_full_rank_a_network_keeps_learning() -> None:
+def test_past_full_rank_network_keeps_learning() -> None:
     net = rankup.grow(rankup.models.mlp(16, hidden=[16]), Rank(first=1, step=1))
     x = torch.randn(11, 16, generator=torch.Generator().manual_seed(0))
     answers: list[Tensor] = []
@@ -233,7 +233,7 @@ def test_eight_threads_run_different_tasks_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
-def test_other_threads_run_old_tasks_while_a_new_one_is_learned(kind: str) -> None:
+def test_threads_answer_while_task_is_learned(kind: str) -> None:
     net = taught(kind)
     x = inputs(kind)
     expected = logits(net, x)
@@ -248,7 +248,7 @@ def test_other_threads_run_old_tasks_while_a_new_one_is_learned(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
-def test_other_threads_run_mixed_batches_while_tasks_are_committed(kind: str) -> None:
+def test_threads_answer_mixed_batches_during_commits(kind: str) -> None:
     net = taught(kind)
     x, tasks = inputs(kind), torch.arange(6) % 3
     expected = net(x, task=tasks)
@@ -267,7 +267,7 @@ def test_other_threads_run_mixed_batches_while_tasks_are_committed(kind: str) ->
     assert len(net.tasks) == 43
 
 
-def test_calibration_sees_the_network_without_dropout_and_leaves_its_mode() -> None:
+def test_calibration_runs_in_eval_mode() -> None:
     given = nn.Sequential(
         nn.Dropout(0.9), nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
     )
@@ -289,7 +289,7 @@ class Streamed(IterableDataset):
 
 
 @pytest.mark.parametrize("norms", [True, False])
-def test_calibration_takes_batches_of_which_nobody_knows_how_many(norms: bool) -> None:
+def test_calibration_takes_iterators(norms: bool) -> None:
     layers = [nn.Linear(9, 8), nn.BatchNorm1d(8)] if norms else [nn.Linear(9, 8)]
     given = nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 2))
     answers = []
@@ -301,7 +301,7 @@ def test_calibration_takes_batches_of_which_nobody_knows_how_many(norms: bool) -
     assert torch.equal(*answers)
 
 
-def test_options_reach_the_module() -> None:
+def test_options_reach_module() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -349,7 +349,7 @@ def test_every_task_and_layer_starts_with_draws_of_its_own() -> None:
     assert not alike
 
 
-def test_what_is_not_factored_starts_from_the_networks_seed_and_not_from_the_module() -> None:
+def test_shared_tensors_start_from_network_seed() -> None:
     def start(seed: int, network_seed: int) -> Tensor:
         torch.manual_seed(seed)
         given = rankup.models.mlp(8, hidden=[8, 8])
@@ -359,7 +359,7 @@ def test_what_is_not_factored_starts_from_the_networks_seed_and_not_from_the_mod
     assert not torch.equal(start(1, 0), start(1, 1))
 
 
-def test_a_commit_that_runs_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     net = taught("mlp")
     x = inputs("mlp")
     before = logits(net, x)
@@ -395,7 +395,7 @@ def pruned(net: rankup.IncrementalNet) -> None:
         (pruned, r"hidden\.0\.V is missing, not \[1, 12\] as at its start, as happens after"),
     ],
 )
-def test_only_what_a_task_began_with_is_committed(
+def test_only_what_task_began_with_is_committed(
     change: Callable[[rankup.IncrementalNet], None], message: str
 ) -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
@@ -413,7 +413,7 @@ def test_only_what_a_task_began_with_is_committed(
 
 
 @pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential], ids=["itself", "inside another"])
-def test_a_part_of_a_state_is_loaded_where_that_is_asked_for(
+def test_load_state_dict_not_strict(
     wrap: Callable[[nn.Module], nn.Module],
 ) -> None:
     net, other = taught("mlp"), taught("mlp", seed=1)

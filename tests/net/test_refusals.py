@@ -217,28 +217,6 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda net: rankup.layers.active("task 0").__enter__(),  # type: ignore[arg-type]
         "active takes a task's index, got 'task 0'",
     ),
-    "a state of another network": (
-        lambda: taught("mlp"),
-        lambda net: net.load_state_dict(taught("mlp", tasks=[2]).state_dict()),
-        r"state is not from a network with the same .* has shape .*; .* rankup\.load",
-    ),
-    "a state of other classes": (
-        lambda: taught("mlp", tasks=[2, 3]),
-        lambda net: net.load_state_dict(taught("mlp", tasks=[3, 2]).state_dict()),
-        "tasks: the tasks' numbers of classes do not match",
-    ),
-    "a state that comes to it through another module": (
-        lambda: taught("mlp", tasks=[2, 3]),
-        lambda net: nn.Sequential(net).load_state_dict(
-            nn.Sequential(taught("mlp", tasks=[2, 4])).state_dict()
-        ),
-        r"state is not from a network with the same .* has shape .*; .* rankup\.load",
-    ),
-    "a state of the module alone": (
-        lambda: taught("mlp"),
-        lambda net: net.load_state_dict(net.body.state_dict()),
-        r"the same layers and tasks: 'body\..*' is only here",
-    ),
     "a task per sample, mapped": (
         lambda: taught("mlp"),
         lambda net: torch.func.vmap(lambda x, task: net(x[None], task=task[None]))(
@@ -255,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_network_refuses_and_keeps_all_it_has(case: str) -> None:
+def test_network_refuses_and_keeps_all_it_has(case: str) -> None:
     make, call, message = REFUSED[case]
     net = make()
     x = X if isinstance(net.body, rankup.models.MLP) else inputs("resnet18")
@@ -304,7 +282,7 @@ def test_batch_norms_refuse_to_commit_without_usable_data(calibrate: object, mes
     assert torch.equal(fresh(x, task="b"), net(x, task="b"))
 
 
-def test_a_single_sample_has_no_statistics() -> None:
+def test_single_sample_has_no_statistics() -> None:
     body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
     net = rankup.grow(body, Rank(2, 1), head="2")
     net.begin_task("a", 2)
@@ -338,7 +316,7 @@ def in_front(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fold", [into_the_batch, in_front])
 @pytest.mark.parametrize("batch", [3, 4])  # 4 is also the length of the sequences
-def test_a_mixed_batch_needs_samples_in_the_first_dimension(
+def test_mixed_batch_needs_samples_in_first_dimension(
     fold: Callable[[Tensor], Tensor], batch: int
 ) -> None:
     net = rankup.grow(Folded(fold), Rank(2, 1), head="head")
@@ -352,7 +330,7 @@ def test_a_mixed_batch_needs_samples_in_the_first_dimension(
             net(given, task=torch.arange(batch) % 2, **options)
 
 
-def test_a_mixed_batch_is_looked_at_again_with_another_option() -> None:
+def test_mixed_batch_is_tried_again_with_other_options() -> None:
     class Turning(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -372,7 +350,7 @@ def test_a_mixed_batch_is_looked_at_again_with_another_option() -> None:
         net(x, task=tasks, turned=True)
 
 
-def test_a_mixed_batch_takes_options_that_are_as_long_as_it_is_by_chance() -> None:
+def test_mixed_batch_takes_options_of_equal_length() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -26,9 +26,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("rank", "features", "classes", "expected"), COUNTS)
-def test_parameter_counts_of_the_mlp(
-    rank: Rank, features: int, classes: int, expected: int
-) -> None:
+def test_parameter_counts_of_mlp(rank: Rank, features: int, classes: int, expected: int) -> None:
     net = rankup.grow(rankup.models.mlp(features, hidden=[256, 256]), rank)
     for task in range(20):
         net.begin_task(f"{task}", classes)
@@ -59,7 +57,7 @@ def test_parameter_counts_of_resnet18() -> None:
     assert sum(net.size(task=task).total for task in net.tasks) == 765_897
 
 
-def test_size_of_a_kept_network_counts_what_was_kept_once() -> None:
+def test_size_of_kept_network_counts_what_was_kept_once() -> None:
     given = module("resnet18")
     net = rankup.grow(given, Rank(1, 1), base="keep")
     kept = sum(p.numel() for n, p in given.named_parameters() if not n.startswith("head"))

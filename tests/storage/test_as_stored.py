@@ -45,7 +45,7 @@ def test_statistics_are_those_of_rounded_weights() -> None:
 
 
 @pytest.mark.parametrize("store", ["float16", "int8"])
-def test_a_mean_that_half_precision_would_move_stays_as_it_is(store: Store) -> None:
+def test_mean_that_half_precision_would_move_stays_as_it_is(store: Store) -> None:
     x = torch.randn(200, 3) * torch.tensor([20.0, 20, 1]) + torch.tensor([33333.0, 51111, 0.5])
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     net = rankup.grow(module, rankup.Rank(2, 1), store=store)
@@ -63,7 +63,7 @@ def packed_tensors(net: rankup.IncrementalNet) -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("store", ["float16", "int8"])
-def test_a_far_mean_comes_back_bit_for_bit(store: Store, tmp_path: Path) -> None:
+def test_far_mean_comes_back_bit_for_bit(store: Store, tmp_path: Path) -> None:
     torch.manual_seed(1)
     x = torch.randn(100, 4) + 5000.3
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -76,7 +76,7 @@ def test_a_far_mean_comes_back_bit_for_bit(store: Store, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
-def test_a_commit_that_fails_leaves_what_was_learned(stop: type[BaseException]) -> None:
+def test_commit_that_fails_leaves_what_was_learned(stop: type[BaseException]) -> None:
     net = rankup.grow(with_norms(), rankup.Rank(4, 1), store="int8")
     net.begin_task("a", 4)
     learned = {name: p.detach().clone() for name, p in net.named_parameters()}

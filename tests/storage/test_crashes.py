@@ -51,7 +51,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("too_large", ["tasks/0001-task_0.safetensors", "manifest.json"])
-def test_a_full_disk_leaves_the_old_network_whole(saved: Path, too_large: str) -> None:
+def test_full_disk_leaves_old_network_whole(saved: Path, too_large: str) -> None:
     before = hashes(saved)
     room = (saved / too_large).stat().st_size - 1
     net = rankup.load(saved)
@@ -69,7 +69,7 @@ def test_a_full_disk_leaves_the_old_network_whole(saved: Path, too_large: str) -
     assert len(rankup.load(saved).tasks) == 4
 
 
-def test_a_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
+def test_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
     stream, notes = make_stream("p-digits", tasks=2), list[str]()
     config = config_for(stream, "finetune", epochs=5)
     rankup.runs.run.run(config, stream, tmp_path / "whole")
@@ -85,7 +85,7 @@ def test_a_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["rank", "finetune"])
 @pytest.mark.parametrize("learned", [0, 1])
-def test_a_disk_too_full_to_save_to_ends_a_run_in_a_sentence(
+def test_full_disk_while_saving_ends_run_with_sentence(
     method: str, learned: int, tmp_path: Path
 ) -> None:
     stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
@@ -103,7 +103,7 @@ def test_a_disk_too_full_to_save_to_ends_a_run_in_a_sentence(
     assert len(rankup.runs.run.read_lines(out)) == 2
 
 
-def test_a_disk_too_full_for_another_line_ends_a_run_in_a_sentence(
+def test_full_disk_while_writing_metrics_ends_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
@@ -171,7 +171,7 @@ KILLED = """
 """
 
 
-def test_a_kill_at_any_moment_of_a_save_leaves_a_loadable_network(tmp_path: Path) -> None:
+def test_kill_during_save_leaves_loadable_network(tmp_path: Path) -> None:
     x, tasks = inputs("mlp", seed=5), []
     expected = logits(taught("mlp"), x)
     said, problem = run(KILLED, tmp_path).communicate()
@@ -243,7 +243,7 @@ def test_two_processes_saving_to_one_folder(seeds: tuple[int, int], tmp_path: Pa
         assert len(winners) == 1
 
 
-def test_a_folder_that_is_being_saved_to_says_so(saved: Path, monkeypatch: object) -> None:
+def test_folder_that_is_being_saved_to_says_so(saved: Path, monkeypatch: object) -> None:
     import filelock
 
     import rankup.storage.store
@@ -256,7 +256,7 @@ def test_a_folder_that_is_being_saved_to_says_so(saved: Path, monkeypatch: objec
     rankup.save(net, saved)
 
 
-def test_another_process_commits_its_first_save_while_this_one_looks(
+def test_first_save_of_another_process_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "net"

@@ -75,7 +75,7 @@ def test_damaged_results_are_named(tmp_path: Path, damage: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("other", [{}, {"seed": 1, "accuracy": [[0.9]]}])
-def test_a_seed_counts_once_and_with_all_its_tasks(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_seed_counts_once_and_with_all_its_tasks(tmp_path: Path, other: dict[str, Any]) -> None:
     with pytest.raises(RankupError, match="is not a results file"):
         write_results(tmp_path, RUN, RUN | other).of(CELL)
 
@@ -113,9 +113,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_run_that_was_taught_more_is_left_out(
-    comparison: Path, tmp_path: Path, call: Call
-) -> None:
+def test_run_that_was_taught_more_is_left_out(comparison: Path, tmp_path: Path, call: Call) -> None:
     """Its mean is one over other tasks."""
     own = shutil.copytree(comparison, tmp_path / "c")
     assert call("run", "--resume", "--out", str(own / "rank" / "seed-0"), "--tasks", "3").code == 0
@@ -126,7 +124,7 @@ def test_a_run_that_was_taught_more_is_left_out(
 
 
 @pytest.mark.parametrize("seeds", [["a", 0], [[0]], [0, 0], [True, 0]])
-def test_an_index_with_other_seeds_is_refused(
+def test_index_with_other_seeds_is_refused(
     comparison: Path, tmp_path: Path, seeds: list[Any]
 ) -> None:
     own = shutil.copytree(comparison, tmp_path / "c")
@@ -137,7 +135,7 @@ def test_an_index_with_other_seeds_is_refused(
 
 
 @pytest.mark.parametrize("value", [float("inf"), 10**400])
-def test_a_run_that_took_for_ever_is_broken(
+def test_run_that_took_for_ever_is_broken(
     comparison: Path, tmp_path: Path, call: Call, value: float
 ) -> None:
     own = shutil.copytree(comparison / "rank" / "seed-0", tmp_path / "run")
@@ -162,9 +160,7 @@ def test_what_nobody_can_use_is_said(tmp_path: Path, call: Call) -> None:
     assert "selectors must be 'previous' or a number" in large.err
 
 
-def test_a_teacher_of_another_stream_is_refused_before_anything_is_written(
-    tmp_path: Path, call: Call
-) -> None:
+def test_teacher_of_another_stream_is_refused(tmp_path: Path, call: Call) -> None:
     """Whose tasks have the same names and as many classes."""
     photos, teacher, out = own_images(tmp_path / "photos"), tmp_path / "teacher", tmp_path / "out"
     how = ("--tasks", "2", "--epochs", "40")
@@ -178,7 +174,7 @@ def test_a_teacher_of_another_stream_is_refused_before_anything_is_written(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are of POSIX")
-def test_a_pipe_among_images_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_among_images_is_not_waited_for(tmp_path: Path) -> None:
     from rankup.data.folders import _images
 
     (tmp_path / "a.png").write_bytes(b"")

@@ -13,7 +13,7 @@ from helpers.own_modules import Untracked, halves, mlp
 from rankup.rank import Rank
 
 
-def test_a_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
+def test_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 2))
     net = rankup.grow(module, Rank(2, 1))
     net.begin_task("a", 2)
@@ -23,7 +23,7 @@ def test_a_loaded_network_answers_and_does_not_drop_out(tmp_path: Path) -> None:
     assert torch.equal(loaded(x, task="a"), net.eval()(x, task="a"))
 
 
-def test_a_module_that_holds_no_numbers_is_refused(tmp_path: Path) -> None:
+def test_module_that_holds_no_numbers_is_refused(tmp_path: Path) -> None:
     rankup.save(rankup.grow(Untracked(), Rank(2, 1)), tmp_path / "net")
     with torch.device("meta"):
         module = Untracked()
@@ -31,7 +31,7 @@ def test_a_module_that_holds_no_numbers_is_refused(tmp_path: Path) -> None:
         rankup.load(tmp_path / "net", module)
 
 
-def test_the_same_class_is_no_other_wherever_it_is_defined(tmp_path: Path) -> None:
+def test_same_class_is_no_other_wherever_it_is_defined(tmp_path: Path) -> None:
     class Inside(Untracked):
         pass
 

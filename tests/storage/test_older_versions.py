@@ -70,7 +70,7 @@ def test_there_are_old_networks_and_runs() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_answers_with_the_same_bits(name: str) -> None:
+def test_network_answers_with_same_bits(name: str) -> None:
     folder, kind = OLD / "networks" / name, name.split("-")[0]
     assert not rankup.verify(folder).problems
     net = rankup.load(folder, module=MODULES[kind]() if kind in MODULES else None)
@@ -84,7 +84,7 @@ def test_a_network_answers_with_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_saving_an_old_network_again_writes_the_same_files(name: str, tmp_path: Path) -> None:
+def test_saving_old_network_again_writes_same_files(name: str, tmp_path: Path) -> None:
     folder, kind = OLD / "networks" / name, name.split("-")[0]
     net = rankup.load(folder, module=MODULES[kind]() if kind in MODULES else None)
     rankup.save(net, tmp_path / "again")
@@ -95,7 +95,7 @@ def test_saving_an_old_network_again_writes_the_same_files(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
-def test_a_run_is_reported_as_before(run: Path, tmp_path: Path, call: Call) -> None:
+def test_run_is_reported_as_before(run: Path, tmp_path: Path, call: Call) -> None:
     last = (OLD / "runs" / run / "metrics.jsonl").read_text().splitlines()[-1]
     out = tmp_path / "page.html"
     said = call("report", OLD / "runs" / run, "--out", out)
@@ -108,7 +108,7 @@ def copied(run: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("run", [str(run) for run in RUNS if run.parts[0].isalpha()])
-def test_a_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call) -> None:
+def test_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call) -> None:
     folder = copied(run, tmp_path)
     before = (folder / "metrics.jsonl").read_bytes()
     said = call("run", "--resume", "--out", folder)
@@ -117,7 +117,7 @@ def test_a_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call
 
 
 @pytest.mark.parametrize("method", ["rank", "ewc"])
-def test_a_stopped_run_goes_on_to_the_same_bits(method: str, tmp_path: Path, call: Call) -> None:
+def test_stopped_run_goes_on_to_same_bits(method: str, tmp_path: Path, call: Call) -> None:
     folder = copied(f"stopped-{method}", tmp_path)
     assert (folder / "checkpoint.safetensors").exists()
     said = call("run", "--resume", "--out", folder)

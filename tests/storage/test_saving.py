@@ -24,7 +24,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_save_in_the_middle_of_an_answer_is_one_before_it(
+def test_save_in_middle_of_answer_is_one_before_it(
     name: str, stream: Stream, tmp_path: Path
 ) -> None:
     method = make(name, stream, epochs=1)
@@ -42,7 +42,7 @@ def test_a_save_in_the_middle_of_an_answer_is_one_before_it(
     assert files(tmp_path / "within") == files(tmp_path / "before")
 
 
-def test_what_is_saved_is_taken_before_the_first_test(
+def test_what_is_saved_is_taken_before_first_test(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []

@@ -2,17 +2,14 @@
 nothing else."""
 
 from collections import UserDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 import rankup
-from rankup.net import audit
 from rankup.rank import Rank
 
 
@@ -88,14 +85,14 @@ def test_inputs_that_cannot_be_cut_run_untried(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("samples", [2, 3, 8])
-def test_a_module_may_squeeze(samples: int) -> None:
+def test_module_may_squeeze(samples: int) -> None:
     net, x = knowing(Squeezes()), torch.randn(samples, 4)
     torch.testing.assert_close(net(x, task=[1] * samples), net(x, task=1))
 
 
 @pytest.mark.parametrize("kind", [InGroups, OfFour])
 @pytest.mark.parametrize("options", [{}, {"scale": 1.0}])
-def test_a_module_may_need_more_samples_than_it_is_tried_with(
+def test_module_may_need_more_samples_than_trial(
     options: dict[str, float], kind: type[Watched]
 ) -> None:
     net, x = knowing(kind()), torch.randn(8, 4)
@@ -104,9 +101,7 @@ def test_a_module_may_need_more_samples_than_it_is_tried_with(
 
 @pytest.mark.parametrize("samples", [2, 5])
 @pytest.mark.parametrize("options", [{}, {"scale": 1.0}])
-def test_another_dimension_of_the_same_size_is_refused(
-    options: dict[str, float], samples: int
-) -> None:
+def test_sequence_first_module_is_refused(options: dict[str, float], samples: int) -> None:
     net = knowing(OtherwiseRound())
     says = f"before the {samples} of the mixed batch: layer 'hidden' got {samples} rows"
     for _ in range(2):
@@ -114,71 +109,10 @@ def test_another_dimension_of_the_same_size_is_refused(
             net(torch.randn(samples, samples, 4), task=[0] * samples, **options)
 
 
-def test_a_kind_of_call_is_tried_once() -> None:
+def test_kind_of_call_is_tried_once() -> None:
     net, x = knowing(Watched()), torch.randn(6, 4)
     for number in range(50):
         net(x, task=[0, 1] * 3, scale=0.01 * number, of=object(), by=torch.full((3,), number))
     assert runs(net) == 51
     net(x, task=[0, 1] * 3, scale=None, of=object(), by=torch.zeros(3))
     assert runs(net) == 53  # what was a number is none
-
-
-def test_no_more_is_kept_of_calls_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "_MOST", 5)
-    net, x = knowing(Watched()), torch.randn(6, 4)
-    for step in range(50):
-        net(x, task=[0, 1] * 3, step=step)
-    assert runs(net) == 55
-    assert len(net._mixed._audit._seen) == 5
-
-
-Answer = Callable[[Tensor, Tensor], Any]
-IN_ANOTHER_FORM: dict[str, Answer] = {
-    "with features": lambda y, seen: (y, seen),
-    "probabilities": lambda y, seen: {"y": y.softmax(-1)},
-    "the best": lambda y, seen: (y, y.max(-1)),
-    "several for a sample": lambda y, seen: y[:, None].expand(-1, 4, -1),
-}
-ACROSS: dict[str, Answer] = {
-    "normalised": lambda y, seen: {"y": nn.functional.normalize(y, dim=-1)},
-    "several, normalised": lambda y, seen: nn.functional.normalize(
-        y[:, None].expand(-1, 4, -1), dim=-1
-    ),
-    "entropy": lambda y, seen: (y, (y.softmax(-1) * y.log_softmax(-1)).sum(-1)),
-    "turned around": lambda y, seen: -y,
-}
-
-
-class InForm(Watched):
-    def __init__(self, form: Answer) -> None:
-        super().__init__()
-        self.form = form
-
-    def answer(self, x: Any) -> Any:
-        seen = self.hidden(x).relu()
-        return self.form(self.head(seen), seen)
-
-
-def of_two_and_five_classes(form: Answer) -> rankup.IncrementalNet:
-    net = rankup.grow(InForm(form), Rank(2, 1), head="head")
-    for name, classes in (("narrow", 2), ("wide", 5)):
-        net.begin_task(name, classes)
-        net.commit_task()
-    return net.eval()
-
-
-@pytest.mark.parametrize("form", IN_ANOTHER_FORM)
-def test_answers_may_have_any_form(form: str) -> None:
-    net, x = of_two_and_five_classes(IN_ANOTHER_FORM[form]), torch.randn(4, 4)
-    mixed, alone = (
-        next(leaf for leaf in tree_flatten(net(x, task=task))[0])
-        for task in (["narrow", "wide"] * 2, "narrow")
-    )
-    torch.testing.assert_close(mixed[::2, ..., :2], alone[::2])
-
-
-@pytest.mark.parametrize("form", ACROSS)
-def test_answers_that_rest_on_the_number_of_classes_are_refused(form: str) -> None:
-    net, x = of_two_and_five_classes(ACROSS[form]), torch.randn(4, 4)
-    with pytest.raises(rankup.RankupError, match="computes across its logits or negates them"):
-        net(x, task=["narrow", "wide"] * 2)
