@@ -23,8 +23,8 @@ def build_module(
     # Layers are replaced during the copy, so every reference to one leads to its new form.
     body = copy_of(module, {id(originals[layer.spec.name]): layer for layer in layers})
     _refuse_left_out(body, layers)
-    _refuse_another_way(body, plan)
-    if options.base == "new":
+    _refuse_another_path(body, plan)
+    if options.base == "new" and plan.dense.tensors:
         reset(body, module, plan.dense, options.seed, plan.device)
     for layer in layers:  # each part keeps the mode it was given in
         layer.training = originals[layer.spec.name].training
@@ -61,14 +61,14 @@ def _refuse_left_out(body: nn.Module, layers: Sequence[TaskLayer]) -> None:
             )
 
 
-def _refuse_another_way(body: nn.Module, plan: Plan) -> None:
+def _refuse_another_path(body: nn.Module, plan: Plan) -> None:
     """Refuse a module whose forward checks the class of its layers and takes another path with
     those that replaced its own."""
-    for training, way in zip((True, False), plan.ways, strict=True):
-        own = trace(body, training=training) if way else None
-        if own is not None and own.way not in (None, way):
-            raise RankupError(
-                "the module's forward takes a different path with a network's layers in place "
-                "of its own, as when it checks isinstance(layer, nn.Linear): have it check "
-                "something else, such as a flag that the module sets"
-            )
+    path = plan.paths[0]
+    built = trace(body) if path is not None else None
+    if built is not None and built.path not in (None, path):
+        raise RankupError(
+            "the module's forward takes a different path with a network's layers in place "
+            "of its own, as when it checks isinstance(layer, nn.Linear): have it check "
+            "something else, such as a flag that the module sets"
+        )

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -13,17 +12,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankup.errors import RankupError
-from rankup.growing.copying import (
-    copied_or_refused,
-    refuse_functions_of,
-    refuse_hidden_layers,
-    refuse_listed_parameters,
-)
-from rankup.growing.kinds import NORMS, WEIGHTED, kind_of, own_tensors
+from rankup.growing.copying import refuse_hidden_layers
 from rankup.growing.options import GrowOptions
-from rankup.growing.supported import refuse_kinds, refuse_what_cannot_be
-from rankup.growing.trace import Trace, defaults_of, trace
-from rankup.layers import CONVOLUTIONS, TaskLayer, at_least_float32
+from rankup.growing.supported import (
+    NORMS,
+    WEIGHTED,
+    kind_of,
+    own_tensors,
+    refuse_layers,
+    refuse_module,
+)
+from rankup.growing.trace import Trace, trace
+from rankup.layers import CONVOLUTIONS, at_least_float32
 from rankup.layers.spec import (
     ConvGeometry,
     DenseSpec,
@@ -34,8 +34,6 @@ from rankup.layers.spec import (
     Spec,
 )
 from rankup.rank import LayerRank, Shape, capped, is_match, resolve
-
-_MOST_OPTIONS = 3  # of a forward: each may be given or not, and all combinations are traced
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Plan:
     chain: tuple[str, ...] | None
     # The torch.fx graph in training and in evaluation mode, as text; None if the module cannot be
     # traced or does not take the same path every time.
-    ways: tuple[str | None, str | None]
+    paths: tuple[str | None, str | None]
     dtype: torch.dtype
     device: torch.device
 
@@ -69,21 +67,9 @@ class Plan:
 
 
 def make_plan(module: nn.Module, options: GrowOptions) -> Plan:
-    if not isinstance(module, nn.Module):
-        raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
-    if any(isinstance(part, TaskLayer) for part in module.modules()):
-        raise RankupError("the module is already a grown network: teach it more with begin_task")
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise RankupError(
-            f"grow takes the module inside a {type(module).__name__}: pass module.module"
-        )
-    refuse_kinds(module)
-    copied = copied_or_refused(module)
-    refuse_listed_parameters(module)
+    refuse_module(module)
     refuse_hidden_layers(module)
-    plan = _Planner(module, options).plan()
-    refuse_functions_of(module, copied)
-    return plan
+    return _Planner(module, options).plan()
 
 
 class _Planner:
@@ -97,8 +83,9 @@ class _Planner:
     def plan(self) -> Plan:
         factored = self._choose_factored()
         norms = self._choose_norms()
-        replaced = {*factored, *norms}
-        refuse_what_cannot_be(self.modules, replaced, self.head, self.options, self.trace)
+        replaced = {*factored, *norms, self.head}
+        read = {n for n in replaced if self.trace is not None and self.trace.reads_weights_of(n)}
+        refuse_layers(self.modules, replaced, self.head, self.options, read)
         dtype, device = self._dtype_and_device()
         before = self._norms_before(factored, norms)
         if self.options.base == "keep":
@@ -124,7 +111,7 @@ class _Planner:
             capped=tuple(name for name in factored if ranks[name] != asked[name]),
             first=reader if reader in factored else None,
             chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
-            ways=(_way(self.trace), _way(self.answering)),
+            paths=(_path(self.trace), _path(self.answering)),
             dtype=dtype,
             device=device,
         )
@@ -149,20 +136,11 @@ class _Planner:
         )
 
     def _folds(self) -> list[tuple[str, str]]:
-        """What can be folded both in training and in evaluation, whatever options are given."""
-        found = self.trace.folds() if self.trace is not None else []
-        if not found:
+        """What can be folded both in training and in evaluation."""
+        if self.trace is None or self.answering is None:
             return []
-        whole = self.modules[""]
-        options = list(defaults_of(whole))
-        if len(options) > _MOST_OPTIONS:
-            return []
-        for count in range(len(options) + 1):
-            for given in combinations(options, count):
-                other = trace(whole, training=False, given=given) if given else self.answering
-                others = other.folds() if other is not None else []
-                found = [pair for pair in found if pair in others]
-        return found
+        others = self.answering.folds()
+        return [pair for pair in self.trace.folds() if pair in others]
 
     def _find_head(self) -> str:
         linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
@@ -179,8 +157,6 @@ class _Planner:
                 "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
             )
         if self.trace is None:
-            whole = self.modules[""]
-            refuse_functions_of(whole, copied_or_refused(whole))  # naming a head would not help
             raise RankupError(
                 "torch.fx cannot trace the module, so it is not known which Linear runs last: name "
                 "it with head='name'"
@@ -304,8 +280,8 @@ class _Planner:
         )
 
 
-def _way(found: Trace | None) -> str | None:
-    return found.way if found is not None else None
+def _path(found: Trace | None) -> str | None:
+    return found.path if found is not None else None
 
 
 def _unstorable(tensor: torch.Tensor) -> str | None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from rankup import seeds
 from rankup.growing.copying import copy_of
+from rankup.growing.supported import frozen_parts
 from rankup.layers.spec import DenseSpec
 
 
@@ -36,17 +37,6 @@ def reset(
             if name.rpartition(".")[0] not in frozen:
                 # Not copied into: in an expanded one several elements share memory.
                 body.get_buffer(name).data = drawn[name].contiguous()
-
-
-def frozen_parts(module: nn.Module) -> set[str]:
-    """The names of the parts that stay as given: all parameters of each, or of something that
-    contains it, are frozen."""
-    found = set[str]()
-    for name, part in module.named_modules():
-        wanted = [p.requires_grad for p in part.parameters()]
-        if wanted and not any(wanted):
-            found.update(f"{name}.{inner}".strip(".") for inner, _ in part.named_modules())
-    return found
 
 
 def redrawn(given: nn.Module) -> nn.Module:

@@ -1,77 +1,143 @@
-"""Refusing parts of a module that can be neither factored nor kept per task, in one sentence that
-tells what to exclude."""
+"""Kinds of layers that a network knows, and refusals of what it cannot take, in one sentence that
+tells what to do."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rankup.errors import RankupError
-from rankup.growing.kinds import (
-    WEIGHTED,
-    is_plain,
-    kind_of,
-    own_tensors,
-    uninitialised,
-)
 from rankup.growing.options import GrowOptions
-from rankup.growing.trace import Trace
-from rankup.layers import CONVOLUTIONS
+from rankup.layers import CONVOLUTIONS, TaskLayer
+from rankup.layers.spec import NormOver
 from rankup.utils.torch_modes import has_hooks
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+WEIGHTED = (nn.Linear, *CONVOLUTIONS)
+NORMS: dict[type[nn.Module], NormOver] = {
+    nn.BatchNorm1d: "batch1d",
+    nn.BatchNorm2d: "batch2d",
+    nn.BatchNorm3d: "batch3d",
+    nn.LayerNorm: "layer",
+    nn.RMSNorm: "rms",
+    nn.GroupNorm: "group",
+}
+
 Modules = Mapping[str, nn.Module]
 
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+# What the known kinds compute with, and a derived class or a layer could override.
+_COMPUTE_BY = ("__call__", "forward", "_conv_forward", "_check_input_dim", "weight", "bias")
 
-def refuse_kinds(module: nn.Module) -> None:
+
+def kind_of(layer: nn.Module) -> type[nn.Module] | None:
+    return next((kind for kind in (*WEIGHTED, *NORMS) if isinstance(layer, kind)), None)
+
+
+def computes_as_torchs_own(layer: nn.Module) -> bool:
+    """Whether a layer is of a known kind, or of a derived class that does not change what is
+    computed."""
+    kind = kind_of(layer)
+    return kind is not None and not any(
+        name in vars(layer) or getattr(type(layer), name, None) is not getattr(kind, name, None)
+        for name in _COMPUTE_BY
+    )
+
+
+def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:
+    """Each module's own parameters and the buffers that belong to its state."""
+    for name, module in modules:
+        for key, tensor in chain(module._parameters.items(), module._buffers.items()):
+            if tensor is not None and key not in module._non_persistent_buffers_set:
+                yield f"{name}.{key}".lstrip("."), tensor
+
+
+def frozen_parts(module: nn.Module) -> set[str]:
+    """The names of modules that stay as given: all parameters of each, or of something that
+    contains it, are frozen."""
+    names = set[str]()
+    for name, layer in module.named_modules():
+        wanted = [parameter.requires_grad for parameter in layer.parameters()]
+        if wanted and not any(wanted):
+            names.update(f"{name}.{inner}".strip(".") for inner, _ in layer.named_modules())
+    return names
+
+
+def uninitialised(module: nn.Module) -> list[str]:
+    """The names of lazy layers that have not run yet, so that their shapes are not known."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if any(is_lazy(tensor) for tensor in chain(layer.parameters(False), layer.buffers(False)))
+    ]
+
+
+def refuse_module(module: nn.Module) -> None:
     """Refuse what no choice of layers could fix."""
+    if not isinstance(module, nn.Module):
+        raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise RankupError(
+            f"grow takes the module inside a {type(module).__name__}: pass module.module"
+        )
     if lazy := uninitialised(module):
         raise RankupError(
             f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
             "once on an input"
         )
-    for name, part in module.named_modules():
+    for name, layer in module.named_modules():
         where = repr(name) if name else "the module"
-        if isinstance(part, torch.jit.ScriptModule):
+        if isinstance(layer, TaskLayer):
+            raise RankupError(
+                "the module is already a grown network: teach it more with begin_task"
+            )
+        if isinstance(layer, torch.jit.ScriptModule):
             raise RankupError(
                 f"{where} was compiled with torch.jit, so its layers cannot be replaced: pass the "
                 "module that it was made from"
             )
-        if "_orig_mod" in part._modules:
+        if "_orig_mod" in layer._modules:
             raise RankupError(
                 f"{where} was compiled with torch.compile, after which the bits of answers may "
                 "change: pass the module inside, ._orig_mod"
             )
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise RankupError(
                 f"{where} has a max_norm, which shortens rows whenever they are read, although "
                 "earlier tasks' answers depend on them: create it without one"
             )
-    forward = inspect.signature(module.forward).parameters
-    if "task" in forward and forward["task"].default is inspect.Parameter.empty:
+    _refuse_arguments(module)
+
+
+def _refuse_arguments(module: nn.Module) -> None:
+    arguments = list(inspect.signature(module.forward).parameters.values())
+    required = [argument for argument in arguments if argument.default is argument.empty]
+    if any(argument.name == "task" for argument in required):
         raise RankupError(
             "the module's forward requires an argument named task, a name that a network uses "
             "itself: rename it"
         )
-    after_first = [*forward.values()][1:]
-    if any(argument.name == "x" and argument.default is argument.empty for argument in after_first):
+    if any(argument.name == "x" and argument is not arguments[0] for argument in required):
         raise RankupError(
             "the module's forward requires an argument named x that is not its first, but x is "
             "what a network calls its inputs: rename it"
         )
 
 
-def refuse_what_cannot_be(
-    modules: Modules, replaced: set[str], head: str, options: GrowOptions, trace: Trace | None
+def refuse_layers(
+    modules: Modules, replaced: set[str], head: str, options: GrowOptions, read: Collection[str]
 ) -> None:
-    """Refuse a module where a part could be neither factored nor kept per task nor left alone.
+    """Refuse a module with a layer that can be neither factored nor kept per task nor left alone.
 
     Args:
-        modules: all parts of the module, by their names.
-        replaced: those that layers of ours are to replace, except for the head.
+        modules: all modules inside the module, by their names.
+        replaced: those that task layers are to replace, including the head.
+        read: those whose weights the forward reads directly.
     """
-    problems = _problems(modules, replaced | {head}, options, trace)
+    problems = _problems(modules, replaced, options, read)
     if head in problems:
         raise RankupError(
             f"the head {head!r} must be a plain Linear with a weight of its own "
@@ -91,60 +157,66 @@ def refuse_what_cannot_be(
 
 
 def _problems(
-    modules: Modules, replaced: set[str], options: GrowOptions, trace: Trace | None
+    modules: Modules, replaced: set[str], options: GrowOptions, read: Collection[str]
 ) -> dict[str, str]:
-    """By name, why parts or their parameters are refused; of nested ones only the outermost."""
-    found: dict[str, str] = {}
-    for name, part in modules.items():
-        if _is_inside(name, found) or options.excludes(name):
+    """By name, why layers or parameters are refused; of nested layers only the outermost."""
+    problems: dict[str, str] = {}
+    for name, layer in modules.items():
+        inside = any(name == outer or name.startswith(f"{outer}.") for outer in problems)
+        if inside or options.excludes(name):
             continue
         if name in replaced:
-            if reason := _obstacle(name, modules, trace):
-                found[name] = reason
-        elif _has_inner_layers(part):
-            found[name] = type(part).__name__
-        elif _is_torchs_layer(part) or is_plain(part):
-            if any(True for _ in own_tensors([("", part)])) and not isinstance(part, WEIGHTED):
-                found[name] = type(part).__name__
+            if reason := _obstacle(name, modules, read):
+                problems[name] = reason
+        elif _has_inner_layers(layer):
+            problems[name] = type(layer).__name__
+        elif _is_torchs_layer(layer) or _is_plain(layer):
+            if any(True for _ in own_tensors([("", layer)])) and not isinstance(layer, WEIGHTED):
+                problems[name] = type(layer).__name__
         else:
-            for key, parameter in part._parameters.items():
-                own = f"{name}.{key}".lstrip(".")
-                if parameter is not None and not options.excludes(own):
-                    found[own] = "a parameter of its own"
-    return found
+            for key, parameter in layer._parameters.items():
+                full_name = f"{name}.{key}".lstrip(".")
+                if parameter is not None and not options.excludes(full_name):
+                    problems[full_name] = "a parameter of its own"
+    return problems
 
 
-def _is_inside(name: str, found: Mapping[str, str]) -> bool:
-    return any(name == other or name.startswith(f"{other}.") for other in found)
-
-
-def _obstacle(name: str, modules: Modules, trace: Trace | None) -> str | None:
+def _obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
     """Why a layer of a known kind cannot be replaced."""
-    part = modules[name]
-    kind = kind_of(part)
-    if kind is not None and not is_plain(part):
-        return f"a {type(part).__name__}, which is not a plain {kind.__name__}"
-    if isinstance(part, CONVOLUTIONS) and part.groups != 1:
-        return f"a grouped convolution, groups={part.groups}"
-    if has_hooks(part):
+    layer = modules[name]
+    kind = kind_of(layer)
+    if kind is not None and not _is_plain(layer):
+        return f"a {type(layer).__name__}, which is not a plain {kind.__name__}"
+    if isinstance(layer, CONVOLUTIONS) and layer.groups != 1:
+        return f"a grouped convolution, groups={layer.groups}"
+    if has_hooks(layer):
         return "it has hooks"
-    if trace is not None and trace.reads_weights_of(name):
+    if name in read:
         return "the module's forward reads its weights directly"
-    owned = {id(p) for p in part.parameters()}
-    for other, other_part in modules.items():
-        if other != name and any(id(p) in owned for p in other_part._parameters.values()):
+    weights = {id(parameter) for parameter in layer.parameters()}
+    for other, module in modules.items():
+        if other != name and any(id(p) in weights for p in module._parameters.values()):
             return f"it shares a weight with {other!r}"
     return None
 
 
-def _is_torchs_layer(part: nn.Module) -> bool:
-    return type(part).__module__.startswith("torch.nn.") and not isinstance(part, _CONTAINERS)
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether nothing is lost if another layer that computes the same replaces this one."""
+    parameters = {"weight"} if isinstance(layer, nn.RMSNorm) else {"weight", "bias"}
+    if set(layer._parameters) != parameters or layer._modules:
+        return False
+    if layer._buffers.keys() - _STATISTICS or not computes_as_torchs_own(layer):
+        return False
+    # A derived class may also have public attributes that torch's own layer does not have.
+    more = {*dir(type(layer))} - {*dir(kind_of(layer))}
+    return all(name.startswith("_") for name in more)
 
 
-def _has_inner_layers(part: nn.Module) -> bool:
-    """Torch's own composite layers read their inner layers' weights: none can be replaced."""
-    return (
-        _is_torchs_layer(part)
-        and any(True for _ in part.children())
-        and any(True for _ in part.parameters())
-    )
+def _is_torchs_layer(layer: nn.Module) -> bool:
+    return type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, _CONTAINERS)
+
+
+def _has_inner_layers(layer: nn.Module) -> bool:
+    """Whether this is one of torch's composite layers, which read their inner layers' weights: none
+    can be replaced."""
+    return _is_torchs_layer(layer) and bool(layer._modules) and any(True for _ in layer.parameters())

@@ -1,9 +1,10 @@
-"""What torch.fx tells about a module: in which order its layers run and who reads whom."""
+"""Traces of modules by torch.fx: in which order layers run, and what reads each of them."""
 
+import builtins
 import inspect
+import operator
 import threading
 from collections.abc import Collection
-from itertools import chain
 from typing import Any
 
 import torch
@@ -11,44 +12,19 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
-from rankup.growing.copying import copy_of, leaves
-from rankup.growing.fx_patterns import flattens, only_reader, recorded_lengths
-from rankup.growing.kinds import computes_as_torchs_own
+from rankup.growing.copying import copy_of, unregistered
+from rankup.growing.supported import computes_as_torchs_own
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.utils.torch_modes import has_hooks
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class Tracer(fx.Tracer):
-    """Takes known layers as a whole: torch.fx steps into every class that is not torch's own, even
-    one that only says how a known layer is made, and into layers of a network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread = threading.get_ident()
-
-    # While it traces, torch.fx replaces every module's call, in all threads.
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() != self._thread:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if threading.get_ident() != self._thread:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, TaskLayer) or computes_as_torchs_own(m)
-        return known or super().is_leaf_module(m, module_qualified_name)
-
-
 class Trace:
     """The calls of a module's layers in the order in which they run.
 
     Args:
+        graph: what torch.fx recorded.
         constant: whether every run takes the same path; if not, only the order is known.
         kept: names of nodes whose outputs the module keeps, such as `self.features`.
     """
@@ -57,12 +33,14 @@ class Trace:
         self, module: nn.Module, graph: fx.Graph, constant: bool, kept: Collection[str]
     ) -> None:
         self._modules = dict(module.named_modules())
-        self._constant = constant
-        self._kept = kept
         self._graph = graph
+        self._kept = kept
         self._calls = [node for node in graph.nodes if node.op == "call_module"]
         self.order = [str(node.target) for node in self._calls]
-        self.way = str(graph) if constant else None
+        self.path = str(graph) if constant else None
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        # With options, such as a mask, the module may take another path.
+        self._input = inputs[0] if constant and len(inputs) == 1 else None
 
     def position(self, name: str) -> int:
         """When a layer first runs; after all others if it never does."""
@@ -74,154 +52,172 @@ class Trace:
         return any(
             node.op == "get_attr"
             and str(node.target).startswith(f"{name}.")
-            and not all(_looks_at_kind(user, node) for user in node.users)
+            and not all(_reads_kind(user, node) for user in node.users)
             for node in self._graph.nodes
         )
 
     def runs_once(self, name: str) -> bool:
         """Whether a layer runs exactly once, every time, and nothing else reads its weights."""
-        once = self._constant and self.order.count(name) == 1
+        once = self.path is not None and self.order.count(name) == 1
         return once and not self.reads_weights_of(name)
 
     def feeds_batch_norm(self, name: str) -> bool:
         """Whether only batch norms read a layer."""
         readers = [user for node in self._calls if node.target == name for user in node.users]
-        return bool(readers) and all(self._batch_norm(reader) for reader in readers)
+        return bool(readers) and all(map(self._is_batch_norm, readers))
 
     def folds(self) -> list[tuple[str, str]]:
         """Convolutions and the batch norms that can be folded into them: each runs once, nothing
         else reads the convolution or its weights, and nothing keeps its output. After a Linear the
-        norm's channels may be another dimension than the layer's outputs, so those stay apart."""
-        folds = []
-        for node, name in zip(self._calls, self.order, strict=True):
-            readers = list(node.users)
-            norm = self._batch_norm(readers[0]) if len(readers) == 1 else None
-            if norm and node.name not in self._kept and self._folds_into(name, norm):
-                folds.append((name, norm))
-        return folds
+        norm's channels may be another dimension than the layer's outputs, so those stay apart. A
+        module with options may use them differently, so there is nothing to fold in it."""
+        return [
+            (str(conv.target), str(norm.target))
+            for conv in (self._calls if self._input is not None else [])
+            if len(conv.users) == 1 and conv.name not in self._kept
+            for norm in conv.users
+            if self._is_batch_norm(norm) and self._folds_into(str(conv.target), str(norm.target))
+        ]
 
     def reads_inputs(self) -> str | None:
         """The Linear that is the only reader of the module's input, with each sample flattened or
         as it is."""
-        before, *others = self._inputs()
-        while self._constant and not others and (node := only_reader(before)):
-            if self._linear(node):
-                name = str(node.target)
-                return name if self.order.count(name) == 1 else None
-            if not self._flattens(node, before):
-                return None
-            before = node
-        return None
+        node = self._first_reader()
+        if node is None or not self._is_linear(node):
+            return None
+        name = str(node.target)
+        return name if self.order.count(name) == 1 else None
 
     def chain(self) -> list[str] | None:
         """The Linears of a module that is nothing but Linears with a ReLU between them, its inputs
         flattened or as they are."""
         names: list[str] = []
-        before, *others = self._inputs()
-        after_linear = False
-        while self._constant and not others and (node := only_reader(before)):
-            if node.op == "output":  # of the last Linear alone, not of a dict with it
-                whole = after_linear and node.args == (before,)
-                return names if whole and len(set(names)) == len(names) else None
-            if self._linear(node) and not after_linear:
-                names.append(str(node.target))
-                after_linear = True
-            elif self._relu(node) and after_linear:
-                after_linear = False
-            elif names or not self._flattens(node, before):
-                return None
-            before = node
+        node = self._first_reader()
+        while node is not None and self._is_linear(node) and node.target not in names:
+            names.append(str(node.target))
+            reader = _only_reader(node)
+            if reader is None or not self._is_relu(reader):
+                # The last Linear alone is returned, not a dict with it.
+                whole = reader is not None and reader.op == "output" and reader.args == (node,)
+                return names if whole else None
+            node = _only_reader(reader)
         return None
 
     def seen_through_relu(self, name: str) -> str | None:
         """The layer whose outputs another layer, and nothing else, reads through a ReLU; both run
         once."""
-        if not self._constant or self.order.count(name) != 1:
+        if self.path is None or self.order.count(name) != 1:
             return None
         relu = self._calls[self.order.index(name)].all_input_nodes[0]
-        if not self._relu(relu):
+        if not self._is_relu(relu):
             return None
         layer = relu.all_input_nodes[0]
         alone = len(relu.users) == len(layer.users) == 1 == self.order.count(str(layer.target))
         return str(layer.target) if alone and layer.op == "call_module" else None
 
-    def _folds_into(self, name: str, norm: str) -> bool:
-        part, after = self._modules[name], self._modules[norm]
-        over_the_same = any(
-            isinstance(part, conv) and isinstance(after, over)
-            for conv, over in zip(CONVOLUTIONS, _BATCH_NORMS, strict=True)
+    def _first_reader(self) -> fx.Node | None:
+        """The only reader of the module's input, after any flattening of each sample."""
+        node = self._input
+        while node is not None and (reader := _only_reader(node)):
+            if not self._flattens(reader, node):
+                return reader
+            node = reader
+        return None
+
+    def _folds_into(self, conv: str, norm: str) -> bool:
+        layer, after = self._modules[conv], self._modules[norm]
+        same_dimensions = any(
+            isinstance(layer, conv_class) and isinstance(after, norm_class)
+            for conv_class, norm_class in zip(CONVOLUTIONS, _BATCH_NORMS, strict=True)
         )
         return (
-            over_the_same
-            and computes_as_torchs_own(part)
-            and not has_hooks(part)
-            and self.runs_once(name)
+            same_dimensions
+            and computes_as_torchs_own(layer)
+            and not has_hooks(layer)
+            and self.runs_once(conv)
             and self.runs_once(norm)
         )
 
-    def _inputs(self) -> list[fx.Node]:
-        return [node for node in self._graph.nodes if node.op == "placeholder"]
-
-    def _part(self, node: fx.Node) -> nn.Module | None:
+    def _called(self, node: fx.Node) -> nn.Module | None:
         return self._modules[str(node.target)] if node.op == "call_module" else None
 
-    def _linear(self, node: fx.Node) -> bool:
-        return isinstance(self._part(node), nn.Linear)
+    def _is_linear(self, node: fx.Node) -> bool:
+        return isinstance(self._called(node), nn.Linear)
 
-    def _relu(self, node: fx.Node) -> bool:
+    def _is_batch_norm(self, node: fx.Node) -> bool:
+        return isinstance(self._called(node), _BATCH_NORMS)
+
+    def _is_relu(self, node: fx.Node) -> bool:
         if node.op == "call_module":
-            return type(self._part(node)) is nn.ReLU
+            return type(self._called(node)) is nn.ReLU
         return node.target in (torch.relu, F.relu, "relu")
 
     def _flattens(self, node: fx.Node, x: fx.Node) -> bool:
-        part = self._part(node)
-        if isinstance(part, nn.Flatten):
-            return (part.start_dim, part.end_dim) == (1, -1)
-        return flattens(node, x)
-
-    def _batch_norm(self, node: fx.Node) -> str | None:
-        name = str(node.target)
-        return name if isinstance(self._part(node), _BATCH_NORMS) else None
-
-
-def _looks_at_kind(call: fx.Node, tensor: fx.Node) -> bool:
-    if call.op == "call_method" and call.target in ("to", "type_as"):
-        return call.args[0] is not tensor  # another is made of its kind
-    if call.op == "call_method":
-        return call.target in ("size", "dim", "numel", "is_floating_point")
-    return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")
-
-
-def trace(module: nn.Module, *, training: bool = True, given: Collection[str] = ()) -> Trace | None:
-    """What torch.fx records of a module in training or in evaluation, where its path may differ;
-    None if it cannot be traced.
-
-    Args:
-        given: arguments that are given something other than their defaults.
-    """
-    try:
-        # A copy, because a forward may write to its module and its buffers; parameters stay shared,
-        # and so does all that our layers hold, which are not run.
-        layers = [part for part in module.modules() if isinstance(part, TaskLayer)]
-        tensors = chain(module.parameters(), *(layer.buffers() for layer in layers))
-        own = copy_of(module, {id(tensor): tensor for tensor in tensors})
-        own.train(training)
-        # One thread at a time, too: torch.fx patches methods of all modules while it traces, and
-        # two at once would leave patches behind.
-        with seeds.drawing(torch.device("cpu"), 0), recorded_lengths(own):
-            before = seeds.drawn_from()
-            defaults = {key: value for key, value in defaults_of(own).items() if key not in given}
-            graph, again = (Tracer().trace(own, defaults) for _ in range(2))
-            # A module that draws may take another path next time, whatever it did twice.
-            constant = str(graph) == str(again) and seeds.drawn_from() == before
-        held = (leaf for part in own.modules() for leaf in leaves(vars(part)))
-        kept = {leaf.node.name for leaf in held if isinstance(leaf, fx.Proxy)}
-        return Trace(module, graph, constant, kept)
-    except Exception:  # Tracing runs the module's own code: anything may be raised.
-        return None
+        """Whether a call does what `x.flatten(1)` does. `x.view(-1, n)` does so only for samples
+        of n numbers: how many they have is not known until a task's data is."""
+        if node.op == "call_module":
+            layer = self._called(node)
+            return isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+        if node.target in (torch.flatten, "flatten"):
+            arguments = dict(zip(("input", "start_dim", "end_dim"), node.args, strict=False))
+            expected = {"input": x, "start_dim": 1, "end_dim": -1}
+            return {"end_dim": -1, **arguments, **node.kwargs} == expected
+        if node.target not in (torch.reshape, "reshape", "view") or node.kwargs:
+            return False
+        _, *sizes = node.args
+        shape: Any = sizes[0] if isinstance(sizes[0], list | tuple) else sizes
+        if node.args[0] is not x or len(shape) != 2 or not isinstance(shape[1], int):
+            return False
+        return _counts_samples(shape[0], x) or (shape[0] == -1 and shape[1] > 0)
 
 
-def defaults_of(module: nn.Module) -> dict[str, Any]:
+def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
+    """The trace of a module in training or in evaluation mode, where its path may differ; None if
+    torch.fx cannot trace it."""
+    # A copy, because a forward may write to its module and its buffers. Weights are not copied, and
+    # neither are task layers' tables: nothing reads them.
+    shared: dict[int, Any] = {
+        id(buffer): buffer
+        for layer in module.modules()
+        if isinstance(layer, TaskLayer)
+        for buffer in layer.buffers()
+    }
+    shared |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
+    copied = copy_of(module, shared)
+    # One thread at a time: torch.fx patches methods of all modules while it traces.
+    with seeds.drawing(torch.device("cpu"), 0):
+        before = seeds.drawn_from()
+        try:
+            copied.train(training)
+            graph = _Tracer().trace(copied, _simple_defaults(copied))
+        except Exception:  # Tracing runs the module's own code: anything may be raised.
+            return None
+        # A module that draws may take another path next time.
+        constant = seeds.drawn_from() == before
+    kept = {value.node.name for _, value in unregistered(copied) if isinstance(value, fx.Proxy)}
+    return Trace(module, graph, constant, kept)
+
+
+class _Tracer(fx.Tracer):
+    """Takes known layers as a whole: torch.fx steps into every class that is not torch's own, even
+    one that only says how a known layer is made, and into task layers."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(len,))
+        self._autowrap_search.append(builtins)  # records `len(x)`, which must return a number
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:  # torch.fx patches calls in all threads
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = isinstance(m, TaskLayer) or computes_as_torchs_own(m)
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+def _simple_defaults(module: nn.Module) -> dict[str, Any]:
     """Defaults of a forward's arguments that torch.fx can take as constants: a stand-in for None is
     not None, and leads to another path."""
     arguments = inspect.signature(module.forward).parameters.values()
@@ -231,3 +227,33 @@ def defaults_of(module: nn.Module) -> dict[str, Any]:
         for argument in arguments
         if argument.default is not argument.empty and isinstance(argument.default, simple)
     }
+
+
+def _only_reader(x: fx.Node) -> fx.Node | None:
+    """The only reader of a node, apart from sizes of it that only this reader takes."""
+    for reader in x.users:
+        sizes = [size for size in reader.all_input_nodes if size is not x]
+        sizes += [shape for size in sizes for shape in size.all_input_nodes if shape is not x]
+        if all(set(node.users) <= {reader, *sizes} for node in (x, *sizes)):
+            return reader
+    return None
+
+
+def _counts_samples(size: Any, x: fx.Node) -> bool:
+    """Whether a size is `len(x)`, `x.size(0)`, `x.shape[0]` or `x.size()[0]`."""
+    if not isinstance(size, fx.Node):
+        return False
+    arguments = (*size.args, *size.kwargs.values())
+    if size.target is operator.getitem and isinstance(arguments[0], fx.Node):
+        shape = arguments[0].target, arguments[0].args
+        return arguments[1] == 0 and shape in ((getattr, (x, "shape")), ("size", (x,)))
+    return (size.target, arguments) in ((len, (x,)), ("size", (x, 0)))
+
+
+def _reads_kind(call: fx.Node, tensor: fx.Node) -> bool:
+    """Whether a call reads only the dtype, device or shape of a tensor."""
+    if call.op == "call_method" and call.target in ("to", "type_as"):
+        return call.args[0] is not tensor  # another is made of its kind
+    if call.op == "call_method":
+        return call.target in ("size", "dim", "numel", "is_floating_point")
+    return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")

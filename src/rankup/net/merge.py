@@ -45,7 +45,7 @@ def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:
     """Convolutions and batch norms to fuse: not if either has hooks, and none if the module takes
     another path than when it was grown, such as by a flag that was set since."""
     now = trace(body, training=False) if plan.folds else None
-    if now is None or now.way != plan.ways[1]:
+    if now is None or now.path != plan.paths[1]:
         return
     for pair in plan.folds:
         if not any(has_hooks(body.get_submodule(name)) for name in pair):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rankup.errors import TaskStateError
-from rankup.growing.reinit import drawing_of, frozen_parts
+from rankup.growing.reinit import drawing_of
+from rankup.growing.supported import frozen_parts
 from rankup.layers import Start, Tensors, row_by_row
 from rankup.layers.spec import DenseSpec
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.growing.copying import copy_of
-from rankup.growing.kinds import uninitialised
+from rankup.growing.supported import uninitialised
 from rankup.training.batches import Feed
 from rankup.training.evaluate import check_answer, is_guessing, share_right
 from rankup.training.memory_format import takes_channels_last
