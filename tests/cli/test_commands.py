@@ -198,8 +198,7 @@ def test_what_is_stopped_while_no_bars_are_shown_says_so(
     def stop(*_: object) -> None:
         signal.raise_signal(number)
 
-    module = "rankup.report.page" if where == "checked_page" else "rankup.report"
-    monkeypatch.setattr(f"{module}.{where}", stop)
+    monkeypatch.setattr(f"rankup.report.page.{where}", stop)
     done = call("report", folder / "runs" / "p-digits-rank-0")
     assert (done.code, done.err) == (130, "rankup: stopped\n")
 

@@ -17,7 +17,7 @@ from rankup.layers.spec import FactoredSpec, HeadSpec
 from rankup.metrics import AccuracyMatrix
 from rankup.net.tasks import KnownTask
 from rankup.rank import LayerRank, Rank
-from rankup.report import Run
+from rankup.runs.read import Run
 from rankup.storage.manifest import File, Manifest, task_file
 
 RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": None}

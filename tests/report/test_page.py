@@ -21,10 +21,12 @@ from helpers.reports import (
 )
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
-from rankup.report import Run, comparison_table, read_run, run_table, write_report
+from rankup.report.page import write_report
 from rankup.report.plots import selectors_plot
+from rankup.report.tables import comparison_table, run_table
 from rankup.report.text import labels, mean_results, summary
 from rankup.report.theme import LIGHT
+from rankup.runs.read import Run, read_run
 
 
 @pytest.fixture(scope="module")

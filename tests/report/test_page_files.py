@@ -12,9 +12,10 @@ import pytest
 
 from helpers.calling import Call
 from helpers.reports import constant, write_run
-from rankup.cli.main import report
+from rankup.cli.report import report
 from rankup.errors import RankupError
-from rankup.report import read_run, write_report
+from rankup.report.page import write_report
+from rankup.runs.read import read_run
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "page", "page.html.gz"])

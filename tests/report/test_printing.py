@@ -17,8 +17,8 @@ from helpers.reports import constant, named, write_run
 from rankup.paper import tables
 from rankup.paper.render import show_parts
 from rankup.paper.results import Results
-from rankup.report import comparison_table, methods_table, run_table
-from rankup.report.printing import print_table
+from rankup.report.comparison.text import methods_table
+from rankup.report.tables import comparison_table, print_table, run_table
 from rankup.runs.comparison import Comparison
 
 NAMES = ["multitask", "rank, seeded, width 32, 60 epochs", "ewc"]

@@ -17,9 +17,9 @@ from helpers.reports import Page
 from rankup.errors import RankupError
 from rankup.methods import METHODS, MethodInfo
 from rankup.methods.finetune import FineTune
-from rankup.report import read_comparison
 from rankup.report.comparison.export import as_csv
 from rankup.runs.compare import MethodRuns
+from rankup.runs.comparison import read_comparison
 from rankup.runs.folder import working_in
 from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import Seed, run_seeds

@@ -16,9 +16,10 @@ from helpers.calling import Call
 from helpers.comparisons import entry, known_run
 from helpers.reports import Page, printed, write_run
 from rankup.errors import RankupError
-from rankup.report import methods_table, read_comparison, write_comparison
 from rankup.report.comparison.export import as_csv, as_latex, as_markdown
-from rankup.runs.comparison import Comparison
+from rankup.report.comparison.page import write_comparison
+from rankup.report.comparison.text import methods_table
+from rankup.runs.comparison import Comparison, read_comparison
 
 ROWS = {  # of each method, for each seed
     "rank": [[[0.9], [0.9, 0.8]], [[0.8], [0.8, 0.8]]],

@@ -12,9 +12,9 @@ import torch
 import rankup
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
-from rankup.report import read_run
 from rankup.runs import many_seeds
 from rankup.runs.many_seeds import Seed, run_seeds
+from rankup.runs.read import read_run
 from rankup.runs.run import Progress, SeedRun, run, run_together
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from helpers.calling import Call, Done
 from helpers.own_images import own_images
 from helpers.pictures import encoded, pictures
-from rankup.cli.network import _write_line
+from rankup.cli.predict import _write_line
 from rankup.data.folders import every_fifth
 
 CLASSES = ("ant", "bee", "cow", "dog")

@@ -13,7 +13,7 @@ import rankup
 from helpers.reports import constant, write_net, write_run
 from rankup.errors import RankupError
 from rankup.rank import Rank
-from rankup.report import read_run
+from rankup.runs.read import read_run
 from rankup.runs.records import runs_in
 
 FIRST = "net/tasks/0001-permutation_01.safetensors"

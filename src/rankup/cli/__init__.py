@@ -1,1 +1,1 @@
-"""What each command of the command line does with what was typed."""
+"""The command line: a module for each command, with heavy imports inside its function."""

@@ -1,10 +1,8 @@
-"""The command `rankup compare`. Heavy imports happen inside."""
+"""The command `rankup compare`."""
 
-import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +14,10 @@ from rankup.cli.options import (
     with_method_options,
     with_request,
 )
+from rankup.cli.report import show_comparison
 from rankup.errors import RankupError
 from rankup.methods import METHODS, all_methods, method_info
 from rankup.runs.request import Request
-
-if TYPE_CHECKING:
-    from rankup.report import Comparison
 
 ALL = "all"
 Methods = Annotated[
@@ -56,8 +52,8 @@ def compare(
         refuse_factors(ctx, "which is not compared")
     refuse_softness(ctx, method_options)
     from rankup.cli.progress import MethodBars, bars, note
-    from rankup.report import is_comparison
     from rankup.runs.compare import MethodRuns
+    from rankup.runs.comparison import is_comparison
     from rankup.runs.launch import Launch
 
     if request.resume and out:
@@ -88,45 +84,3 @@ def chosen_methods(given: str) -> list[str]:
         if names.count(name) > 1:
             raise RankupError(f"the method {name!r} is named {names.count(name)} times, not once")
     return names
-
-
-def show_comparison(root: Path, page: Path) -> "Comparison":
-    """Write the page and files of a comparison, and print its table: whichever of both cannot be
-    written, the other is."""
-    from rich.console import Console
-
-    from rankup.cli.progress import tell
-    from rankup.report import methods_table, read_comparison, write_comparison
-    from rankup.report.comparison.text import failures
-    from rankup.report.page import checked_page
-    from rankup.report.printing import print_table
-
-    checked_page(page)
-    comparison = _in_text(read_comparison(root))
-    console = Console()
-    try:
-        written = write_comparison(comparison, page)
-    finally:
-        print_table(console, methods_table(comparison))
-        for failure in failures(comparison):
-            tell(console, failure)
-    tell(console, f"A page with plots: {written}")
-    return comparison
-
-
-def _in_text(comparison: "Comparison") -> "Comparison":
-    entries = [
-        replace(entry, configs=in_text(entry.configs), failed=in_text(entry.failed))
-        for entry in comparison.entries
-    ]
-    return replace(comparison, stream=in_text(comparison.stream), entries=entries)
-
-
-def in_text(settings: Any) -> Any:
-    """Settings with "?" for what is no text in them: names of folders may be of any bytes, and no
-    page, table or plot can show them.
-
-    >>> in_text({"stream": "split:caf\\udce9"})
-    {'stream': 'split:caf?'}
-    """
-    return json.loads(json.dumps(settings, ensure_ascii=False).encode(errors="replace"))

@@ -1,27 +1,52 @@
-"""The command line. Heavy imports happen inside the commands: `--help` is instant."""
+"""The entry point of the command line: finds the command and turns errors into one sentence."""
 
 import errno
 import io
 import os
 import signal
 import sys
+from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+from typer.core import TyperGroup
 
-from rankup.cli.compare import compare
-from rankup.cli.network import info, predict, verify
 from rankup.cli.options import in_paragraphs, offer_outside_options
-from rankup.cli.paper import paper
 from rankup.cli.progress import STOPPED
-from rankup.cli.report import report
-from rankup.cli.run import run
-from rankup.cli.tune import tune
 from rankup.errors import RankupError, plain_warnings, want_of_memory
-from rankup.methods import all_methods
+
+# In the order of `rankup --help`: each is the function of its name in the module of its name.
+COMMANDS = (
+    *("run", "compare", "tune", "paper", "report"),
+    *("info", "verify", "predict", "streams", "methods"),
+)
+
+
+class Commands(TyperGroup):
+    """Imports a command's module when the command is called or listed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # their names, to list and suggest
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"rankup.cli.{name}"), name)
+        alone = typer.Typer(add_completion=False)
+        alone.command(name, help=in_paragraphs(command))(command)
+        return typer.main.get_command(alone)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in COMMANDS:
+            import_module(f"rankup.cli.{args[0]}")
+            offer_outside_options(args[0])
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=Commands,
     context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     help="Networks that learn one task after another and never forget one.",
@@ -42,8 +67,6 @@ _OF_FOLDERS = (
     errno.EIO,
     errno.ENAMETOOLONG,
 )
-
-Plain = Annotated[bool, typer.Option("--plain", help="One name per line, for scripts.")]
 
 
 def _show_version(asked: bool) -> None:
@@ -80,7 +103,6 @@ def main() -> None:
     words = sys.argv[1:] or ["--help"]
     try:
         try:
-            offer_outside_options(words[0])
             code = app(words, prog_name="rankup", standalone_mode=False)
         finally:
             sys.stdout.flush()
@@ -126,41 +148,3 @@ def _in_one_sentence(error: Any, words: list[str]) -> str:
     got = "" if not given or repr(given[-1]) in said else f", got {given[-1]!r}"
     command = error.ctx.command_path if error.ctx else "rankup"
     return f"{said[:1].lower()}{said[1:]}{got} (see {command} --help)"
-
-
-app.command()(run)
-app.command()(compare)
-app.command()(tune)
-app.command(help=in_paragraphs(paper))(paper)
-app.command()(report)
-app.command()(info)
-app.command()(verify)
-app.command()(predict)
-
-
-@app.command()
-def streams(plain: Plain = False) -> None:
-    """List the streams that can be learned."""
-    from rankup.data.streams import OWN, OWN_DESCRIPTION, STREAMS
-
-    listed = {name: entry.description for name, entry in STREAMS.items()}
-    _list(listed if plain else {**listed, f"{OWN}PATH": OWN_DESCRIPTION}, plain)
-
-
-@app.command()
-def methods(plain: Plain = False) -> None:
-    """List the methods."""
-    _list({name: entry.help for name, entry in all_methods().items()}, plain)
-
-
-def _list(entries: dict[str, str], plain: bool) -> None:
-    if plain:
-        print("\n".join(entries))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False)
-    for name, help in entries.items():
-        table.add_row(name, help)
-    Console().print(table)

@@ -1,4 +1,4 @@
-"""The command `rankup paper`. Heavy imports happen inside."""
+"""The command `rankup paper`."""
 
 import shlex
 import sys
@@ -77,7 +77,7 @@ def paper(
         from rich.console import Console
 
         from rankup.paper.overview import overview
-        from rankup.report.printing import print_table
+        from rankup.report.tables import print_table
         from rankup.runs.launch import chosen_device
 
         print_table(Console(), overview(found, chosen_device(device)))

@@ -1,4 +1,4 @@
-"""Progress of runs, shown on the terminal."""
+"""Progress bars on the terminal, or lines in a log."""
 
 import sys
 import time
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
@@ -65,12 +64,9 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
 
 def note(bars: "Bars", text: str) -> None:
     """Say something above the bars."""
-    tell(bars.console, f"rankup: {text}")
+    from rankup.report.tables import print_line
 
-
-def tell(console: "Console", text: str) -> None:
-    """Print a line verbatim: a path may look like markup."""
-    console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
+    print_line(bars.console, f"rankup: {text}")
 
 
 class SeedBars:

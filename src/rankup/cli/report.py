@@ -1,14 +1,17 @@
-"""`rankup report`, and what every run ends with: a page and a table."""
+"""The command `rankup report`, and the page and table that every run ends with."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli.compare import in_text, show_comparison
 from rankup.errors import RankupError
+
+if TYPE_CHECKING:
+    from rankup.runs.comparison import Comparison
 
 
 def report(
@@ -20,14 +23,16 @@ def report(
     ] = None,
 ) -> None:
     """Write a page about one run or several, or about a comparison, and print their table."""
-    from rankup.report import is_comparison
+    from rankup.runs.comparison import is_comparison
 
     page = out or folders[0] / "report.html"
     folders = [run for folder in folders for run in _runs_to_show(folder)]
     if is_comparison(folders[0]) and len(folders) == 1:
         show_comparison(folders[0], page)
-    else:
-        show_runs(folders, page)
+        return
+    if compared := next(filter(is_comparison, folders), None):
+        raise RankupError(f"{compared} is a comparison, which can only be shown alone")
+    show_runs(folders, page)
 
 
 def _runs_to_show(folder: Path) -> list[Path]:
@@ -47,14 +52,11 @@ def show_runs(paths: list[Path], page: Path) -> None:
     written, the other is."""
     from rich.console import Console
 
-    from rankup.cli.progress import tell
-    from rankup.report import comparison_table, is_comparison, read_run, run_table, write_report
-    from rankup.report.page import checked_page
-    from rankup.report.printing import print_table
+    from rankup.report.page import checked_page, write_report
+    from rankup.report.tables import comparison_table, print_line, print_table, run_table
+    from rankup.runs.read import read_run
 
     checked_page(page)
-    if compared := next(filter(is_comparison, paths), None):
-        raise RankupError(f"{compared} is a comparison, which can only be shown alone")
     read = [read_run(path) for path in paths]
     runs = [replace(run, config=in_text(run.config)) for run in read]
     console = Console()
@@ -62,4 +64,46 @@ def show_runs(paths: list[Path], page: Path) -> None:
         written = write_report(runs, page)
     finally:
         print_table(console, run_table(runs[0]) if len(runs) == 1 else comparison_table(runs))
-    tell(console, f"A page with plots: {written}")
+    print_line(console, f"A page with plots: {written}")
+
+
+def show_comparison(root: Path, page: Path) -> "Comparison":
+    """Write the page and files of a comparison, and print its table: whichever of both cannot be
+    written, the other is."""
+    from rich.console import Console
+
+    from rankup.report.comparison.page import write_comparison
+    from rankup.report.comparison.text import failures, methods_table
+    from rankup.report.page import checked_page
+    from rankup.report.tables import print_line, print_table
+    from rankup.runs.comparison import read_comparison
+
+    checked_page(page)
+    comparison = _in_text(read_comparison(root))
+    console = Console()
+    try:
+        written = write_comparison(comparison, page)
+    finally:
+        print_table(console, methods_table(comparison))
+        for failure in failures(comparison):
+            print_line(console, failure)
+    print_line(console, f"A page with plots: {written}")
+    return comparison
+
+
+def _in_text(comparison: "Comparison") -> "Comparison":
+    entries = [
+        replace(entry, configs=in_text(entry.configs), failed=in_text(entry.failed))
+        for entry in comparison.entries
+    ]
+    return replace(comparison, stream=in_text(comparison.stream), entries=entries)
+
+
+def in_text(settings: Any) -> Any:
+    """Settings with "?" for what is no text in them: names of folders may be of any bytes, and no
+    page, table or plot can show them.
+
+    >>> in_text({"stream": "split:caf\\udce9"})
+    {'stream': 'split:caf?'}
+    """
+    return json.loads(json.dumps(settings, ensure_ascii=False).encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""`rankup run`."""
+"""The command `rankup run`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The command `rankup tune`. Heavy imports happen inside."""
+"""The command `rankup tune`."""
 
 from dataclasses import replace
 from functools import partial
@@ -57,8 +57,8 @@ def tune(
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
 
-    from rankup.cli.progress import bars, note, tell
-    from rankup.report.printing import print_table
+    from rankup.cli.progress import bars, note
+    from rankup.report.tables import print_line, print_table
     from rankup.runs.compare import failure_in_one_line, release
     from rankup.runs.launch import Launch
     from rankup.runs.tune import FIRST_SEED, Tuning
@@ -97,7 +97,7 @@ def tune(
         which = ", ".join(failed)
         raise RankupError(f"{len(failed)} of {len(wanted)} methods failed: {which}{others}")
     again = _as_options(outcome.shared)  # by all methods: `--try` is for all of them
-    tell(console, f"Chosen settings are in {root}: use them with --recipe {root}{again}")
+    print_line(console, f"Chosen settings are in {root}: use them with --recipe {root}{again}")
 
 
 def _as_options(settings: "Values") -> str:

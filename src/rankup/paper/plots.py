@@ -14,8 +14,14 @@ from rankup.paper.experiment import Cell, cell
 from rankup.paper.mlp import rival
 from rankup.paper.ours import EPOCHS
 from rankup.paper.results import Measured, Results
-from rankup.report.figures import finish_heat_map, new_figure, percent_range, write_figures
-from rankup.report.panels import draw_averages, draw_matrix
+from rankup.report.figures import (
+    draw_averages,
+    draw_matrix,
+    finish_heat_map,
+    new_figure,
+    percent_range,
+    write_figures,
+)
 from rankup.report.theme import Theme
 
 if TYPE_CHECKING:

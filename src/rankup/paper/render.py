@@ -7,13 +7,12 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from rankup.cli.progress import tell
 from rankup.errors import RankupError
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
 from rankup.paper.timings import waits
-from rankup.report.printing import print_note, print_table
+from rankup.report.tables import print_line, print_note, print_table
 from rankup.report.text import plain
 from rankup.report.theme import DARK, LIGHT
 from rankup.storage.atomic import write_file
@@ -35,11 +34,13 @@ def show_parts(parts: Mapping[str, Table | Figure], results: Results) -> None:
                 written = part.write(name, results, results.root / PICTURES)
             except OSError as error:  # tables can still be shown
                 where = results.root / PICTURES
-                tell(Console(stderr=True), f"rankup: {where} cannot be written: {error.strerror}")
+                print_line(
+                    Console(stderr=True), f"rankup: {where} cannot be written: {error.strerror}"
+                )
                 continue
             for each in written:
                 path = results.root / PICTURES / f"{each}.png"
-                tell(console, f"{part.title}: {path}")
+                print_line(console, f"{part.title}: {path}")
             if not written:
                 console.print(f"{part.title}: nothing that it shows was run")
         else:

@@ -1,13 +1,16 @@
-"""How plots are drawn and written: their style, and each in light and in dark."""
+"""Drawing that several plots share, their style, and writing each in light and in dark."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankup.report.theme import DARK, LIGHT, Theme
+import numpy as np
+
+from rankup.report.theme import DARK, LIGHT, Theme, colour, line_style, marker
+from rankup.runs.read import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 DPI = 160
 
@@ -99,6 +103,40 @@ def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
         elif isinstance(artist, Patch):
             artist.set_facecolor(tint(artist.get_facecolor()))
             artist.set_edgecolor(tint(artist.get_edgecolor()))
+
+
+def draw_averages(axes: Axes, lines: Mapping[str, Array], theme: Theme) -> None:
+    """A_t in per cent after each task, `[T]`, a line for each name."""
+    for index, (name, averages) in enumerate(lines.items()):
+        axes.plot(
+            range(1, len(averages) + 1),
+            averages,
+            color=colour(theme, index),
+            marker=marker(index),
+            linestyle=line_style(theme, index),
+            label=name,
+            clip_on=False,
+        )
+    longest, all_of_them = max(map(len, lines.values())), np.concatenate(list(lines.values()))
+    low, high = 10 * math.floor(all_of_them.min() / 10), 10 * math.ceil(all_of_them.max() / 10)
+    axes.set_xlim(0.7, longest + 0.3)
+    axes.set_xticks(every(longest, most=20))
+    axes.set_ylim(percent_range(low, high, least=10))
+    axes.set_xlabel("tasks learned")
+    axes.set_ylabel("average accuracy (%)")
+    axes.grid(axis="y")
+
+
+def draw_matrix(axes: Axes, matrix: Array, low: float, high: float, ticks: int) -> AxesImage:
+    """a[t, j] in per cent: a row for each task learned, a column for each task measured; colours go
+    from `low` to `high`, and at most `ticks` tasks are numbered."""
+    image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto")
+    numbers = every(len(matrix), most=ticks)
+    axes.set_xticks([t - 1 for t in numbers], [str(t) for t in numbers])
+    axes.set_yticks([t - 1 for t in numbers], [str(t) for t in numbers])
+    axes.set_xlabel("accuracy on task")
+    axes.set_ylabel("after learning task")
+    return image
 
 
 def finish_heat_map(

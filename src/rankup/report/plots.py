@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankup.report.figures import every, finish_heat_map, new_figure, percent_range, write_figures
-from rankup.report.panels import draw_averages, draw_matrix
+from rankup.report.figures import (
+    draw_averages,
+    draw_matrix,
+    every,
+    finish_heat_map,
+    new_figure,
+    percent_range,
+    write_figures,
+)
 from rankup.report.text import labels
 from rankup.report.theme import Theme
 from rankup.runs.read import Array, Run, seed_groups

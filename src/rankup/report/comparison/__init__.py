@@ -1,1 +1,1 @@
-"""Tables, plots and pages that compare methods."""
+"""Reports on a comparison of methods."""

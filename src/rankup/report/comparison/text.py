@@ -1,12 +1,16 @@
-"""A comparison in words: the cells of its table, the same wherever shown, and its settings."""
+"""A comparison in words: its table, the notes below it, a summary and the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rankup.report.tables import add_row, titled
 from rankup.report.text import NOTHING, count, duration, plain, settings, spread
 from rankup.runs.comparison import Comparison, Entry
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 HEADINGS = ("method", "accuracy %", "forgetting", "parameters", "replay buffer", "time")
 
@@ -25,6 +29,19 @@ def cells(entry: Entry) -> tuple[str, ...]:
         count(entry.buffer),
         duration(entry.seconds),
     )
+
+
+def methods_table(comparison: Comparison) -> Table:
+    """A row for each method, the best first."""
+    table = titled(comparison.stream, caption="; ".join(notes(comparison)))
+    # With as little space between columns as possible: six of them have to fit.
+    table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
+    table.add_column("method", overflow="fold", ratio=1, min_width=9)
+    for heading in HEADINGS[1:]:
+        table.add_column(heading.removesuffix(" buffer"), justify="right", no_wrap=True)
+    for entry in comparison.ranked:
+        add_row(table, *cells(entry))
+    return table
 
 
 def notes(comparison: Comparison) -> list[str]:
