@@ -18,9 +18,9 @@ from helpers.runs import (
 )
 from rankup.data.streams import Stream, make_stream
 from rankup.rank import parse_rank
-from rankup.report import read_run
 from rankup.runs.checkpoints import read_checkpoint, write_checkpoint
 from rankup.runs.folder import RunError, check_folder, tasks_more, write_config
+from rankup.runs.read import read_run
 from rankup.runs.records import read_lines
 from rankup.runs.run import Progress, run
 from rankup.training.loop import TaskFailed
