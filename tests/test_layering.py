@@ -1,78 +1,71 @@
-"""No lower layer imports a higher one."""
+"""Packages import in one direction: nothing lower imports something higher."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import rankup
 
 ROOT = Path(rankup.__file__).parent
 
-# From the bottom up; those in one row do not import each other. What is not named is below all of
-# them.
+# From the bottom up. A package imports only those before it, also inside functions and under
+# TYPE_CHECKING. The lazy public names of rankup/__init__ are the one exception.
 ORDER = (
-    ("runs.request",),
-    ("runs.folder",),
-    ("runs.run",),
-    ("runs.replicas",),
-    ("runs.resuming", "runs.launch"),
-    ("report",),
-    ("runs.progress",),
-    ("runs.compare", "runs.tuning"),
-    ("paper",),
-    ("commands.options",),
-    ("commands.compare",),
-    ("commands.report",),
-    ("commands.network", "commands.paper", "commands.run", "commands.tune"),
-    ("cli",),
-    ("__main__",),
+    "errors",
+    "seeds",
+    "rank",
+    "metrics",
+    "utils",
+    "data",
+    "models",
+    "layers",
+    "growing",
+    "net",
+    "storage",
+    "kernels",
+    "training",
+    "methods",
+    "runs",
+    "report",
+    "paper",
+    "testing",
+    "cli",
+    "__main__",
 )
-LEVEL = {name: number for number, names in enumerate(ORDER) for name in names}
-
-
-def name_of(parts: Sequence[str]) -> str:
-    """A module's name in `ORDER`: in some folders each module has its own place."""
-    return ".".join(parts[: 2 if parts[0] in ("runs", "commands") else 1])
 
 
 def imports() -> Iterator[tuple[str, str]]:
-    """All imports, including those inside functions: a module of ours or a folder of them, and the
-    full name of what it imports."""
+    """All imports: a package or a module of the root, and the full name of what it imports."""
     for path in ROOT.rglob("*.py"):
-        own = name_of(path.relative_to(ROOT).with_suffix("").parts)
+        package = path.relative_to(ROOT).with_suffix("").parts[0]
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import):
-                yield from ((own, alias.name) for alias in node.names)
+                yield from ((package, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                yield from ((own, f"{node.module}.{alias.name}") for alias in node.names)
+                assert node.level == 0, f"{path} has a relative import"
+                yield from ((package, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def test_layers_know_nothing_of_data_files_or_the_command_line() -> None:
-    own = {
-        name_of(full.split(".")[1:]) for by, full in imports() if by == "layers" and _is_ours(full)
+def test_every_package_has_its_place() -> None:
+    found = {path.stem for path in ROOT.iterdir() if not path.name.startswith(("__pyc", "py."))}
+    assert found - {"__init__"} == set(ORDER)
+
+
+def test_nothing_imports_what_is_higher() -> None:
+    level = {name: number for number, name in enumerate(ORDER)}
+    edges = {
+        (package, full.split(".")[1])
+        for package, full in imports()
+        if package in level and full.startswith("rankup.") and full.split(".")[1] in level
     }
-    assert own <= {"errors", "layers", "modes", "seeds", "specs"}
-
-
-def test_nothing_lower_imports_something_higher() -> None:
-    places = [ROOT.joinpath(*name.split(".")) for name in LEVEL]
-    assert all(place.with_suffix(".py").exists() or place.is_dir() for place in places)
-    found = {(own, name_of(full.split(".")[1:])) for own, full in imports() if _is_ours(full)}
-    assert len(found) > 100
-    wrong = [
-        f"{own} imports {other}"
-        for own, other in sorted(found)
-        if other in LEVEL and other != own and LEVEL[other] >= LEVEL.get(own, -1)
-    ]
+    assert len(edges) > 50
+    wrong = [f"{a} imports {b}" for a, b in sorted(edges) if level[b] > level[a]]
     assert not wrong
 
 
-def _is_ours(full: str) -> bool:
-    return full.startswith("rankup.")
+def test_root_has_few_files() -> None:
+    assert len(list(ROOT.glob("*.py"))) <= 8
 
 
-def test_only_the_command_line_knows_how_options_are_typed() -> None:
-    users = {own for own, full in imports() if full.split(".")[0] == "typer"}
-    assert users
-    typed = ("cli", "runs.progress")
-    assert all(own in typed or own.startswith("commands.") for own in users), users
+def test_only_cli_imports_typer() -> None:
+    assert {package for package, full in imports() if full.split(".")[0] == "typer"} == {"cli"}

@@ -137,9 +137,12 @@ def test_bytes_cost_little_accuracy_and_are_counted_as_quarter() -> None:
     task = blobs(0, 12)
     right, stored_numbers = {}, {}
     for store in STORES:
-        options = GrowOptions(Rank(0, 0, seeded=64))
+        module, grow_options = (
+            rankup.models.mlp(12, hidden=[16]),
+            GrowOptions(Rank(0, 0, seeded=64)),
+        )
         recipe, options = Recipe(epochs=30, batch=16, lr=0.02), RankOptions(store=store)
-        setting = Setting(rankup.models.mlp(12, hidden=[16]), options, recipe, 0, [task], options)
+        setting = Setting(module, grow_options, recipe, 0, [task], options)
         method = RankUpdate(setting)
         method.learn(task, None, None)
         found: Tensor = method.predict(task.train_x, 0).argmax(1)

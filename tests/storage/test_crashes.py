@@ -128,7 +128,7 @@ KILLED = """
     import torch
     import rankup
     import rankup.storage.atomic as files
-    from zoo import inputs, taught, teach
+    from helpers.zoo import inputs, taught, teach
 
     torch.set_num_threads(1)  # a process that is forked has none of its parent's threads
 
@@ -198,7 +198,7 @@ def test_kill_during_save_leaves_loadable_network(tmp_path: Path) -> None:
 RACING = """
     import sys
     import rankup
-    from zoo import inputs, taught, teach
+    from helpers.zoo import inputs, taught, teach
 
     net = taught("mlp", tasks=[3], seed=int(sys.argv[2]))
     print("ready", flush=True)

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -408,10 +407,7 @@ def test_loading_makes_each_table_once(saved: Path, monkeypatch: pytest.MonkeyPa
     assert extended == [len(net.tasks)] * len(net.plan.layers[:-1])
 
 
-@pytest.mark.parametrize(
-    ("path", "why"), [(None, "must be a path, got None"), ("a\0b", "null byte in its name")]
-)
-def test_what_is_no_path_is_refused(path: Any, why: str) -> None:
-    for call in (lambda: rankup.save(taught("mlp"), path), lambda: rankup.load(path)):
-        with pytest.raises(rankup.StoreError, match=why):
+def test_folder_must_be_a_path() -> None:
+    for call in (lambda: rankup.save(taught("mlp"), None), lambda: rankup.load(None)):
+        with pytest.raises(rankup.StoreError, match="must be a path, got None"):
             call()
