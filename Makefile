@@ -26,7 +26,7 @@ demo: setup
 	$(BIN)/rankup report runs/demo/rank runs/demo/finetune --out runs/demo/report.html
 
 docs: $(VENV)/installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py

@@ -1,4 +1,4 @@
-"""The examples in the documents run."""
+"""The documents' examples run, their links lead somewhere, and the site shows all of them."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import rankup
+
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
 
 
 def examples(path: Path) -> list[str]:
@@ -35,3 +38,11 @@ def test_links_lead_somewhere(path: Path) -> None:
                 # As GitHub makes them: without punctuation.
                 plain = [re.sub(r"[^\w -]", "", heading.lower()) for heading in headings]
                 assert anchor in {heading.replace(" ", "-") for heading in plain}
+
+
+def test_site_has_every_page_and_public_name() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if f": {page.name}\n" not in nav] == []
+    entries = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    shown = {part for entry in entries for part in entry.split(".")}
+    assert set(rankup.__all__) - shown == {"OnEpoch"}  # an alias of a type
