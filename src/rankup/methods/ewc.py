@@ -45,7 +45,7 @@ class EWC(DenseMethod):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.options = setting.options_of(EwcOptions)
-        found, own = trace(setting.module), self._weights()
+        found, own = trace(setting.module), self.shared_parameters()
         uses = Counter(id(p) for part in self.body.modules() for p in part._parameters.values())
         self._once = {  # Linear layers that run once, with weights of their own, by their names
             name: part
@@ -57,7 +57,7 @@ class EWC(DenseMethod):
     def learner(self, feed: Feed) -> Learner:
         if not self.learned:
             return super().learner(feed)
-        weights = self._weights()
+        weights = self.shared_parameters()
         anchor = self.kept.get("anchor", flat(weights.values()))
         return HeldLearner(
             self.body,
@@ -69,7 +69,7 @@ class EWC(DenseMethod):
         )
 
     def consolidate(self, feed: Feed) -> None:
-        weights, added = flat(self._weights().values()), self.importance(feed)
+        weights, added = flat(self.shared_parameters().values()), self.importance(feed)
         old = self.options.gamma * self.kept.get("importance", torch.zeros_like(added))
         kept = {"importance": old + added}
         if self.options.anchors == "all":
@@ -86,7 +86,7 @@ class EWC(DenseMethod):
         index = self.learned
         rows = seeds.generator(self.seed, "importance", index)
         labels = seeds.generator(self.seed, "importance labels", index, device=self.device)
-        squares = {name: torch.zeros_like(weight) for name, weight in self._weights().items()}
+        squares = {name: torch.zeros_like(t) for name, t in self.shared_parameters().items()}
         seen = 0
         for x in feed.sample(self.options.samples, rows):
             answers = self.predict(x, index).softmax(1)
@@ -136,7 +136,7 @@ class EWC(DenseMethod):
 
     def _add_squares(self, squares: Tensors, x: Tensor, labels: Tensor, but: set[str]) -> None:
         """Add the squared per-sample gradients of all other weights, forming each gradient."""
-        weights = {name: weight for name, weight in self._weights().items() if name not in but}
+        weights = {name: t for name, t in self.shared_parameters().items() if name not in but}
         if not weights:
             return
 
@@ -165,11 +165,6 @@ class EWC(DenseMethod):
         for part in zip(*(torch.split(t, at_once) for t in (x, labels)), strict=True):
             for name, own in gradients(*part).items():
                 squares[name] += own.square().sum(0)
-
-    def _weights(self) -> Tensors:
-        """The parameters that all tasks share."""
-        shared = self._shared().items()
-        return {name: t.detach() for name, t in shared if isinstance(t, nn.Parameter)}
 
 
 class HeldLearner(ModuleLearner):

@@ -13,7 +13,6 @@ from torch import Tensor
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
-from rankup.growing.plan import make_plan
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
@@ -24,18 +23,12 @@ from rankup.training.engine.learner import Learner
 from rankup.training.fit import NetPupil, answering
 
 
-def warn_if_capped(setting: Setting) -> None:
-    """Warn where a task gets less rank than was asked for, as `grow` does."""
-    make_plan(setting.module, _growth(setting)).warn_if_capped()
-
-
 class RankUpdate(Method):
     def __init__(self, setting: Setting) -> None:
         self._know(setting, IncrementalNet(setting.module, _growth(setting)))
 
     @classmethod
     def check(cls, setting: Setting) -> None:
-        make_plan(setting.module, _growth(setting))
         if teacher := setting.options_of(RankOptions).teacher:
             _check_teacher(Path(teacher), setting)
 

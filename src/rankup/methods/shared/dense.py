@@ -90,6 +90,11 @@ class DenseMethod(Method):
     def consolidate(self, feed: Feed) -> None:
         """What to do once the open task has been learned; nothing by default."""
 
+    def shared_parameters(self) -> Tensors:
+        """The parameters that all tasks share, by name, detached."""
+        shared = self._shared().items()
+        return {name: t.detach() for name, t in shared if isinstance(t, nn.Parameter)}
+
     @property
     def learned(self) -> int:
         return self.head.count

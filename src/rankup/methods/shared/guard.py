@@ -25,8 +25,8 @@ class GuardedMethod(DenseMethod):
 
     def constant(self) -> Tensors:
         """Whether each parameter that tasks share is frozen, by default."""
-        shared = [name for name, t in self._shared().items() if isinstance(t, nn.Parameter)]
-        return {name: torch.tensor(self.learned > 0, device=self.device) for name in shared}
+        frozen = torch.tensor(self.learned > 0, device=self.device)
+        return dict.fromkeys(self.shared_parameters(), frozen)
 
 
 class GuardedLearner(ModuleLearner):
