@@ -62,7 +62,7 @@ def heads(classes: list[int], bias: bool) -> TaskHead:
 def answer_by_answer(head: TaskHead, x: Tensor, tasks: Tensor) -> Tensor:
     """Each sample through its own head; classes that are missing are −inf."""
     widest = max(head.rows.shape[1], 0)
-    answers = [F.linear(one, *head._own(task)) for one, task in zip(x, tasks.tolist(), strict=True)]
+    answers = [F.linear(one, *head._of_task(task)) for one, task in zip(x, tasks.tolist(), strict=True)]
     return torch.stack([F.pad(a, (0, widest - a.shape[-1]), value=-torch.inf) for a in answers])
 
 

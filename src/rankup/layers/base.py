@@ -126,8 +126,8 @@ class TaskLayer(nn.Module, ABC):
 
     def open(self, values: Tensors) -> None:
         # All at once, here as in `close`: another thread may be copying the network.
-        own = {f"new_{key}": nn.Parameter(value) for key, value in values.items()}
-        self._parameters = {**self._parameters, **own}
+        new = {f"new_{key}": nn.Parameter(value) for key, value in values.items()}
+        self._parameters = {**self._parameters, **new}
 
     def learned(self) -> Tensors:
         return {key.removeprefix("new_"): p.detach() for key, p in self.named_parameters()}
@@ -145,10 +145,10 @@ class TaskLayer(nn.Module, ABC):
     def take_attributes(self, original: nn.Module) -> None:
         """Copy the attributes, other than tensors, of the layer that it replaces: the module's
         forward may read them."""
-        own = {*vars(self), *dir(type(self)), *self._buffers}
+        taken = {*vars(self), *dir(type(self)), *self._buffers}
         torchs = {*type(original).__constants__, "training", "transposed"}  # type: ignore[attr-defined]
         for key, value in vars(original).items():
-            if key not in own:
+            if key not in taken:
                 setattr(self, key, value)
                 self.attributes.append(key)
             elif not key.startswith("_") and key not in torchs:

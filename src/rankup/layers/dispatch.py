@@ -1,5 +1,5 @@
-"""Which form of a layer runs, by shapes alone, never by timing: the same shapes give the same bits
-every time."""
+"""Rules that choose the form in which a layer runs, by shapes alone, never by timing: the same
+shapes give the same bits every time."""
 
 from typing import Literal, NamedTuple
 

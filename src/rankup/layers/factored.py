@@ -59,9 +59,9 @@ class FactoredLayer(TaskLayer):
         self, spec: FactoredSpec, seed: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(spec, seed, dtype, device)
-        for part, length in (("U", spec.outputs), ("V", spec.inputs)):
-            seeded = seeds.signs(seed, spec.name, part, spec.rank.seeded, length, dtype)
-            self.register_buffer(part, seeded.to(device))
+        for key, length in (("U", spec.outputs), ("V", spec.inputs)):
+            seeded = seeds.signs(seed, spec.name, key, spec.rank.seeded, length, dtype)
+            self.register_buffer(key, seeded.to(device))
         self.register_buffer("S", torch.empty(0, spec.rank.seeded, **self._factory))
         self.register_buffer("B", torch.empty(0, spec.outputs, **self._factory))
         self.register_buffer("base_weight", None)
@@ -160,8 +160,8 @@ class FactoredLayer(TaskLayer):
         weights = _scaled(U, S if few else S.index_select(0, tasks)) @ V
         if base is not None:
             weights = weights + base
-        own = weights.index_select(0, tasks) if few else weights
-        return self._map_own(x, own, B.index_select(0, tasks) if self.spec.bias else None)
+        per_sample = weights.index_select(0, tasks) if few else weights
+        return self._map_own(x, per_sample, B.index_select(0, tasks) if self.spec.bias else None)
 
     def _mixed_start(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor | None:
         """What the sum of the factors is added to: the biases and the output of a kept weight."""
@@ -200,21 +200,21 @@ class FactoredLayer(TaskLayer):
 
     def extended(self, *added: Tensors) -> Tensors:
         tables, rank = {}, len(added[-1]["selector"])  # a task's is never shorter than those before
-        if new := [own for own in added if "U" in own]:
-            for part in ("U", "V"):
-                tables[part] = torch.cat([getattr(self, part), *(own[part] for own in new)])
-        selectors = [F.pad(own["selector"], (0, rank - len(own["selector"]))) for own in added]
+        if new := [tensors for tensors in added if "U" in tensors]:
+            for key in ("U", "V"):
+                tables[key] = torch.cat([getattr(self, key), *(tensors[key] for tensors in new)])
+        selectors = [F.pad(t["selector"], (0, rank - len(t["selector"]))) for t in added]
         padded = F.pad(self.S, (0, rank - self.S.shape[1]))
         tables["S"] = torch.cat([padded, torch.stack(selectors)])
         if self.spec.bias:
-            tables["B"] = torch.cat([self.B, torch.stack([own["bias"] for own in added])])
+            tables["B"] = torch.cat([self.B, torch.stack([tensors["bias"] for tensors in added])])
         return tables
 
     def added(self, task: int) -> Tensors:
-        used, own = self.spec.rank.used(task), self.spec.rank.added(task)
+        used, new = self.spec.rank.used(task), self.spec.rank.added(task)
         added = {"selector": self.S[task, :used]}
-        if own:
-            added |= {"U": self.U[used - own : used], "V": self.V[used - own : used]}
+        if new:
+            added |= {"U": self.U[used - new : used], "V": self.V[used - new : used]}
         return added | {"bias": self.B[task]} if self.spec.bias else added
 
     def _start_selector(self, start: Start) -> Tensor:
@@ -267,8 +267,8 @@ class FactoredLayer(TaskLayer):
         return dense_is_cheaper(self._positions(x), rank, inputs, outputs, kept=kept)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
-        parts = [self._up(self._map(x, V) * self._per_channel(s), U) for U, V, s in blocks]
-        return self._add_base(x, reduce(torch.add, parts))
+        terms = [self._up(self._map(x, V) * self._per_channel(s), U) for U, V, s in blocks]
+        return self._add_base(x, reduce(torch.add, terms))
 
     def _dense(self, blocks: list[Block]) -> Tensor:
         # In full precision: W is small, and casting its many factors would take longer.

@@ -1,4 +1,4 @@
-"""An output layer per task."""
+"""The output layer of every task."""
 
 import math
 from collections.abc import Callable
@@ -50,13 +50,13 @@ class TaskHead(TaskLayer):
         batch those of the task with the most."""
         if isinstance(active_task(), Tensor):
             return self.rows.shape[1]
-        return len(self._own(self._task_read("number of classes"))[0])
+        return len(self._of_task(self._task_read("number of classes"))[0])
 
     @property
     def weight(self) -> Tensor:
         """The weight of the active task, for a module's forward to read."""
         shape = self.out_features, self.in_features
-        return self._read_of_task("weight", shape, lambda task: self._own(task)[0])
+        return self._read_of_task("weight", shape, lambda task: self._of_task(task)[0])
 
     @property
     def bias(self) -> Tensor | None:
@@ -65,7 +65,7 @@ class TaskHead(TaskLayer):
         return self._read_of_task("bias", (self.out_features,), self._own_bias)
 
     def _own_bias(self, task: int) -> Tensor:
-        _, bias = self._own(task)
+        _, bias = self._of_task(task)
         assert bias is not None
         return bias
 
@@ -79,16 +79,20 @@ class TaskHead(TaskLayer):
         task = self._task(input)
         if isinstance(task, Tensor):
             return self._mixed(input, task)
-        return F.linear(input, *self._own(task))
+        return F.linear(input, *self._of_task(task))
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec)
 
     def extended(self, *added: Tensors) -> Tensors:
-        tables = {"weights": torch.cat([self.weights, *(own["weight"] for own in added)])}
+        tables = {"weights": torch.cat([self.weights, *(tensors["weight"] for tensors in added)])}
         if self.biases is not None:
-            tables["biases"] = torch.cat([self.biases, *(own["bias"] for own in added)])
-        ends = [*accumulate((len(own["weight"]) for own in added), initial=self.ends[self.count])]
+            tables["biases"] = torch.cat([self.biases, *(tensors["bias"] for tensors in added)])
+        ends = [
+            *accumulate(
+                (len(tensors["weight"]) for tensors in added), initial=self.ends[self.count]
+            )
+        ]
         widest = max(self.rows.shape[1], *(end - start for start, end in pairwise(ends)))
         rows = [self.rows]
         for start, end in pairwise(ends):
@@ -105,22 +109,22 @@ class TaskHead(TaskLayer):
         self.ends = _ends(self.rows)
 
     def added(self, task: int) -> Tensors:
-        weight, bias = self._own(task)
+        weight, bias = self._of_task(task)
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
     def merged(self, task: int) -> nn.Module:
-        weight, bias = self._own(task)
+        weight, bias = self._of_task(task)
         linear = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
         linear.weight = nn.Parameter(weight.clone())
         if bias is not None:
             linear.bias = nn.Parameter(bias.clone())
         return linear
 
-    def _own(self, task: int) -> tuple[Tensor, Tensor | None]:
+    def _of_task(self, task: int) -> tuple[Tensor, Tensor | None]:
         if task >= self.count:
             return self.new_weight, self.new_bias if self.spec.bias else None
-        own = slice(self.ends[task], self.ends[task + 1])
-        return self.weights[own], None if self.biases is None else self.biases[own]
+        rows = slice(self.ends[task], self.ends[task + 1])
+        return self.weights[rows], None if self.biases is None else self.biases[rows]
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         heads = Heads(*_read_tables(self._buffers))

@@ -78,10 +78,10 @@ def together(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
     answers = F.linear(x, heads.weights, None if apart else heads.biases)
     leading = x.shape[:-1]
     if not heads.alike:
-        own = over_last(heads.rows.clamp(min=0).index_select(0, tasks), x)
-        return answers.gather(-1, own.expand(*leading, heads.widest))
-    own = tasks.view(-1, *(1,) * x.dim()).expand(*leading, 1, heads.widest)
-    logits = answers.view(*leading, heads.known, heads.widest).gather(-2, own).squeeze(-2)
+        rows = over_last(heads.rows.clamp(min=0).index_select(0, tasks), x)
+        return answers.gather(-1, rows.expand(*leading, heads.widest))
+    picked = tasks.view(-1, *(1,) * x.dim()).expand(*leading, 1, heads.widest)
+    logits = answers.view(*leading, heads.known, heads.widest).gather(-2, picked).squeeze(-2)
     if apart and heads.biases is not None:
         biases = heads.biases.view(heads.known, heads.widest).index_select(0, tasks)
         logits += over_last(biases, x)

@@ -1,4 +1,4 @@
-"""Normalisation per task."""
+"""Normalisation layers with weights and statistics per task."""
 
 from typing import ClassVar
 
@@ -117,7 +117,7 @@ class TaskNorm(TaskLayer):
     def extended(self, *added: Tensors) -> Tensors:
         tables = {}
         for key in added[0]:  # of a shared norm, the first task's alone
-            rows = torch.stack([own[key] for own in added if key in own])
+            rows = torch.stack([tensors[key] for tensors in added if key in tensors])
             tables[self._TABLES[key]] = torch.cat([getattr(self, self._TABLES[key]), rows])
         return tables
 

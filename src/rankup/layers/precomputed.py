@@ -1,5 +1,5 @@
-"""What a layer need not compute, because its learner already has. Like the active task, it reaches
-the layer through context variables."""
+"""Results that a learner has computed for its layers beforehand. Like the active task, they reach a
+layer through context variables."""
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar

@@ -1,5 +1,5 @@
-"""What a network is made of, as plain data: enough to say which tensors a task adds and of what
-shape. The network builds its layers from it, and a network folder stores it."""
+"""Specifications of layers as plain data: enough to say which tensors a task adds and of what
+shape. The network builds its layers from them, and a network folder stores them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""How large a network is: what is stored, what a task added, what is held in memory."""
+"""Sizes of a network: numbers stored, numbers that a task added, numbers held in memory."""
 
 from __future__ import annotations
 
