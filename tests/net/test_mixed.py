@@ -62,7 +62,8 @@ def heads(classes: list[int], bias: bool) -> TaskHead:
 def answer_by_answer(head: TaskHead, x: Tensor, tasks: Tensor) -> Tensor:
     """Each sample through its own head; classes that are missing are −inf."""
     widest = max(head.rows.shape[1], 0)
-    answers = [F.linear(one, *head._of_task(task)) for one, task in zip(x, tasks.tolist(), strict=True)]
+    pairs = zip(x, tasks.tolist(), strict=True)
+    answers = [F.linear(sample, *head._of_task(task)) for sample, task in pairs]
     return torch.stack([F.pad(a, (0, widest - a.shape[-1]), value=-torch.inf) for a in answers])
 
 
