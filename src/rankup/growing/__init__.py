@@ -1,1 +1,1 @@
-"""Turning a module into a network: what is planned, copied and replaced."""
+"""Networks from modules: their options, plans, traces and building."""

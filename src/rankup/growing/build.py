@@ -1,4 +1,4 @@
-"""A network's body: a copy of the given module in which task layers have replaced its own."""
+"""Building of a network's module: a copy of the given one, with task layers in place of its own."""
 
 from collections.abc import Sequence
 
@@ -15,45 +15,45 @@ from rankup.layers.spec import FactoredSpec, LayerSpec, NormSpec
 
 
 def build_module(
-    module: nn.Module, plan: Plan, options: GrowOptions
+    original: nn.Module, plan: Plan, options: GrowOptions
 ) -> tuple[nn.Module, list[TaskLayer]]:
-    """The body, and its task layers in the order of the plan."""
-    originals = dict(module.named_modules())
+    """The module, and its task layers in the order of the plan."""
+    originals = dict(original.named_modules())
     layers = [_make_layer(spec, originals[spec.name], plan, options) for spec in plan.layers]
     # Layers are replaced during the copy, so every reference to one leads to its new form.
-    body = copy_of(module, {id(originals[layer.spec.name]): layer for layer in layers})
-    _refuse_left_out(body, layers)
-    _refuse_another_path(body, plan)
+    module = copy_of(original, {id(originals[layer.spec.name]): layer for layer in layers})
+    _refuse_left_out(module, layers)
+    _refuse_another_path(module, plan)
     if options.base == "new" and plan.dense.tensors:
-        reset(body, module, plan.dense, options.seed, plan.device)
-    for layer in layers:  # each part keeps the mode it was given in
+        reset(module, original, plan.dense, options.seed, plan.device)
+    for layer in layers:  # each layer keeps the mode it was given in
         layer.training = originals[layer.spec.name].training
-    return body, layers
+    return module, layers
 
 
 def _make_layer(
     spec: LayerSpec, original: nn.Module, plan: Plan, options: GrowOptions
 ) -> TaskLayer:
-    made: TaskLayer
+    layer: TaskLayer
     factory = options.seed, plan.dtype, plan.device
     if isinstance(spec, FactoredSpec):
-        made = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
+        layer = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
     elif isinstance(spec, NormSpec):
-        made = TaskNorm(spec, *factory)
+        layer = TaskNorm(spec, *factory)
     else:
-        made = TaskHead(spec, *factory)
+        layer = TaskHead(spec, *factory)
     if options.base == "keep":
         shapes = spec.base_shapes()
-        made.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
-    made.take_attributes(original)
-    return made
+        layer.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
+    layer.take_attributes(original)
+    return layer
 
 
-def _refuse_left_out(body: nn.Module, layers: Sequence[TaskLayer]) -> None:
+def _refuse_left_out(module: nn.Module, layers: Sequence[TaskLayer]) -> None:
     """Refuse a module whose copy lacks the layers that replaced its own."""
-    there = {id(part) for part in body.modules()}
+    included = {id(layer) for layer in module.modules()}
     for layer in layers:
-        if id(layer) not in there:
+        if id(layer) not in included:
             raise RankupError(
                 "grow works on a copy of the module, but the copy has a layer "
                 f"{layer.spec.name!r} of its own, as when a class defines __deepcopy__: leave "
@@ -61,14 +61,13 @@ def _refuse_left_out(body: nn.Module, layers: Sequence[TaskLayer]) -> None:
             )
 
 
-def _refuse_another_path(body: nn.Module, plan: Plan) -> None:
+def _refuse_another_path(module: nn.Module, plan: Plan) -> None:
     """Refuse a module whose forward checks the class of its layers and takes another path with
     those that replaced its own."""
     path = plan.paths[0]
-    built = trace(body) if path is not None else None
-    if built is not None and built.path not in (None, path):
+    if path is not None and trace(module).path not in (None, path):
         raise RankupError(
-            "the module's forward takes a different path with a network's layers in place "
-            "of its own, as when it checks isinstance(layer, nn.Linear): have it check "
-            "something else, such as a flag that the module sets"
+            "the module's forward takes a different path with a network's layers in place of its "
+            "own, as when it checks isinstance(layer, nn.Linear): have it check something else, "
+            "such as a flag that the module sets"
         )

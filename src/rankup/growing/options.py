@@ -1,4 +1,4 @@
-"""How a network is grown from a module: what `grow` is asked for."""
+"""Options of `grow`, checked."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rankup.rank import RankRule, as_whole, is_match
 
 @dataclass(frozen=True)
 class GrowOptions:
-    """How a network is grown from a module: the arguments of `grow`, checked."""
+    """The arguments of `grow`, checked."""
 
     rank: RankRule
     base: Literal["new", "keep"] = "new"
@@ -35,9 +35,10 @@ class GrowOptions:
         if self.last is not None:
             object.__setattr__(self, "last", as_whole("last", self.last))
 
-    def includes(self, name: str) -> bool:
-        """Whether the layer of that name is to be factored, unless it is excluded."""
-        return self.include is None or _is_named(name, self.include)
+    def chooses(self, name: str) -> bool:
+        """Whether the layer of that name is to be factored."""
+        included = self.include is None or _is_named(name, self.include)
+        return included and not self.excludes(name)
 
     def excludes(self, name: str) -> bool:
         return _is_named(name, self.exclude)
@@ -47,4 +48,4 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern matches the name or that of something that contains it."""
     parts = name.split(".")
     names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(is_match(each, pattern) for pattern in patterns for each in names)
+    return any(is_match(name, pattern) for pattern in patterns for name in names)

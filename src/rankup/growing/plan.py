@@ -1,10 +1,9 @@
-"""What becomes of each part of a module: decided, or refused in one sentence, before anything is
-changed."""
+"""Plans of networks: what becomes of each layer of a module, or why it is refused, before anything
+is changed."""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,14 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rankup.errors import RankupError
 from rankup.growing.copying import refuse_hidden_layers
 from rankup.growing.options import GrowOptions
-from rankup.growing.supported import (
-    NORMS,
-    WEIGHTED,
-    kind_of,
-    own_tensors,
-    refuse_layers,
-    refuse_module,
-)
+from rankup.growing.supported import NORMS, WEIGHTED, own_tensors, refuse_layers, refuse_module
 from rankup.growing.trace import Trace, trace
 from rankup.layers import CONVOLUTIONS, at_least_float32
 from rankup.layers.spec import (
@@ -35,9 +27,13 @@ from rankup.layers.spec import (
 )
 from rankup.rank import LayerRank, Shape, capped, is_match, resolve
 
+_NORMS: tuple[type[nn.Module], ...] = tuple(NORMS)
+
 
 @dataclass(frozen=True)
 class Plan:
+    """What a network is made of."""
+
     layers: tuple[LayerSpec, ...]  # what each layer becomes
     dense: DenseSpec  # what is left
     folds: tuple[tuple[str, str], ...]  # a convolution and the batch norm that is its only reader
@@ -67,83 +63,62 @@ class Plan:
 
 
 def make_plan(module: nn.Module, options: GrowOptions) -> Plan:
+    """Decide what becomes of each layer of a module, or refuse the module."""
     refuse_module(module)
     refuse_hidden_layers(module)
     return _Planner(module, options).plan()
 
 
 class _Planner:
+    """Chooses the head first, then the layers to factor and the norms to keep per task."""
+
     def __init__(self, module: nn.Module, options: GrowOptions) -> None:
         self.options = options
         self.modules = dict(module.named_modules())
-        self.trace = trace(module)
-        self.head = self._find_head()
-        self._check_patterns(module)
+        self.training = trace(module, training=True)
+        self.evaluation = trace(module, training=False)
+        self.head = self._choose_head()
+        self._check_patterns()
 
     def plan(self) -> Plan:
-        factored = self._choose_factored()
-        norms = self._choose_norms()
+        factored, norms = self._choose_factored(), self._choose_norms()
         replaced = {*factored, *norms, self.head}
-        read = {n for n in replaced if self.trace is not None and self.trace.reads_weights_of(n)}
-        refuse_layers(self.modules, replaced, self.head, self.options, read)
+        refuse_layers(self.modules, replaced, self.head, self.options, self.training.read)
         dtype, device = self._dtype_and_device()
-        before = self._norms_before(factored, norms)
+        early = self._early_norms(factored, norms)
         if self.options.base == "keep":
-            # What lies before the factored layers stays as it was given, norms included.
-            norms = [name for name in norms if name not in before]
+            # What runs before the factored layers stays as it was given, norms included.
+            norms = [name for name in norms if name not in early]
         shapes = {name: _matrix(self.modules[name]) for name in factored}
         asked = resolve(self.options.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
         layers: list[LayerSpec] = []
-        for name, part in self.modules.items():
+        for name, layer in self.modules.items():
             if name == self.head:
-                layers.append(_head_spec(name, part))
+                layers.append(_head_spec(name, layer))
             elif name in ranks:
-                layers.append(self._factored_spec(name, shapes[name], ranks[name]))
+                feeds_norm = self.training.feeds_batch_norm(name)
+                layers.append(_factored_spec(name, layer, shapes[name], ranks[name], feeds_norm))
             elif name in norms:
-                layers.append(_norm_spec(name, part, shared=name in before))
-        reader = self.trace.reads_inputs() if self.trace is not None else None
-        chain = self.trace.chain() if self.trace is not None else None
+                layers.append(_norm_spec(name, layer, shared=name in early))
+        reader, chain = self.training.reads_inputs(), self.training.chain()
+        also = self.evaluation.folds()
+        folds = [fold for fold in self.training.folds() if fold in also]
         return Plan(
             layers=tuple(layers),
             dense=self._dense({spec.name for spec in layers}),
-            folds=tuple((conv, norm) for conv, norm in self._folds() if norm in norms),
+            folds=tuple(fold for fold in folds if fold[1] in norms),
             capped=tuple(name for name in factored if ranks[name] != asked[name]),
             first=reader if reader in factored else None,
             chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
-            paths=(_path(self.trace), _path(self.answering)),
+            paths=(self.training.path, self.evaluation.path),
             dtype=dtype,
             device=device,
         )
 
-    def _norms_before(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
-        """The norms that run before the last layers, if only these are factored."""
-        if not self.options.last or self.trace is None:
-            return set()
-        first = self.trace.position(factored[0])
-        return {name for name in norms if self.trace.position(name) < first}
-
-    def _factored_spec(self, name: str, shape: Shape, rank: LayerRank) -> FactoredSpec:
-        part: Any = self.modules[name]
-        return FactoredSpec(
-            name,
-            shape.outputs,
-            shape.inputs,
-            part.bias is not None,
-            rank,
-            self.trace is not None and self.trace.feeds_batch_norm(name),
-            _geometry(part),
-        )
-
-    def _folds(self) -> list[tuple[str, str]]:
-        """What can be folded both in training and in evaluation."""
-        if self.trace is None or self.answering is None:
-            return []
-        others = self.answering.folds()
-        return [pair for pair in self.trace.folds() if pair in others]
-
-    def _find_head(self) -> str:
-        linears = [name for name, part in self.modules.items() if isinstance(part, nn.Linear)]
+    def _choose_head(self) -> str:
+        """The Linear that is named, or runs last."""
+        linears = [name for name, layer in self.modules.items() if isinstance(layer, nn.Linear)]
         if self.options.head is not None:
             if self.options.head not in linears:
                 raise RankupError(
@@ -156,14 +131,14 @@ class _Planner:
                 "the module has no Linear that could be the head: give it one, for example on "
                 "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
             )
-        if self.trace is None:
+        if self.training.failed:
             raise RankupError(
                 "torch.fx cannot trace the module, so it is not known which Linear runs last: name "
                 "it with head='name'"
             )
-        head = self._last_linear(self.trace, linears)
-        if self.answering is not None:
-            other = self._last_linear(self.answering, linears)
+        head = self._last_linear(self.training, linears)
+        if not self.evaluation.failed:
+            other = self._last_linear(self.evaluation, linears)
             if other != head:
                 raise RankupError(
                     f"the Linear that runs last is {head!r} in training and {other!r} in "
@@ -171,8 +146,8 @@ class _Planner:
                 )
         return head
 
-    def _last_linear(self, found: Trace, linears: Sequence[str]) -> str:
-        for name in reversed(found.order):
+    def _last_linear(self, trace: Trace, linears: Sequence[str]) -> str:
+        for name in reversed(trace.order):
             if name in linears:
                 return name
             if any(True for _ in self.modules[name].parameters()):
@@ -182,14 +157,10 @@ class _Planner:
                 )
         raise RankupError("the module runs no Linear that could be the head")
 
-    @cached_property
-    def answering(self) -> Trace | None:
-        return trace(self.modules[""], training=False)
-
-    def _check_patterns(self, module: nn.Module) -> None:
-        names = [*self.modules, *(name for name, _ in own_tensors(module.named_modules()))]
-        given = {"include": self.options.include or (), "exclude": self.options.exclude}
-        for option, patterns in given.items():
+    def _check_patterns(self) -> None:
+        names = [*self.modules, *(name for name, _ in own_tensors(self.modules.items()))]
+        options = {"include": self.options.include or (), "exclude": self.options.exclude}
+        for option, patterns in options.items():
             for pattern in patterns:
                 if not any(is_match(name, pattern) for name in names):
                     raise RankupError(f"{option}={pattern!r} matches nothing in the module")
@@ -200,23 +171,19 @@ class _Planner:
         """The layers to factor, in the order in which they run."""
         chosen = [
             name
-            for name, part in self.modules.items()
-            if isinstance(part, WEIGHTED)
-            and name != self.head
-            and not self.options.excludes(name)
-            and self.options.includes(name)
+            for name, layer in self.modules.items()
+            if isinstance(layer, WEIGHTED) and name != self.head and self.options.chooses(name)
         ]
         if not chosen:
             raise RankupError(
                 "the module has nothing to factor: besides its head it needs a Linear or a "
                 "convolution that include and exclude do not rule out"
             )
-        if self.trace is not None:
-            chosen.sort(key=self.trace.position)
+        chosen.sort(key=self.training.position)
         last = self.options.last
         if last is None:
             return chosen
-        if self.trace is None:
+        if self.training.failed:
             raise RankupError(
                 f"last={last} needs the order in which layers run, but torch.fx cannot trace the "
                 "module: name the layers with include instead"
@@ -230,17 +197,23 @@ class _Planner:
     def _choose_norms(self) -> list[str]:
         return [
             name
-            for name, part in self.modules.items()
-            if kind_of(part) in NORMS
-            and not self.options.excludes(name)
+            for name, layer in self.modules.items()
+            if isinstance(layer, _NORMS) and not self.options.excludes(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
-            and (isinstance(part, _BatchNorm) or any(True for _ in own_tensors([("", part)])))
+            if isinstance(layer, _BatchNorm) or any(True for _ in own_tensors([(name, layer)]))
         ]
+
+    def _early_norms(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
+        """The norms that run before the last layers, if only these are factored."""
+        if not self.options.last:
+            return set()
+        first = self.training.position(factored[0])
+        return {name for name in norms if self.training.position(name) < first}
 
     def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
         weights = list(self.modules[""].parameters())
-        dtypes = {p.dtype for p in weights}
-        devices = {p.device for p in weights}
+        dtypes = {weight.dtype for weight in weights}
+        devices = {weight.device for weight in weights}
         if len(dtypes) > 1 or len(devices) > 1:
             raise RankupError(
                 "the module's weights must have one dtype and be on one device, got "
@@ -262,7 +235,7 @@ class _Planner:
         return dtype, devices.pop()
 
     def _dense(self, replaced: set[str]) -> DenseSpec:
-        left = ((name, part) for name, part in self.modules.items() if name not in replaced)
+        left = ((name, layer) for name, layer in self.modules.items() if name not in replaced)
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in own_tensors(left):
             if kind := _unstorable(tensor):
@@ -280,10 +253,6 @@ class _Planner:
         )
 
 
-def _path(found: Trace | None) -> str | None:
-    return found.path if found is not None else None
-
-
 def _unstorable(tensor: torch.Tensor) -> str | None:
     """The kind of a tensor that no file of a network can hold, else None."""
     if tensor.layout != torch.strided:
@@ -295,40 +264,44 @@ def _unstorable(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _matrix(part: Any) -> Shape:
-    outputs, *inputs = part.weight.shape
+def _matrix(layer: Any) -> Shape:
+    outputs, *inputs = layer.weight.shape
     return Shape(outputs, torch.Size(inputs).numel())
 
 
-def _head_spec(name: str, part: Any) -> HeadSpec:
-    return HeadSpec(name, part.in_features, part.bias is not None)
+def _head_spec(name: str, layer: Any) -> HeadSpec:
+    return HeadSpec(name, layer.in_features, layer.bias is not None)
 
 
-def _geometry(part: Any) -> ConvGeometry | None:
-    if not isinstance(part, CONVOLUTIONS):
-        return None
-    return ConvGeometry(
-        part.in_channels,
-        part.kernel_size,
-        part.stride,
-        part.padding,
-        part.dilation,
-        part.padding_mode,
-    )
+def _factored_spec(
+    name: str, layer: Any, shape: Shape, rank: LayerRank, feeds_norm: bool
+) -> FactoredSpec:
+    geometry = None
+    if isinstance(layer, CONVOLUTIONS):
+        geometry = ConvGeometry(
+            layer.in_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.padding_mode,
+        )
+    has_bias = layer.bias is not None
+    return FactoredSpec(name, shape.outputs, shape.inputs, has_bias, rank, feeds_norm, geometry)
 
 
-def _norm_spec(name: str, part: Any, shared: bool) -> NormSpec:
-    over = next(over for kind, over in NORMS.items() if isinstance(part, kind))
+def _norm_spec(name: str, layer: Any, shared: bool) -> NormSpec:
+    over = next(over for kind, over in NORMS.items() if isinstance(layer, kind))
     shapes = {"layer": "normalized_shape", "rms": "normalized_shape", "group": "num_channels"}
-    shape = getattr(part, shapes.get(over, "num_features"))
+    shape = getattr(layer, shapes.get(over, "num_features"))
     return NormSpec(
         name,
         over,
         shape if isinstance(shape, tuple) else (shape,),
         # An RMSNorm may take it from the dtype that torch computes in.
-        torch.finfo(at_least_float32(part.weight.dtype)).eps if part.eps is None else part.eps,
-        getattr(part, "num_groups", 1),
-        part.weight is not None,
-        getattr(part, "bias", None) is not None,
+        torch.finfo(at_least_float32(layer.weight.dtype)).eps if layer.eps is None else layer.eps,
+        getattr(layer, "num_groups", 1),
+        layer.weight is not None,
+        getattr(layer, "bias", None) is not None,
         shared,
     )

@@ -1,6 +1,7 @@
 """Kinds of layers that a network knows, and refusals of what it cannot take, in one sentence that
 tells what to do."""
 
+import copy
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
@@ -13,7 +14,6 @@ from rankup.errors import RankupError
 from rankup.growing.options import GrowOptions
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.layers.spec import NormOver
-from rankup.utils.torch_modes import has_hooks
 
 WEIGHTED = (nn.Linear, *CONVOLUTIONS)
 NORMS: dict[type[nn.Module], NormOver] = {
@@ -29,6 +29,13 @@ Modules = Mapping[str, nn.Module]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOW_HOOKS_ARE_CALLED = (
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_is_full_backward_hook",
+)
 # What the known kinds compute with, and a derived class or a layer could override.
 _COMPUTE_BY = ("__call__", "forward", "_conv_forward", "_check_input_dim", "weight", "bias")
 
@@ -45,6 +52,16 @@ def computes_as_torchs_own(layer: nn.Module) -> bool:
         name in vars(layer) or getattr(type(layer), name, None) is not getattr(kind, name, None)
         for name in _COMPUTE_BY
     )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in _HOOKS)
+
+
+def copy_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Make a module call the hooks of another one."""
+    for key in (*_HOOKS, *_HOW_HOOKS_ARE_CALLED):
+        setattr(target, key, copy.copy(getattr(source, key)))
 
 
 def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:
@@ -219,4 +236,5 @@ def _is_torchs_layer(layer: nn.Module) -> bool:
 def _has_inner_layers(layer: nn.Module) -> bool:
     """Whether this is one of torch's composite layers, which read their inner layers' weights: none
     can be replaced."""
-    return _is_torchs_layer(layer) and bool(layer._modules) and any(True for _ in layer.parameters())
+    has_layers = bool(layer._modules) and any(True for _ in layer.parameters())
+    return has_layers and _is_torchs_layer(layer)

@@ -13,9 +13,8 @@ from torch import fx, nn
 
 from rankup import seeds
 from rankup.growing.copying import copy_of, unregistered
-from rankup.growing.supported import computes_as_torchs_own
+from rankup.growing.supported import computes_as_torchs_own, has_hooks
 from rankup.layers import CONVOLUTIONS, TaskLayer
-from rankup.utils.torch_modes import has_hooks
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -24,20 +23,31 @@ class Trace:
     """The calls of a module's layers in the order in which they run.
 
     Args:
-        graph: what torch.fx recorded.
+        graph: what torch.fx recorded; None if it cannot trace the module.
         constant: whether every run takes the same path; if not, only the order is known.
         kept: names of nodes whose outputs the module keeps, such as `self.features`.
     """
 
     def __init__(
-        self, module: nn.Module, graph: fx.Graph, constant: bool, kept: Collection[str]
+        self,
+        module: nn.Module,
+        graph: fx.Graph | None,
+        constant: bool = False,
+        kept: Collection[str] = (),
     ) -> None:
+        self.failed = graph is None
+        graph = graph or fx.Graph()
         self._modules = dict(module.named_modules())
-        self._graph = graph
         self._kept = kept
         self._calls = [node for node in graph.nodes if node.op == "call_module"]
         self.order = [str(node.target) for node in self._calls]
         self.path = str(graph) if constant else None
+        # Layers whose weights the forward reads directly, besides calling the layer.
+        self.read = {
+            str(node.target).rpartition(".")[0]
+            for node in graph.nodes
+            if node.op == "get_attr" and not all(_reads_kind(user, node) for user in node.users)
+        }
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         # With options, such as a mask, the module may take another path.
         self._input = inputs[0] if constant and len(inputs) == 1 else None
@@ -46,20 +56,10 @@ class Trace:
         """When a layer first runs; after all others if it never does."""
         return self.order.index(name) if name in self.order else len(self.order)
 
-    def reads_weights_of(self, name: str) -> bool:
-        """Whether the forward uses a layer's weights directly, besides calling the layer. Checking
-        whether they exist, or what dtype they have, does not count."""
-        return any(
-            node.op == "get_attr"
-            and str(node.target).startswith(f"{name}.")
-            and not all(_reads_kind(user, node) for user in node.users)
-            for node in self._graph.nodes
-        )
-
     def runs_once(self, name: str) -> bool:
         """Whether a layer runs exactly once, every time, and nothing else reads its weights."""
         once = self.path is not None and self.order.count(name) == 1
-        return once and not self.reads_weights_of(name)
+        return once and name not in self.read
 
     def feeds_batch_norm(self, name: str) -> bool:
         """Whether only batch norms read a layer."""
@@ -171,9 +171,8 @@ class Trace:
         return _counts_samples(shape[0], x) or (shape[0] == -1 and shape[1] > 0)
 
 
-def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
-    """The trace of a module in training or in evaluation mode, where its path may differ; None if
-    torch.fx cannot trace it."""
+def trace(module: nn.Module, *, training: bool = True) -> Trace:
+    """Trace a module in training or in evaluation mode, where its path may differ."""
     # A copy, because a forward may write to its module and its buffers. Weights are not copied, and
     # neither are task layers' tables: nothing reads them.
     shared: dict[int, Any] = {
@@ -191,7 +190,7 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace | None:
             copied.train(training)
             graph = _Tracer().trace(copied, _simple_defaults(copied))
         except Exception:  # Tracing runs the module's own code: anything may be raised.
-            return None
+            return Trace(module, None)
         # A module that draws may take another path next time.
         constant = seeds.drawn_from() == before
     kept = {value.node.name for _, value in unregistered(copied) if isinstance(value, fx.Proxy)}
@@ -213,8 +212,9 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, TaskLayer) or computes_as_torchs_own(m)
-        return known or super().is_leaf_module(m, module_qualified_name)
+        if super().is_leaf_module(m, module_qualified_name) or isinstance(m, TaskLayer):
+            return True
+        return computes_as_torchs_own(m)
 
 
 def _simple_defaults(module: nn.Module) -> dict[str, Any]:
@@ -246,12 +246,12 @@ def _counts_samples(size: Any, x: fx.Node) -> bool:
     arguments = (*size.args, *size.kwargs.values())
     if size.target is operator.getitem and isinstance(arguments[0], fx.Node):
         shape = arguments[0].target, arguments[0].args
-        return arguments[1] == 0 and shape in ((getattr, (x, "shape")), ("size", (x,)))
+        return bool(arguments[1] == 0 and shape in ((getattr, (x, "shape")), ("size", (x,))))
     return (size.target, arguments) in ((len, (x,)), ("size", (x, 0)))
 
 
 def _reads_kind(call: fx.Node, tensor: fx.Node) -> bool:
-    """Whether a call reads only the dtype, device or shape of a tensor."""
+    """Whether a call reads only the dtype, device or shape of a tensor, not its values."""
     if call.op == "call_method" and call.target in ("to", "type_as"):
         return call.args[0] is not tensor  # another is made of its kind
     if call.op == "call_method":

@@ -8,10 +8,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rankup.growing.copying import copy_of
 from rankup.growing.plan import Plan
+from rankup.growing.supported import copy_hooks, has_hooks
 from rankup.growing.trace import trace
 from rankup.layers import TaskLayer
 from rankup.net.shared import make_trainable
-from rankup.utils.torch_modes import copy_hooks, has_hooks
 
 
 def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
@@ -24,7 +24,8 @@ def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -
         plain[norm] = _nothing_like(plain[norm])
     own = {name: body.get_submodule(name) for name in plain}
     for name, part in plain.items():
-        copy_hooks(own[name], part)
+        if has_hooks(own[name]):
+            copy_hooks(own[name], part)
     for layer in layers:
         layer.hand_attributes(plain[layer.spec.name])
     module = copy_of(body, {id(own[name]): part for name, part in plain.items()})

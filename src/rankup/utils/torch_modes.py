@@ -1,6 +1,5 @@
-"""Training and evaluation mode of modules, hooks that change what they do, and modes of torch."""
+"""Training and evaluation mode of modules, and modes of torch."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -36,25 +35,6 @@ def learning_on(device: torch.device) -> Iterator[None]:
             torch.set_autocast_cache_enabled(cached)
 
 
-def has_hooks(part: nn.Module) -> bool:
-    return any(getattr(part, kind) for kind in _HOOKS)
-
-
-def copy_hooks(part: nn.Module, to: nn.Module) -> None:
-    """Make another part call the hooks of this one."""
-    for kind in (*_HOOKS, *_OF_HOOKS):
-        setattr(to, kind, copy.copy(getattr(part, kind)))
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_HOOKS = (  # how they are called
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks_with_kwargs",
-    "_is_full_backward_hook",
-)
-
-
 @contextmanager
 def modes_kept(module: nn.Module) -> Iterator[None]:
     """Afterwards, whatever happens, every part of the module is back in the mode it was in."""
@@ -77,3 +57,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part in learning:
             part.training = True
+
+
+def has_hooks(module: nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, key) for key in hooks)

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup import kernels, seeds
+from rankup.growing.supported import has_hooks
 from rankup.layers import FactoredConv, FactoredLayer, FactoredLinear, Tensors, active
 from rankup.layers.precomputed import Built, built, projected
 from rankup.net.network import IncrementalNet
 from rankup.training.batches import Draws, Feed, take
-from rankup.training.distill import Teacher, distance
+from rankup.training.distill import Teacher, divergence
 from rankup.training.engine.module import ModuleLearner
 from rankup.training.memory_format import takes_channels_last, trial
-from rankup.utils.torch_modes import has_hooks
 
 if TYPE_CHECKING:
     from rankup.kernels.build import Builder
@@ -171,7 +171,7 @@ class RankLearner(ModuleLearner):
         with active(self.index), self._autocast():
             x = self.inputs(draw)
             wanted = self.teacher(x.clone())  # either may change its input
-            return distance(self._answers(x, draw["rows"]), wanted, self.feed.recipe.softness)
+            return divergence(self._answers(x, draw["rows"]), wanted, self.feed.recipe.softness)
 
     def logits(self, draw: Draws) -> Tensor:
         if self.seen is None:
