@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from rankup.paper.experiment import Cell, cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.results import Result
 
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
 
 
-def tiny(method: str = "rank", **given: object) -> Cell:
-    return cell("p-digits", method, **{**TINY, **given})
+def tiny(method: str = "rank", **given: object) -> Experiment:
+    return Experiment.of("p-digits", method, **{**TINY, **given})
 
 
 def result(seed: int, accuracy: Sequence[Sequence[float]], **given: object) -> Result:

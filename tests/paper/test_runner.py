@@ -1,4 +1,4 @@
-"""How the paper's cells are run: none twice, several at once, in pieces, and teachers first."""
+"""Experiments are run once, several at once, in any pieces, and teachers first."""
 
 import errno
 import json
@@ -14,18 +14,18 @@ import pytest
 from helpers.experiments import result, tiny
 from rankup.errors import RankupError
 from rankup.paper import part, timings
-from rankup.paper.experiment import cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.render import write_page
 from rankup.paper.results import Results
 from rankup.paper.runner import (
     WORK,
+    Message,
     Runner,
-    Said,
     phases,
     share,
 )
 from rankup.paper.tables import Row, Section, Table, lines
-from rankup.paper.timings import pieces_in
+from rankup.paper.timings import read_timings
 from rankup.runs.launch import share_cores, share_queues
 from rankup.runs.request import Device
 
@@ -34,12 +34,12 @@ def runner(results: Results) -> Runner:
     return Runner(results, Device.cpu, None, "rankup paper")
 
 
-def test_a_cell_is_run_once_and_leaves_nothing_else_behind(results: Results) -> None:
-    own, runs = tiny(), runner(results)
-    assert results.of(own) is None
-    assert runs.left([own]) == [own]
-    assert runs.run(own, None, pytest.fail) == ""
-    measured = results.of(own)
+def test_a_experiment_is_run_once_and_leaves_nothing_else_behind(results: Results) -> None:
+    experiment, runs = tiny(), runner(results)
+    assert results.of(experiment) is None
+    assert runs.left([experiment]) == [experiment]
+    assert runs.run(experiment, None, pytest.fail) == ""
+    measured = results.of(experiment)
     assert measured is not None
     assert [run.seed for run in measured.runs] == [0, 1]
     assert len(measured.accuracy) == 2
@@ -47,24 +47,24 @@ def test_a_cell_is_run_once_and_leaves_nothing_else_behind(results: Results) -> 
     assert measured.matrix.shape == (2, 2)
     assert measured.averages.shape == (2, 2)
     assert measured.runs[0].config["recipe"]["epochs"] == 2
-    assert json.loads(results.path(own).read_bytes())["known"] == own.known()
-    assert runs.left([own]) == []
+    assert json.loads(results.path(experiment).read_bytes())["known"] == experiment.known()
+    assert runs.left([experiment]) == []
     assert not list((results.root / WORK).rglob("*.jsonl"))
 
 
 def test_only_seeds_that_are_missing_are_run(results: Results) -> None:
-    own, runs = tiny(seeds=3), runner(results)
-    results.add(own, [result(1, [[0.5], [0.5, 0.5]])])
-    assert results.missing(own) == [0, 2]
-    runs.run(own, None, pytest.fail)
-    measured = results.of(own)
+    experiment, runs = tiny(seeds=3), runner(results)
+    results.add(experiment, [result(1, [[0.5], [0.5, 0.5]])])
+    assert results.missing(experiment) == [0, 2]
+    runs.run(experiment, None, pytest.fail)
+    measured = results.of(experiment)
     assert measured is not None
     assert [run.seed for run in measured.runs] == [0, 1, 2]
     assert measured.accuracy[1] == 0.5
 
 
 def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, runs = tiny(seeds=1), runner(results)
+    experiment, runs = tiny(seeds=1), runner(results)
 
     def stop(now: object) -> None:
         if now.task == 1:  # type: ignore[attr-defined]
@@ -72,19 +72,19 @@ def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("rankup.runs.run._TELL", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        runs.run(own, stop, pytest.fail)
-    assert results.missing(own) == [0]
+        runs.run(experiment, stop, pytest.fail)
+    assert results.missing(experiment) == [0]
     learned: list[int] = []
-    runs.run(own, lambda now: learned.append(now.task), pytest.fail)
+    runs.run(experiment, lambda now: learned.append(now.task), pytest.fail)
     assert set(learned) == {1}
-    assert results.missing(own) == []
+    assert results.missing(experiment) == []
 
 
 def test_what_others_have_run_meanwhile_is_not_run(results: Results) -> None:
-    own = tiny()
-    results.add(own, [result(seed, [[0.9], [0.9, 0.8]]) for seed in range(2)])
-    assert runner(results).run(own, None, print) == ""
-    assert not results.failures(own)
+    experiment = tiny()
+    results.add(experiment, [result(seed, [[0.9], [0.9, 0.8]]) for seed in range(2)])
+    assert runner(results).run(experiment, None, print) == ""
+    assert not results.failures(experiment)
 
 
 def test_results_that_cannot_be_written_are_said_in_a_sentence(
@@ -101,13 +101,13 @@ def test_results_that_cannot_be_written_are_said_in_a_sentence(
 
 
 def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:
-    own, runs = tiny(lr=1e6, seeds=1), runner(results)
-    assert "diverged" in runs.run(own, None, lambda _: None)
-    assert results.of(own) is None
-    (why,) = results.failures(own)
+    experiment, runs = tiny(lr=1e6, seeds=1), runner(results)
+    assert "diverged" in runs.run(experiment, None, lambda _: None)
+    assert results.of(experiment) is None
+    (why,) = results.failures(experiment)
     assert "diverged" in why
-    assert runs.left([own]) == []
-    table = Section("s", ("accuracy",), [Row("ours", own, (None,))])
+    assert runs.left([experiment]) == []
+    table = Section("s", ("accuracy",), [Row("ours", experiment, (None,))])
     assert list(lines(table, results)) == [["s", "accuracy %"], ["ours", "failed"]]
 
 
@@ -115,7 +115,7 @@ def test_what_was_refused_or_found_no_memory_is_tried_again(
     results: Results, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = Runner(results, Device.cpu, tmp_path, "rankup paper")
-    refused = cell("p-mnist", epochs=1, seeds=1)
+    refused = Experiment.of("p-mnist", epochs=1, seeds=1)
     assert "mnist" in runs.run(refused, None, pytest.fail)
     assert runs.left([refused]) == [refused]
 
@@ -128,20 +128,22 @@ def test_what_was_refused_or_found_no_memory_is_tried_again(
 
 
 def test_several_are_run_at_once_and_come_to_the_same(results: Results, tmp_path: Path) -> None:
-    cells = [tiny(seeds=1), tiny("finetune", seeds=1), tiny("ewc", seeds=1, lr=1e6)]
-    said: list[Said] = []
-    ended = {each.cell: each for each in runner(results).run_all(cells, said.append, jobs=2)}
-    assert set(ended) == set(cells)
-    assert [bool(ended[own].failed) for own in cells] == [False, False, True]
-    assert {each.cell for each in said} == set(cells)
+    experiments = [tiny(seeds=1), tiny("finetune", seeds=1), tiny("ewc", seeds=1, lr=1e6)]
+    said: list[Message] = []
+    ended = {
+        each.experiment: each for each in runner(results).run_all(experiments, said.append, jobs=2)
+    }
+    assert set(ended) == set(experiments)
+    assert [bool(ended[experiment].failed) for experiment in experiments] == [False, False, True]
+    assert {each.experiment for each in said} == set(experiments)
     alone = Results(tmp_path / "alone")
-    for own in cells[:2]:
-        runner(alone).run(own, None, pytest.fail)
-        one, other = results.of(own), alone.of(own)
+    for experiment in experiments[:2]:
+        runner(alone).run(experiment, None, pytest.fail)
+        one, other = results.of(experiment), alone.of(experiment)
         assert one is not None
         assert other is not None
         assert one.runs[0].accuracy == other.runs[0].accuracy
-    assert not list(runner(results).run_all(cells, pytest.fail, jobs=2, minutes=0))
+    assert not list(runner(results).run_all(experiments, pytest.fail, jobs=2, minutes=0))
 
 
 @pytest.mark.parametrize(("processes", "queues"), [(1, "32"), (3, "32"), (12, "8"), (200, "1")])
@@ -181,10 +183,11 @@ def test_cores_are_shared_where_all_networks_are_small(
     small, deep = tiny(), tiny(net="resnet18")
     teachers = [tiny(epochs=9), tiny(epochs=9, net="resnet18")]
     taught = [
-        replace(own, teacher=teacher) for own, teacher in zip((small, deep), teachers, strict=True)
+        replace(experiment, teacher=teacher)
+        for experiment, teacher in zip((small, deep), teachers, strict=True)
     ]
     list(runner(results).run_all([small, deep, *taught, *teachers], pytest.fail, jobs=4))
-    assert {job.cell for job in jobs if job.small} == {small, taught[0]}
+    assert {job.experiment for job in jobs if job.small} == {small, taught[0]}
 
 
 def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None:
@@ -192,59 +195,61 @@ def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None
     resnet = [tiny(epochs=epochs, net="resnet18") for epochs in (20, 80)]
     wide = [replace(tiny(epochs=7), stream="s-miniimagenet")]
     found = phases([*small, *resnet, *wide], jobs=8)
-    epochs = [(jobs, [own.epochs for own in some]) for jobs, some in found]
+    epochs = [(jobs, [experiment.epochs for experiment in some]) for jobs, some in found]
     assert epochs == [(2, [80, 20]), (2, [7]), (8, [50, 4, 3])]
     assert [jobs for jobs, _ in phases([*small, *resnet], jobs=3)] == [1, 3]
     ((_, order),) = phases([tiny(epochs=9, seeds=2), tiny(epochs=5, seeds=5)], jobs=2)
-    assert [own.seeds for own in order] == [5, 2]
+    assert [experiment.seeds for experiment in order] == [5, 2]
     ((_, order),) = phases([tiny("finetune", epochs=9), tiny("nscl", epochs=5)], jobs=2)
-    assert [own.method for own in order] == ["nscl", "finetune"]
+    assert [experiment.method for experiment in order] == ["nscl", "finetune"]
 
 
-def test_shares_are_all_cells_and_each_once() -> None:
-    cells = part("accuracy").cells()
-    parts = [own for number in (1, 2, 3) for own in share(cells, f"{number}/3")]
-    assert sorted(map(str, parts)) == sorted(map(str, cells))
-    assert len(parts) == len(cells)
+def test_shares_are_all_experiments_and_each_once() -> None:
+    experiments = part("accuracy").experiments()
+    parts = [experiment for number in (1, 2, 3) for experiment in share(experiments, f"{number}/3")]
+    assert sorted(map(str, parts)) == sorted(map(str, experiments))
+    assert len(parts) == len(experiments)
     for wrong in ("0/3", "4/3", "3", "a/b"):
         with pytest.raises(RankupError, match="a share is written like 1/4"):
-            share(cells, wrong)
+            share(experiments, wrong)
 
 
 def test_pieces_say_how_long_one_waited(results: Results, tmp_path: Path) -> None:
-    cells, page = [tiny(seeds=1), tiny("finetune", seeds=1)], tmp_path / "page.md"
-    rows = [Row(own.method, own, [None]) for own in cells]
+    experiments, page = [tiny(seeds=1), tiny("finetune", seeds=1)], tmp_path / "page.md"
+    rows = [Row(experiment.method, experiment, [None]) for experiment in experiments]
     table = Table("A table", [Section("digits", ("accuracy",), rows)])
-    for own in cells:
-        assert [ended.failed for ended in runner(results).run_all([own], lambda _: None)] == [""]
+    for experiment in experiments:
+        assert [
+            ended.failed for ended in runner(results).run_all([experiment], lambda _: None)
+        ] == [""]
         write_page({"accuracy": table}, results, page)
-        who = "All 2" if own == cells[1] else "1 of 2"
+        who = "All 2" if experiment == experiments[1] else "1 of 2"
         assert f"\n{who} settings took 0 min on one " in page.read_text()
-    first, second = pieces_in(results.root)
-    assert first.cells == [str(cells[0].folder())]
-    assert second.cells == [str(cells[1].folder())]
+    first, second = read_timings(results.root)
+    assert first.cells == [str(experiments[0].folder())]
+    assert second.cells == [str(experiments[1].folder())]
     assert min(first.seconds, second.seconds) > 0
     assert not list(runner(results).run_all([], lambda _: None))  # nothing to wait for
-    assert len(pieces_in(results.root)) == 2
+    assert len(read_timings(results.root)) == 2
 
 
 def test_a_page_names_every_torch_that_a_run_went_on_with(results: Results, tmp_path: Path) -> None:
-    own, page = tiny(seeds=2), tmp_path / "page.md"
+    experiment, page = tiny(seeds=2), tmp_path / "page.md"
     for seed, torch in enumerate(("2.1", ["2.1", "2.2"])):
         config = {"versions": {"torch": torch}}
         done = replace(result(seed, [[0.5]]), config=config, machine="a GPU", date="2026-01-01")
-        results.add(own, [done])
-    table = Table("A table", [Section("s", ("accuracy",), [Row("ours", own, (None,))])])
+        results.add(experiment, [done])
+    table = Table("A table", [Section("s", ("accuracy",), [Row("ours", experiment, (None,))])])
     write_page({"accuracy": table}, results, page)
     assert "- 1 on a GPU, torch 2.1\n- 1 on a GPU, torch 2.1, 2.2\n" in page.read_text()
 
 
 def test_a_piece_that_was_stopped_counts_with_what_it_finished(results: Results) -> None:
-    cells = [tiny("finetune", seeds=1), tiny(seeds=1)]
-    with closing(runner(results).run_all(cells, lambda _: None)) as ended:
+    experiments = [tiny("finetune", seeds=1), tiny(seeds=1)]
+    with closing(runner(results).run_all(experiments, lambda _: None)) as ended:
         next(ended)
-    (own,) = pieces_in(results.root)
-    assert own.cells == [str(cells[0].folder())]
+    (timing,) = read_timings(results.root)
+    assert timing.cells == [str(experiments[0].folder())]
 
 
 def test_the_time_of_a_piece_is_known_while_it_runs(
@@ -254,10 +259,10 @@ def test_the_time_of_a_piece_is_known_while_it_runs(
     monkeypatch.setattr(timings, "_OFTEN", 0.0)
     seconds: list[float] = []
 
-    def look(said: Said) -> None:
-        (own,) = pieces_in(results.root)
-        assert own.cells == []
-        seconds.append(own.seconds)
+    def look(said: Message) -> None:
+        (timing,) = read_timings(results.root)
+        assert timing.cells == []
+        seconds.append(timing.seconds)
 
     assert list(runner(results).run_all([tiny(seeds=1)], look))
     assert seconds == sorted(seconds)
@@ -266,7 +271,7 @@ def test_the_time_of_a_piece_is_known_while_it_runs(
 
 def test_where_nothing_can_be_written_nothing_is_run(tmp_path: Path) -> None:
     (tmp_path / "pieces").write_text("a file")
-    said: list[Said] = []
+    said: list[Message] = []
     with pytest.raises(RankupError, match=r"pieces/.*\.json cannot be written: "):
         list(runner(Results(tmp_path)).run_all([tiny()], said.append))
     assert not said
@@ -277,26 +282,29 @@ def test_a_file_that_is_no_piece_is_named(results: Results) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     with pytest.raises(RankupError, match=r"broken\.json does not say how long a piece took"):
-        pieces_in(results.root)
+        read_timings(results.root)
 
 
-def test_a_taught_cell_learns_from_its_teachers_networks(results: Results) -> None:
+def test_a_taught_experiment_learns_from_its_teachers_networks(results: Results) -> None:
     teacher = tiny(seeds=1, rank="0,0", seeded="64", epochs=8)
     pupil, alone = tiny(seeds=1, teacher=teacher), tiny(seeds=1)
     assert pupil.folder() not in (teacher.folder(), alone.folder())
     assert "taught" in str(pupil)
     # Teachers come first in any case, and what they know is kept until it is no longer needed.
-    ended = [own.cell for own in runner(results).run_all([pupil, teacher, alone], lambda _: None)]
+    ended = [
+        experiment.experiment
+        for experiment in runner(results).run_all([pupil, teacher, alone], lambda _: None)
+    ]
     assert ended == [teacher, alone, pupil]
     assert not list((results.root / WORK).rglob("net"))
-    found = [results.of(own) for own in (teacher, alone, pupil)]
+    found = [results.of(experiment) for experiment in (teacher, alone, pupil)]
     assert all(found)
     assert found[1].runs[0].accuracy != found[2].runs[0].accuracy  # type: ignore[union-attr]
     told = found[2].runs[0].config["options"]["teacher"]  # type: ignore[union-attr]
     assert told == str(teacher.folder())
 
 
-def test_a_taught_cell_alone_has_its_teacher_learn_first(results: Results) -> None:
+def test_a_taught_experiment_alone_has_its_teacher_learn_first(results: Results) -> None:
     teacher = tiny(seeds=1, epochs=8)
     pupil = tiny(seeds=1, epochs=1, teacher=teacher)
     assert runner(results).run(pupil, None, pytest.fail) == ""
@@ -317,8 +325,8 @@ def test_a_pupil_of_a_teacher_that_failed_is_not_run(results: Results) -> None:
 
 
 def test_teachers_come_first_and_pupils_among_all_others() -> None:
-    teacher = cell("p-mnist", epochs=5)
-    pupil = cell("s-cifar100", net="resnet18", epochs=20, teacher=teacher)
-    others = [cell("s-cifar100", net="resnet18", epochs=epochs) for epochs in (10, 30)]
+    teacher = Experiment.of("p-mnist", epochs=5)
+    pupil = Experiment.of("s-cifar100", net="resnet18", epochs=20, teacher=teacher)
+    others = [Experiment.of("s-cifar100", net="resnet18", epochs=epochs) for epochs in (10, 30)]
     found = [some for _, some in phases([pupil, *others, teacher], 4)]
     assert found == [[teacher], [others[1], pupil, others[0]]]

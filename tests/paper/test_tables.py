@@ -20,7 +20,7 @@ from rankup.paper import (
     part,
     plots,
 )
-from rankup.paper.experiment import cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.plots import Figure
 from rankup.paper.render import show_parts, write_page
 from rankup.paper.results import Results
@@ -29,51 +29,51 @@ from rankup.runs.request import Device
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_cell_is_a_run_that_can_be_asked_for(name: str) -> None:
-    cells = part(name).cells()
-    assert len({own.folder() for own in cells}) == len(cells) > 0
-    for own in cells:
-        assert own.stream in paper_values.STREAMS
-        asked = own.request(Device.cpu, None)
-        assert (asked.stream, asked.seeds) == (own.stream, own.seeds)
-        method_options(own.method, own.options())
+def test_every_experiment_is_a_run_that_can_be_asked_for(name: str) -> None:
+    experiments = part(name).experiments()
+    assert len({experiment.folder() for experiment in experiments}) == len(experiments) > 0
+    for experiment in experiments:
+        assert experiment.stream in paper_values.STREAMS
+        asked = experiment.request(Device.cpu, None)
+        assert (asked.stream, asked.seeds) == (experiment.stream, experiment.seeds)
+        method_options(experiment.method, experiment.options())
 
 
 def test_tables_name_all_methods_and_no_other_epochs_for_rivals() -> None:
     table = part("accuracy")
     assert isinstance(table, Table)
     for section in table.sections:
-        assert {row.cell.method for row in section.rows} == set(METHODS)
-        rivals = [row.cell for row in section.rows if row.cell.method != "rank"]
-        assert len({dict(own.settings)["epochs"] for own in rivals}) == 1
+        assert {row.experiment.method for row in section.rows} == set(METHODS)
+        rivals = [row.experiment for row in section.rows if row.experiment.method != "rank"]
+        assert len({dict(experiment.settings)["epochs"] for experiment in rivals}) == 1
 
 
 def test_the_papers_figures_are_where_they_belong() -> None:
     table = part("accuracy")
     assert isinstance(table, Table)
     rows = {section.title: {row.name: row for row in section.rows} for section in table.sections}
-    assert rows["R-MNIST"]["orthog"].printed[0] == 80.2
-    assert rows["S-miniImageNet"]["nscl"].printed[0] == 47.32
-    assert rows["P-MNIST"]["nscl"].printed[0] is None
-    assert rows["P-MNIST"]["multitask"].printed[0] == 96.8
-    assert rows["S-CIFAR100"]["multitask"].printed[0] is None
-    assert rows["S-CIFAR100"]["multitask, one head"].printed[0] == 16.4
+    assert rows["R-MNIST"]["orthog"].paper_values[0] == 80.2
+    assert rows["S-miniImageNet"]["nscl"].paper_values[0] == 47.32
+    assert rows["P-MNIST"]["nscl"].paper_values[0] is None
+    assert rows["P-MNIST"]["multitask"].paper_values[0] == 96.8
+    assert rows["S-CIFAR100"]["multitask"].paper_values[0] is None
+    assert rows["S-CIFAR100"]["multitask, one head"].paper_values[0] == 16.4
 
 
 def test_runs_that_differ_have_other_names_and_the_same_runs_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = cell("p-mnist", "ewc", epochs=5)
-    assert one.folder() == cell("p-mnist", "ewc", epochs=5, seeds=2).folder()
+    one = Experiment.of("p-mnist", "ewc", epochs=5)
+    assert one.folder() == Experiment.of("p-mnist", "ewc", epochs=5, seeds=2).folder()
     others = [
-        cell("r-mnist", "ewc", epochs=5),
-        cell("p-mnist", "finetune", epochs=5),
-        cell("p-mnist", "ewc", epochs=6),
-        cell("p-mnist", "ewc", epochs=5, strength=3.0),
-        cell("p-mnist", "ewc", epochs=5, width=64),
-        cell("p-mnist", "ewc", epochs=5, recipe="paper"),
+        Experiment.of("r-mnist", "ewc", epochs=5),
+        Experiment.of("p-mnist", "finetune", epochs=5),
+        Experiment.of("p-mnist", "ewc", epochs=6),
+        Experiment.of("p-mnist", "ewc", epochs=5, strength=3.0),
+        Experiment.of("p-mnist", "ewc", epochs=5, width=64),
+        Experiment.of("p-mnist", "ewc", epochs=5, recipe="paper"),
     ]
-    assert len({own.folder() for own in [one, *others]}) == 7
+    assert len({experiment.folder() for experiment in [one, *others]}) == 7
     # A method's tuned settings are part of it.
     before = one.folder()
     folder = tmp_path / "p-mnist-mlp"
@@ -86,13 +86,13 @@ def test_runs_that_differ_have_other_names_and_the_same_runs_the_same(
 
 def test_what_is_no_setting_is_refused_at_once() -> None:
     with pytest.raises(RankupError, match="epochs must be at least 1"):
-        cell("p-mnist", epochs=0)
+        Experiment.of("p-mnist", epochs=0)
 
 
 def test_a_row_can_show_as_many_seeds_as_those_beside_it(results: Results) -> None:
-    own = tiny(seeds=3)
-    results.add(own, [result(seed, [[0.5], [0.5, 0.5 + 0.1 * seed]]) for seed in range(3)])
-    rows = [Row("all", own, (None,)), Row("two", own, (None,), seeds=2)]
+    experiment = tiny(seeds=3)
+    results.add(experiment, [result(seed, [[0.5], [0.5, 0.5 + 0.1 * seed]]) for seed in range(3)])
+    rows = [Row("all", experiment, (None,)), Row("two", experiment, (None,), seeds=2)]
     _, *shown = lines(Section("", ("accuracy",), rows), results)
     assert shown == [["all", "55.00 ± 5.00"], ["two", "52.50 ± 3.54"]]
 
@@ -161,9 +161,9 @@ def test_a_figure_shows_what_was_run(results: Results, tmp_path: Path) -> None:
     figure = plots.figure_transition()
     assert figure.write("f", results, tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
-    cells = figure.panels["p-mnist"]
-    results.add(cells["EWC"], [result(0, [[0.9], [0.7, 0.9]])])
-    results.add(cells["rank update"], [result(0, [[0.9], [0.9, 0.9]])])
+    experiments = figure.panels["p-mnist"]
+    results.add(experiments["EWC"], [result(0, [[0.9], [0.7, 0.9]])])
+    results.add(experiments["rank update"], [result(0, [[0.9], [0.9, 0.9]])])
     assert figure.write("f", results, tmp_path) == ["f-p-mnist"]
     averages = plots.figure_accuracy()
     assert averages.write("a", results, tmp_path) == ["a-p-mnist"]
@@ -228,7 +228,7 @@ def test_what_all_settings_lack_is_said_once(tmp_path: Path) -> None:
     given = ["--data", str(tmp_path), "--results", str(tmp_path / "r"), "--device", "cpu"]
     said = asked("rank", *given)
     assert said.count("mnist is not in") == 1
-    assert said.count("failed for the same reason") == len(part("rank").cells()) - 1
+    assert said.count("failed for the same reason") == len(part("rank").experiments()) - 1
 
 
 @pytest.mark.parametrize("page", ["file.md", "file/page.md"])

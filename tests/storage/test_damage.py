@@ -12,13 +12,13 @@ import pytest
 from helpers.calling import Call
 from helpers.own_images import own_images
 from rankup.errors import RankupError
-from rankup.paper.experiment import Cell, cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.results import Results
-from rankup.paper.timings import pieces_in
+from rankup.paper.timings import read_timings
 from rankup.report.comparison.text import summary
 from rankup.runs.comparison import read_comparison, read_index
 
-CELL = cell("p-mnist", epochs=5, tasks=2)
+EXPERIMENT = Experiment.of("p-mnist", epochs=5, tasks=2)
 RUN = {
     "seed": 0,
     "config": {"versions": {"torch": "2.13.0"}},
@@ -33,22 +33,24 @@ RUN = {
 }
 
 
-def write_results(root: Path, *runs: dict[str, Any], of: Cell = CELL) -> Results:
+def write_results(root: Path, *runs: dict[str, Any], of: Experiment = EXPERIMENT) -> Results:
     results = Results(root)
-    results.path(CELL).parent.mkdir(parents=True, exist_ok=True)
-    results.path(CELL).write_text(json.dumps({"known": of.known(), "runs": runs}))
+    results.path(EXPERIMENT).parent.mkdir(parents=True, exist_ok=True)
+    results.path(EXPERIMENT).write_text(json.dumps({"known": of.known(), "runs": runs}))
     return results
 
 
 def test_results_of_something_else_are_refused(tmp_path: Path) -> None:
-    other = cell("p-mnist", "supsup", epochs=5, tasks=2)
+    other = Experiment.of("p-mnist", "supsup", epochs=5, tasks=2)
     with pytest.raises(RankupError, match="is not a results file"):
-        write_results(tmp_path, RUN, of=other).of(CELL)
+        write_results(tmp_path, RUN, of=other).of(EXPERIMENT)
 
 
 def test_results_are_read(tmp_path: Path) -> None:
-    assert write_results(tmp_path, RUN).missing(CELL) == [1, 2, 3, 4]
-    assert write_results(tmp_path, RUN | {"failed": "diverged", "accuracy": []}).failures(CELL)
+    assert write_results(tmp_path, RUN).missing(EXPERIMENT) == [1, 2, 3, 4]
+    assert write_results(tmp_path, RUN | {"failed": "diverged", "accuracy": []}).failures(
+        EXPERIMENT
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,20 +73,20 @@ def test_results_are_read(tmp_path: Path) -> None:
 def test_damaged_results_are_named(tmp_path: Path, damage: dict[str, Any]) -> None:
     results = write_results(tmp_path, RUN | damage)
     with pytest.raises(RankupError, match=r"rank-.*\.json is not a results file: remove it"):
-        results.missing(CELL)
+        results.missing(EXPERIMENT)
 
 
 @pytest.mark.parametrize("other", [{}, {"seed": 1, "accuracy": [[0.9]]}])
 def test_seed_counts_once_and_with_all_its_tasks(tmp_path: Path, other: dict[str, Any]) -> None:
     with pytest.raises(RankupError, match="is not a results file"):
-        write_results(tmp_path, RUN, RUN | other).of(CELL)
+        write_results(tmp_path, RUN, RUN | other).of(EXPERIMENT)
 
 
 def test_results_that_cannot_be_read_are_not_to_be_removed(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    results.path(CELL).mkdir(parents=True)  # fails like a broken disk
+    results.path(EXPERIMENT).mkdir(parents=True)  # fails like a broken disk
     with pytest.raises(RankupError, match=r"rank-.*\.json cannot be read"):
-        results.missing(CELL)
+        results.missing(EXPERIMENT)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +97,10 @@ def test_damaged_pieces_are_named(tmp_path: Path, damage: dict[str, Any]) -> Non
     piece = {"begun": "2026-01-01", "machine": "one", "torch": "2", "command": "rankup paper"}
     (tmp_path / "pieces").mkdir()
     (tmp_path / "pieces" / "a.json").write_text(json.dumps(piece))
-    assert len(pieces_in(tmp_path)) == 1  # a date without a zone is in UTC
+    assert len(read_timings(tmp_path)) == 1  # a date without a zone is in UTC
     (tmp_path / "pieces" / "b.json").write_text(json.dumps(piece | damage))
     with pytest.raises(RankupError, match=r"b\.json does not say how long a piece took"):
-        pieces_in(tmp_path)
+        read_timings(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import typer
 from rankup.cli.compare import ALL
 from rankup.cli.options import one_of, was_said
 from rankup.errors import RankupError
-from rankup.paper import PARTS, part
+from rankup.paper import PARTS, experiments_of, part
 from rankup.runs.request import Device
 
 if TYPE_CHECKING:
-    from rankup.paper.experiment import Cell
+    from rankup.paper.experiment import Experiment
     from rankup.paper.runner import Runner
 
 
@@ -89,15 +89,15 @@ def paper(
     if show and not results.is_dir():
         raise RankupError(f"there is no results folder {results}: name one with --results")
     parts = {each: part(each) for each in (PARTS if name == ALL else [name])}
-    cells = list(dict.fromkeys(own for each in parts.values() for own in each.cells()))
-    failed: list[Cell] = []
+    experiments = experiments_of(parts.values())
+    failed: list[Experiment] = []
     if not show:
         from rankup.paper.runner import Runner
         from rankup.paper.runner import share as share_of
         from rankup.runs.launch import chosen_device
 
         command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
-        wanted = _only(name, cells, only or [])
+        wanted = _only(name, experiments, only or [])
         runner = Runner(found, device, data, command, download)
         if jobs > 1 and chosen_device(device) == "cpu":
             raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
@@ -117,54 +117,59 @@ def _without_folders(words: Sequence[str]) -> list[str]:
     >>> _without_folders(["paper", "rank", "--data", "mine", "--jobs", "4", "--results=here"])
     ['paper', 'rank', '--jobs', '4']
     """
-    own = ("--data", "--results", "--page")
+    paths = ("--data", "--results", "--page")
     pairs = zip(["", *words], words, strict=False)
-    return [word for before, word in pairs if before not in own and word.split("=")[0] not in own]
+    return [word for before, word in pairs if not {before, word.split("=")[0]} & {*paths}]
 
 
-def _only(name: str, cells: "Sequence[Cell]", words: Sequence[str]) -> "list[Cell]":
+def _only(
+    name: str, experiments: "Sequence[Experiment]", words: Sequence[str]
+) -> "list[Experiment]":
     for word in words:
-        if not any(word in str(own) for own in cells):
+        if not any(word in str(experiment) for experiment in experiments):
             raise RankupError(f"nothing in {name} has {word!r} in its description")
-    return [own for own in cells if not words or any(word in str(own) for word in words)]
+    if not words:
+        return list(experiments)
+    return [each for each in experiments if any(word in str(each) for word in words)]
 
 
 def _run(
-    runner: "Runner", cells: "Sequence[Cell]", minutes: float | None, jobs: int
-) -> "list[Cell]":
-    """Run what is left to run; give back what failed."""
-    from rankup.cli.progress import CellBars, bars, note
-    from rankup.paper.runner import Said
+    runner: "Runner", experiments: "Sequence[Experiment]", minutes: float | None, jobs: int
+) -> "list[Experiment]":
+    """Run what is left to run; return what failed."""
+    from rankup.cli.progress import ExperimentBars, bars, note
+    from rankup.paper.runner import Message
 
-    left, done, failed, told = runner.left(cells), 0, [], set()
+    left, done, failed, reasons = runner.left(experiments), 0, [], set()
     with bars(again="the same command") as shown:
-        lines = CellBars(shown, len(left))
+        lines = ExperimentBars(shown, len(left))
 
-        def hear(said: Said) -> None:
-            if isinstance(said.what, str):
-                note(shown, f"{said.cell}: {said.what}")
+        def show(message: Message) -> None:
+            experiment, content = message
+            if isinstance(content, str):
+                note(shown, f"{experiment}: {content}")
             else:
-                lines.show(said.cell, said.cell.tasks or 20, said.what)
+                lines.show(experiment, experiment.tasks or 20, content)
 
-        with closing(runner.run_all(left, hear, jobs=jobs, minutes=minutes)) as ended:
-            for own, why, seconds in ended:
+        with closing(runner.run_all(left, show, jobs=jobs, minutes=minutes)) as finished:
+            for experiment, why, seconds in finished:
                 done += 1
-                lines.end(own)
-                failed += [own] if why else []
+                lines.end(experiment)
+                failed += [experiment] if why else []
                 if not why:
-                    reached = f"{_reached(runner, own)}, {seconds:.0f} s"
+                    reached = f"{_reached(runner, experiment)}, {seconds:.0f} s"
                 else:
-                    reached = "failed for the same reason" if why in told else f"failed: {why}"
-                    told.add(why)
-                note(shown, f"{own}: {reached}")
+                    reached = "failed for the same reason" if why in reasons else f"failed: {why}"
+                    reasons.add(why)
+                note(shown, f"{experiment}: {reached}")
         if done < len(left):
             note(shown, f"stopped after {minutes:g} minutes; {len(left) - done} left to run")
     return failed
 
 
-def _reached(runner: "Runner", own: "Cell") -> str:
+def _reached(runner: "Runner", experiment: "Experiment") -> str:
     from rankup.report.text import spread
 
-    measured = runner.results.of(own)
+    measured = runner.results.of(experiment)
     assert measured is not None
     return f"accuracy {spread(measured.accuracy)} %"

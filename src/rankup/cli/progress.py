@@ -98,33 +98,33 @@ class SeedBars:
             self.bars.remove_task(line)
 
 
-class CellBars:
-    """A bar for all cells to run, and one for each that is running."""
+class ExperimentBars:
+    """A bar for all experiments to run, and one for each that is running."""
 
-    def __init__(self, bars: "Bars", cells: int) -> None:
-        self.bars, self.cells = bars, cells
-        self._line = bars.add_task("", total=cells, state="")
+    def __init__(self, bars: "Bars", experiments: int) -> None:
+        self.bars, self.experiments = bars, experiments
+        self._line = bars.add_task("", total=experiments, state="")
         self._lines: dict[Hashable, TaskID] = {}
         self._done = 0
         self._count()
 
-    def show(self, cell: Hashable, tasks: int, now: "Progress") -> None:
-        if cell not in self._lines:
-            self._lines[cell] = self.bars.add_task(str(cell), total=tasks, state="")
+    def show(self, experiment: Hashable, tasks: int, now: "Progress") -> None:
+        if experiment not in self._lines:
+            self._lines[experiment] = self.bars.add_task(str(experiment), total=tasks, state="")
         self.bars.update(
-            self._lines[cell],
+            self._lines[experiment],
             completed=now.task + now.epoch / now.epochs,
             state=f"task {now.task + 1}/{tasks}, {now.accuracy:.1%} right",
         )
 
-    def end(self, cell: Hashable) -> None:
-        if cell in self._lines:
-            self.bars.remove_task(self._lines.pop(cell))
+    def end(self, experiment: Hashable) -> None:
+        if experiment in self._lines:
+            self.bars.remove_task(self._lines.pop(experiment))
         self._done += 1
         self._count()
 
     def _count(self) -> None:
-        which = f"{self._done} of {self.cells} done"
+        which = f"{self._done} of {self.experiments} done"
         self.bars.update(self._line, description=which, completed=self._done)
 
 

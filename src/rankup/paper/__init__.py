@@ -1,12 +1,13 @@
 """The paper's tables and figures, each one function: `rankup paper NAME`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankup.errors import RankupError
 
 if TYPE_CHECKING:
+    from rankup.paper.experiment import Experiment
     from rankup.paper.plots import Figure
     from rankup.paper.tables import Table
 
@@ -40,3 +41,8 @@ def part(name: str) -> "Table | Figure":
     home, _, function = PARTS[name].home.partition(":")
     make: Callable[[], Table | Figure] = getattr(import_module(f"rankup.paper.{home}"), function)
     return make()
+
+
+def experiments_of(parts: "Iterable[Table | Figure]") -> "list[Experiment]":
+    """What has to be run for these tables and figures, each experiment once."""
+    return list(dict.fromkeys(experiment for part in parts for experiment in part.experiments()))

@@ -1,11 +1,11 @@
-"""What each part of our recipes is worth: one thing changed at a time."""
+"""The table of ablations: our recipes with one thing changed at a time."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rankup.methods.settings import SEEDED, settings_for
 from rankup.paper import paper_values
-from rankup.paper.experiment import cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.ours import BEST, LONGER
 from rankup.paper.tables import Row, Section, Table
 
@@ -75,7 +75,7 @@ def _section(stream: str, name: str, recipe: Mapping[str, Any], changes: Changes
     rows = []
     for what, changed in changes.items():
         seeds = {"seeds": _SEEDS} if changed else {}
-        own = cell(stream, **{**recipe, **changed, **seeds})
-        rows.append(Row(what, own, (None, None), seeds=_SEEDS))
+        experiment = Experiment.of(stream, **{**recipe, **changed, **seeds})
+        rows.append(Row(what, experiment, (None, None), seeds=_SEEDS))
     title = f"{paper_values.STREAMS[stream]}, {name}, {recipe['epochs']} epochs"
     return Section(title, ("accuracy", "parameters"), rows)

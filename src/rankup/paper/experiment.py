@@ -1,4 +1,4 @@
-"""What a number of a table is measured on: one setting of one method on one stream, over seeds."""
+"""Experiments: one setting of one method on one stream, over several seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ TASKS = 20  # of all streams of the paper
 
 
 @dataclass(frozen=True)
-class Cell:
+class Experiment:
+    """What a number of a table is measured on. Field names are part of the results' file names."""
+
     stream: str
     method: str = "rank"
     net: str = "mlp"
@@ -29,12 +31,24 @@ class Cell:
     width: int | None = None
     tasks: int | None = None
     seeds: int = SEEDS
-    teacher: Cell | None = None  # whose networks' answers are learned in place of labels
+    teacher: Experiment | None = None  # whose networks' answers are learned in place of labels
+
+    @classmethod
+    def of(cls, stream: str, method: str = "rank", **values: Any) -> Experiment:
+        """An experiment with these fields; all other values are settings.
+
+        >>> Experiment.of("p-mnist", rank="11,4", epochs=5).settings
+        (('epochs', 5),)
+        """
+        names = {item.name for item in fields(cls)} - {"settings"}
+        settings = {name: values.pop(name) for name in values.keys() - names}
+        Recipe(**apart(settings).recipe)  # refuses what no recipe may have
+        return cls(stream, method, settings=tuple(sorted(settings.items())), **values)
 
     @property
     def epochs(self) -> int:
-        found: int = dict(self.settings)["epochs"]
-        return found
+        epochs: int = dict(self.settings)["epochs"]
+        return epochs
 
     def known(self) -> dict[str, Any]:
         """All that distinguishes its runs from others, except the seed: including the method's
@@ -77,7 +91,7 @@ class Cell:
     def __str__(self) -> str:
         """A description in one line, to show while it runs.
 
-        >>> print(cell("p-mnist", "ewc", epochs=5))
+        >>> print(Experiment.of("p-mnist", "ewc", epochs=5))
         p-mnist, ewc, epochs 5
         """
         parts = [self.stream, self.method]
@@ -87,18 +101,3 @@ class Cell:
         parts += [f"{n} {getattr(self, n)}" for n in names if getattr(self, n) is not None]
         parts += ["taught"] if self.teacher else []
         return ", ".join(parts + [f"{name} {value}" for name, value in self.settings])
-
-
-_OWN = {item.name for item in fields(Cell)} - {"settings"}
-
-
-def cell(stream: str, method: str = "rank", **given: Any) -> Cell:
-    """A cell, whose settings are given by their names.
-
-    >>> cell("p-mnist", rank="11,4", epochs=5).settings
-    (('epochs', 5),)
-    """
-    own = {name: value for name, value in given.items() if name in _OWN}
-    rest = {name: value for name, value in given.items() if name not in _OWN}
-    Recipe(**apart(rest).recipe)  # refuses what no recipe may have
-    return Cell(stream, method, settings=tuple(sorted(rest.items())), **own)

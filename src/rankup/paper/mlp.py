@@ -1,8 +1,8 @@
-"""Tables with the three-layer MLP: accuracy, forgetting, and what methods store."""
+"""Tables with the three-layer MLP: accuracy, forgetting, and memory."""
 
 from rankup.methods.settings import TUNED
 from rankup.paper import ours, paper_values
-from rankup.paper.experiment import Cell, cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.ours import EPOCHS
 from rankup.paper.tables import Row, Section, Table
 
@@ -61,7 +61,7 @@ def forgetting() -> Table:
             ("forgetting",),
             [
                 *(
-                    Row(row.name, row.cell, row.printed[:1])
+                    Row(row.name, row.experiment, row.paper_values[:1])
                     for row in _rivals(stream, paper_values.FORGETTING)
                 ),
                 Row("rank", ours.default(stream), [0.0]),
@@ -100,12 +100,12 @@ def masks() -> Table:
     return Table("Parameters of methods that never forget", sections)
 
 
-def rival(stream: str, method: str) -> Cell:
-    return cell(stream, method, epochs=EPOCHS[stream])
+def rival(stream: str, method: str) -> Experiment:
+    return Experiment.of(stream, method, epochs=EPOCHS[stream])
 
 
-def _parallel(stream: str, size: str) -> Cell:
-    return cell(stream, "parallel", size=size, epochs=EPOCHS[stream])
+def _parallel(stream: str, size: str) -> Experiment:
+    return Experiment.of(stream, "parallel", size=size, epochs=EPOCHS[stream])
 
 
 def _rivals(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[Row]:
@@ -114,8 +114,8 @@ def _rivals(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[R
 
 def _ours(stream: str, figure: float | None) -> list[Row]:
     paper = f"rank, paper's recipe, {ours.PAPER_EPOCHS} epochs"
-    cells = {paper: ours.by_the_paper(stream)} | ours.rows(stream)
-    return [Row(name, own, (figure, None)) for name, own in cells.items()]
+    experiments = {paper: ours.by_the_paper(stream)} | ours.rows(stream)
+    return [Row(name, experiment, (figure, None)) for name, experiment in experiments.items()]
 
 
 def _bounds(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[Row]:
@@ -129,11 +129,13 @@ def _bounds(stream: str, figures: dict[str, tuple[float | None, ...]]) -> list[R
     figure = _figure(figures, "multitask", stream)
     rows.append(
         Row(
-            "multitask", cell(stream, "multitask", epochs=epochs), (None if split else figure, None)
+            "multitask",
+            Experiment.of(stream, "multitask", epochs=epochs),
+            (None if split else figure, None),
         )
     )
     if split:
-        single = cell(stream, "multitask", single_head=True, epochs=epochs)
+        single = Experiment.of(stream, "multitask", single_head=True, epochs=epochs)
         rows.append(Row("multitask, one head", single, (figure, None)))
     return rows
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankup.paper.experiment import Cell, cell
+from rankup.paper.experiment import Experiment
 
 # Passes over a task's training data, the same for all methods.
 EPOCHS = {"p-mnist": 5, "r-mnist": 5, "s-cifar100": 30, "s-miniimagenet": 30}
@@ -76,46 +76,48 @@ TAUGHT: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-def default(stream: str, net: str = "mlp") -> Cell:
+def default(stream: str, net: str = "mlp") -> Experiment:
     """Trained for as many epochs as all rivals."""
-    return cell(stream, net=net, epochs=EPOCHS[stream] if net == "mlp" else RESNET_EPOCHS)
+    return Experiment.of(stream, net=net, epochs=EPOCHS[stream] if net == "mlp" else RESNET_EPOCHS)
 
 
-def longer(stream: str, net: str = "mlp") -> Cell:
-    return cell(stream, net=net, **(LONGER[stream] if net == "mlp" else RESNET_LONGER))
+def longer(stream: str, net: str = "mlp") -> Experiment:
+    return Experiment.of(stream, net=net, **(LONGER[stream] if net == "mlp" else RESNET_LONGER))
 
 
-def by_the_paper(stream: str) -> Cell:
-    return cell(stream, recipe="paper", epochs=PAPER_EPOCHS)
+def by_the_paper(stream: str) -> Experiment:
+    return Experiment.of(stream, recipe="paper", epochs=PAPER_EPOCHS)
 
 
-def best(stream: str, net: str = "mlp") -> Cell:
-    return cell(stream, net=net, **BEST[stream, net])
+def best(stream: str, net: str = "mlp") -> Experiment:
+    return Experiment.of(stream, net=net, **BEST[stream, net])
 
 
-def teacher(stream: str, net: str = "mlp") -> Cell:
-    return cell(stream, net=net, **TEACHERS[stream, net])
+def teacher(stream: str, net: str = "mlp") -> Experiment:
+    return Experiment.of(stream, net=net, **TEACHERS[stream, net])
 
 
-def taught(stream: str, net: str = "mlp") -> Cell:
-    return cell(stream, net=net, teacher=teacher(stream, net), **TAUGHT[stream, net])
+def taught(stream: str, net: str = "mlp") -> Experiment:
+    return Experiment.of(stream, net=net, teacher=teacher(stream, net), **TAUGHT[stream, net])
 
 
-def rows(stream: str, net: str = "mlp") -> dict[str, Cell]:
+def rows(stream: str, net: str = "mlp") -> dict[str, Experiment]:
     """All but the paper's recipe, by names that say how they differ from rivals."""
     longest = longer(stream, net)
-    found = {"rank": default(stream, net), f"rank, {_epochs(longest)}": longest}
+    experiments = {"rank": default(stream, net), f"rank, {_epochs(longest)}": longest}
     if (stream, net) in TAUGHT:
         pupil = taught(stream, net)
-        found[f"rank, taught, {_epochs(pupil)}"] = pupil
-    return found | {_seeded(own): own for own in (teacher(stream, net), best(stream, net))}
+        experiments[f"rank, taught, {_epochs(pupil)}"] = pupil
+    return experiments | {
+        _seeded(experiment): experiment for experiment in (teacher(stream, net), best(stream, net))
+    }
 
 
-def _seeded(own: Cell) -> str:
-    wide = f", width {own.width}" if own.width else ""
-    times = f" {own.seeded}" if str(own.seeded).endswith("x") else ""
-    return f"rank, seeded{times}{wide}, {_epochs(own)}"
+def _seeded(experiment: Experiment) -> str:
+    wide = f", width {experiment.width}" if experiment.width else ""
+    times = f" {experiment.seeded}" if str(experiment.seeded).endswith("x") else ""
+    return f"rank, seeded{times}{wide}, {_epochs(experiment)}"
 
 
-def _epochs(own: Cell) -> str:
-    return f"{own.epochs} epochs"
+def _epochs(experiment: Experiment) -> str:
+    return f"{experiment.epochs} epochs"

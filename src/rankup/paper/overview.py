@@ -1,4 +1,4 @@
-"""What has been run of each table and figure, what is left, and how long both take."""
+"""An overview of all tables and figures: what was run, what is left, and how long both take."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankup.paper import PARTS, part
-from rankup.paper.experiment import TASKS, Cell
+from rankup.paper import PARTS, experiments_of, part
+from rankup.paper.experiment import TASKS, Experiment
 from rankup.paper.results import Result, Results
 from rankup.report.text import duration
 
@@ -20,7 +20,7 @@ Pace = Mapping[tuple[str, str], float]
 
 
 class Share(NamedTuple):
-    """How much of some cells is done."""
+    """How much of some experiments is done."""
 
     done: int
     of: int
@@ -32,37 +32,38 @@ class Share(NamedTuple):
 class _ReadOnce(Results):
     """Results whose files are read only once, however many tables show them."""
 
-    _read: dict[Cell, dict[int, Result]] = field(default_factory=dict)
+    _files: dict[Experiment, dict[int, Result]] = field(default_factory=dict)
 
-    def _found(self, cell: Cell) -> dict[int, Result]:
-        if cell not in self._read:
-            self._read[cell] = super()._found(cell)
-        return self._read[cell]
+    def _read(self, experiment: Experiment) -> dict[int, Result]:
+        if experiment not in self._files:
+            self._files[experiment] = super()._read(experiment)
+        return self._files[experiment]
 
 
-def share_of(cells: Sequence[Cell], results: Results, pace: Pace) -> Share:
-    missing = {cell: len(results.missing(cell)) for cell in cells}
+def share_of(experiments: Sequence[Experiment], results: Results, pace: Pace) -> Share:
+    missing = {experiment: len(results.missing(experiment)) for experiment in experiments}
     left: float | None = 0.0
-    for cell, seeds in missing.items():
-        rate = pace.get((cell.stream, cell.net))
+    for experiment, seeds in missing.items():
+        rate = pace.get((experiment.stream, experiment.net))
         if seeds:
-            steps = seeds * (cell.tasks or TASKS) * cell.epochs
+            steps = seeds * (experiment.tasks or TASKS) * experiment.epochs
             left = None if left is None or rate is None else left + steps * rate
-    spent = sum(run.seconds for cell in cells if (found := results.of(cell)) for run in found.runs)
-    return Share(sum(not seeds for seeds in missing.values()), len(cells), spent, left)
+    measured = [results.of(experiment) for experiment in experiments]
+    spent = sum(run.seconds for each in measured if each for run in each.runs)
+    return Share(sum(not seeds for seeds in missing.values()), len(experiments), spent, left)
 
 
-def pace_of(cells: Iterable[Cell], results: Results, device: str) -> Pace:
+def pace_of(experiments: Iterable[Experiment], results: Results, device: str) -> Pace:
     """Seconds per seed, task and epoch, by stream and network: the median of what was run on such
     a device, as some methods take several times as long as others."""
     rates: dict[tuple[str, str], list[float]] = {}
-    for cell in cells:
-        found = results.of(cell)
-        spent = [r.seconds for r in found.runs if r.config.get("device") == device] if found else []
-        if spent:
-            seconds = statistics.mean(spent) / ((cell.tasks or TASKS) * cell.epochs)
-            rates.setdefault((cell.stream, cell.net), []).append(seconds)
-    return {case: statistics.median(found) for case, found in rates.items()}
+    for experiment in experiments:
+        measured = results.of(experiment)
+        runs = measured.runs if measured else []
+        if spent := [run.seconds for run in runs if run.config.get("device") == device]:
+            seconds = statistics.mean(spent) / ((experiment.tasks or TASKS) * experiment.epochs)
+            rates.setdefault((experiment.stream, experiment.net), []).append(seconds)
+    return {case: statistics.median(seconds) for case, seconds in rates.items()}
 
 
 def overview(results: Results, device: str) -> Table:
@@ -72,21 +73,22 @@ def overview(results: Results, device: str) -> Table:
     from rich.table import Table
 
     results = _ReadOnce(results.root)
-    parts = {name: part(name).cells() for name in PARTS}
-    each_once = list(dict.fromkeys(cell for cells in parts.values() for cell in cells))
+    parts = {name: part(name) for name in PARTS}
+    each_once = experiments_of(parts.values())
     pace = pace_of(each_once, results, device)
     table = Table("name", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("what", overflow="fold")
     for heading in ("done", "time", "left, about"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, cells in parts.items():
-        table.add_row(name, PARTS[name].help, *_said(share_of(cells, results, pace)))
+    for name, shown in parts.items():
+        share = share_of(shown.experiments(), results, pace)
+        table.add_row(name, PARTS[name].help, *_cells(share))
     table.add_section()
-    table.add_row("all", "each run counted once", *_said(share_of(each_once, results, pace)))
+    table.add_row("all", "each run counted once", *_cells(share_of(each_once, results, pace)))
     return table
 
 
-def _said(share: Share) -> tuple[str, str, str]:
+def _cells(share: Share) -> tuple[str, str, str]:
     spent, left = (
         "?" if seconds is None else duration(seconds) if seconds else "–"
         for seconds in (share.spent, share.left)

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from our results."""
+"""Figures of the paper, drawn from our results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankup.paper import ours, paper_values
-from rankup.paper.experiment import Cell, cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.mlp import rival
 from rankup.paper.ours import EPOCHS
 from rankup.paper.results import Measured, Results
@@ -27,26 +27,34 @@ from rankup.report.theme import Theme
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-Lines = Mapping[str, Cell]  # cells by the names they are shown under
+Lines = Mapping[str, Experiment]  # experiments by the names they are shown under
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper: a panel for each stream, with a cell for each line or matrix."""
+    """A figure of the paper: a panel for each stream, an experiment for each line or matrix."""
 
     title: str
     panels: Mapping[str, Lines]
     draw: Callable[[str, Lines, Results, Theme], Drawing]
     differs: str = ""  # how our protocol differs from the paper's, or between methods
 
-    def cells(self) -> list[Cell]:
-        return list(dict.fromkeys(own for lines in self.panels.values() for own in lines.values()))
+    def experiments(self) -> list[Experiment]:
+        return list(
+            dict.fromkeys(
+                experiment for lines in self.panels.values() for experiment in lines.values()
+            )
+        )
 
     def write(self, name: str, results: Results, folder: Path) -> list[str]:
         """Draw the panels that have anything to show, in light and in dark; return the names of
         their files without extensions."""
         shown = {
-            stream: {who: own for who, own in lines.items() if results.of(own) is not None}
+            stream: {
+                who: experiment
+                for who, experiment in lines.items()
+                if results.of(experiment) is not None
+            }
             for stream, lines in self.panels.items()
         }
 
@@ -73,7 +81,9 @@ def figure_accuracy() -> Figure:
             "iCaRL": rival(stream, "icarl"),
             "rank update": ours.default(stream),
             "rank update, seeded": ours.best(stream),
-            "independent networks": cell(stream, "parallel", size="full", epochs=EPOCHS[stream]),
+            "independent networks": Experiment.of(
+                stream, "parallel", size="full", epochs=EPOCHS[stream]
+            ),
         }
         for stream in paper_values.STREAMS
     }
@@ -104,7 +114,7 @@ def figure_transition() -> Figure:
 def _averages(stream: str, lines: Lines, results: Results, theme: Theme) -> Drawing:
     figure = new_figure(5.6, 3.9)
     axes = figure.add_subplot()
-    averages = {name: _measured(own, results).averages for name, own in lines.items()}
+    averages = {name: _measured(experiment, results).averages for name, experiment in lines.items()}
     draw_averages(axes, {name: 100 * each.mean(axis=0) for name, each in averages.items()}, theme)
     axes.set_title(paper_values.STREAMS[stream])
     figure.legend(loc="outside upper left", ncols=3)
@@ -112,7 +122,9 @@ def _averages(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
 
 
 def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Drawing:
-    matrices = {name: 100 * _measured(own, results).matrix for name, own in lines.items()}
+    matrices = {
+        name: 100 * _measured(experiment, results).matrix for name, experiment in lines.items()
+    }
     all_of_them = np.concatenate([matrix.ravel() for matrix in matrices.values()])
     low, high = percent_range(np.nanmin(all_of_them), np.nanmax(all_of_them), least=10)
     figure = new_figure(3.4 * len(matrices) + 0.6, 3.4)
@@ -127,7 +139,7 @@ def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
     return figure
 
 
-def _measured(own: Cell, results: Results) -> Measured:
-    measured = results.of(own)
+def _measured(experiment: Experiment, results: Results) -> Measured:
+    measured = results.of(experiment)
     assert measured is not None  # only what was run is drawn
     return measured

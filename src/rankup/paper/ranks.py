@@ -1,9 +1,9 @@
-"""What rank is worth: tables of ranks, of the first rank, of reuse, and of full rank."""
+"""Tables on the worth of rank: ranks, the first rank, reuse, and full rank."""
 
 from typing import Any
 
 from rankup.paper import paper_values
-from rankup.paper.experiment import cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.ours import EPOCHS, LONGER, LONGEST, SEVERAL
 from rankup.paper.tables import Row, Section, Table, Tasks
 
@@ -18,14 +18,14 @@ def rank() -> Table:
         rows = [
             Row(
                 f"({ranks})",
-                cell(stream, **_asked(ranks), **_longer(stream, ranks)),
+                Experiment.of(stream, **_asked(ranks), **_longer(stream, ranks)),
                 (figures[number], figures[2]),
             )
             for ranks, figures in paper_values.RANKS.items()
         ]
         if stream == "p-mnist":
-            longest = cell(stream, rank="11,4", **LONGEST)
-            rows.append(Row(f"(11,4), {longest.epochs} epochs", longest, rows[-1].printed))
+            longest = Experiment.of(stream, rank="11,4", **LONGEST)
+            rows.append(Row(f"(11,4), {longest.epochs} epochs", longest, rows[-1].paper_values))
         sections.append(Section(paper_values.STREAMS[stream], ("accuracy", "parameters"), rows))
     note = (
         "20 epochs where a row says no others; the authors' notebook takes 500. On P-MNIST "
@@ -46,7 +46,11 @@ def _longer(stream: str, ranks: str) -> dict[str, Any]:
 def first_rank() -> Table:
     """Accuracy on one rotated task by its rank: where the paper's 11 comes from."""
     rows = [
-        Row(f"rank {first}", cell("r-mnist", rank=f"{first},1", tasks=1, epochs=20), (None, None))
+        Row(
+            f"rank {first}",
+            Experiment.of("r-mnist", rank=f"{first},1", tasks=1, epochs=20),
+            (None, None),
+        )
         for first in _FIRST
     ]
     section = Section("one task of R-MNIST, 20 epochs", ("accuracy", "parameters"), rows)
@@ -59,12 +63,12 @@ def reuse() -> Table:
     sections = []
     for stream, title in paper_values.STREAMS.items():
         epochs = EPOCHS[stream]
-        cells = {
-            "rank": cell(stream, epochs=epochs),
-            "rank, without reuse": cell(stream, reuse=False, epochs=epochs),
-            "parallel 2": cell(stream, "parallel", size="2", epochs=epochs),
+        experiments = {
+            "rank": Experiment.of(stream, epochs=epochs),
+            "rank, without reuse": Experiment.of(stream, reuse=False, epochs=epochs),
+            "parallel 2": Experiment.of(stream, "parallel", size="2", epochs=epochs),
         }
-        rows = [Row(name, own, (None, None)) for name, own in cells.items()]
+        rows = [Row(name, experiment, (None, None)) for name, experiment in experiments.items()]
         sections.append(Section(f"{title}, {epochs} epochs", ("accuracy", "parameters"), rows))
     note = "Not in the paper, which argues for reuse and does not measure it."
     return Table("What reuse is worth", sections, note)
@@ -72,11 +76,11 @@ def reuse() -> Table:
 
 def full_rank() -> Table:
     """Accuracy of the tasks that come once a layer has reached its full rank."""
-    cells = {
-        f"width {width or 256}": cell("p-mnist", rank="11,4", width=width, **SEVERAL)
+    experiments = {
+        f"width {width or 256}": Experiment.of("p-mnist", rank="11,4", width=width, **SEVERAL)
         for width in (32, 64, None)  # None, so that the rank table shares the runs
     }
-    rows = [Row(name, own, [None] * 5) for name, own in cells.items()]
+    rows = [Row(name, experiment, [None] * 5) for name, experiment in experiments.items()]
     between = (Tasks(2, 6), Tasks(7, 14), Tasks(15, 20))
     section = Section("P-MNIST, (11,4), 20 epochs", ("accuracy", *between, "parameters"), rows)
     note = (

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from rich.console import Console
 
 from rankup.errors import RankupError
+from rankup.paper import experiments_of
 from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
@@ -86,8 +87,9 @@ def _pictures(name: str, figure: Figure, results: Results, folder: Path) -> list
 
 def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str]:
     """How many runs there are, by machine and version."""
-    cells = dict.fromkeys(own for part in parts.values() for own in part.cells())
-    runs = [run for own in cells if (found := results.of(own)) for run in found.runs]
+    experiments = experiments_of(parts.values())
+    measured = [results.of(experiment) for experiment in experiments]
+    runs = [run for each in measured if each for run in each.runs]
     where = Counter(
         (run.machine, plain(run.config.get("versions", {}).get("torch", "unknown"))) for run in runs
     )
@@ -96,8 +98,8 @@ def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str
         return ["Nothing of it has been run."]
     when = " to ".join(sorted({min(dates), max(dates)}))
     lines = [f"- {n:,} on {machine}, torch {torch}" for (machine, torch), n in where.most_common()]
-    failed = sum(len(results.failures(own)) for own in cells)
+    failed = sum(len(results.failures(experiment)) for experiment in experiments)
     also = f" and {failed} that failed" if failed else ""
     text = [f"{len(runs):,} runs{also}, {when}:", "", *lines]
-    took = waits(results.root, cells)
+    took = waits(results.root, experiments)
     return [*text, "", " ".join(took)] if took else text

@@ -1,7 +1,7 @@
 """Tables with ResNet18."""
 
 from rankup.paper import ours, paper_values
-from rankup.paper.experiment import Cell, cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.mlp import RIVALS
 from rankup.paper.ours import RESNET_EPOCHS
 from rankup.paper.tables import Row, Section, Table
@@ -21,7 +21,8 @@ def resnet18() -> Table:
 
         rows = [Row(method, _rival(stream, method), figures(method)) for method in RIVALS]
         rows += [
-            Row(name, own, figures("rank")) for name, own in ours.rows(stream, "resnet18").items()
+            Row(name, experiment, figures("rank"))
+            for name, experiment in ours.rows(stream, "resnet18").items()
         ]
         rows += [
             Row("parallel full", _rival(stream, "parallel"), figures("parallel full")),
@@ -42,7 +43,7 @@ def last_layers() -> Table:
     rows = [
         Row(
             f"last {last}",
-            cell("s-cifar100", net="resnet18", last=last, epochs=RESNET_EPOCHS, seeds=3),
+            Experiment.of("s-cifar100", net="resnet18", last=last, epochs=RESNET_EPOCHS, seeds=3),
             (figure, None),
         )
         for last, figure in enumerate(paper_values.LAST_LAYERS, 1)
@@ -57,5 +58,5 @@ def last_layers() -> Table:
     return Table("Learning the last layers alone", [section], note)
 
 
-def _rival(stream: str, method: str) -> Cell:
-    return cell(stream, method, net="resnet18", epochs=RESNET_EPOCHS, seeds=_RIVALS_SEEDS)
+def _rival(stream: str, method: str) -> Experiment:
+    return Experiment.of(stream, method, net="resnet18", epochs=RESNET_EPOCHS, seeds=_RIVALS_SEEDS)

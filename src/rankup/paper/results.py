@@ -1,4 +1,4 @@
-"""Results of runs, a file for each cell, named by what was run: folders from several machines are
+"""Results of experiments, each in a file named by what was run: folders from several machines are
 merged by copying one into the other.
 
 STREAM-NET/METHOD-DIGEST.json
@@ -15,7 +15,7 @@ from typing import Any
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
-from rankup.paper.experiment import Cell
+from rankup.paper.experiment import Experiment
 from rankup.runs.seed_stats import OverSeeds
 from rankup.storage.atomic import write_file
 
@@ -42,7 +42,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Measured(OverSeeds):
-    """A cell's results, for the seeds that finished."""
+    """An experiment's results, for the seeds that finished."""
 
     runs: list[Result]
 
@@ -51,49 +51,49 @@ class Measured(OverSeeds):
 class Results:
     root: Path
 
-    def path(self, cell: Cell) -> Path:
-        return self.root / f"{cell.folder()}.json"
+    def path(self, experiment: Experiment) -> Path:
+        return self.root / f"{experiment.folder()}.json"
 
-    def of(self, cell: Cell) -> Measured | None:
-        """A cell's results; None if no seed has any."""
-        whole = [result for result in self._wanted(cell) if not result.failed]
+    def of(self, experiment: Experiment) -> Measured | None:
+        """An experiment's results; None if no seed has any."""
+        whole = [result for result in self._wanted(experiment) if not result.failed]
         return Measured(whole) if whole else None
 
-    def failures(self, cell: Cell) -> list[str]:
+    def failures(self, experiment: Experiment) -> list[str]:
         """Why any seeds failed."""
-        return [result.failed for result in self._wanted(cell) if result.failed]
+        return [result.failed for result in self._wanted(experiment) if result.failed]
 
-    def missing(self, cell: Cell) -> list[int]:
+    def missing(self, experiment: Experiment) -> list[int]:
         """Seeds that were not run."""
-        found = self._found(cell)
-        return [seed for seed in range(cell.seeds) if seed not in found]
+        runs = self._read(experiment)
+        return [seed for seed in range(experiment.seeds) if seed not in runs]
 
-    def add(self, cell: Cell, results: Sequence[Result]) -> None:
-        """Add results to those already there. A line for each run, so that the file is readable."""
-        runs = self._found(cell) | {result.seed: result for result in results}
+    def add(self, experiment: Experiment, results: Sequence[Result]) -> None:
+        """Add results to those already there, a line for each, so that the file is readable."""
+        runs = self._read(experiment) | {result.seed: result for result in results}
         lines = ",\n".join(
             json.dumps(asdict(runs[seed]), ensure_ascii=False) for seed in sorted(runs)
         )
-        known = json.dumps(cell.known(), ensure_ascii=False)
-        path = self.path(cell)
+        known = json.dumps(experiment.known(), ensure_ascii=False)
+        path = self.path(experiment)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, f'{{"known": {known},\n"runs": [\n{lines}\n]}}\n'.encode())
 
-    def _wanted(self, cell: Cell) -> list[Result]:
-        """The results of the seeds that the cell asks for; there may be others."""
-        found = self._found(cell)
-        return [found[seed] for seed in range(cell.seeds) if seed in found]
+    def _wanted(self, experiment: Experiment) -> list[Result]:
+        """The results of the seeds that the experiment asks for; there may be others."""
+        runs = self._read(experiment)
+        return [runs[seed] for seed in range(experiment.seeds) if seed in runs]
 
-    def _found(self, cell: Cell) -> dict[int, Result]:
-        path = self.path(cell)
+    def _read(self, experiment: Experiment) -> dict[int, Result]:
+        path = self.path(experiment)
         try:
             content = json.loads(path.read_bytes())
             runs = [Result(**run) for run in content["runs"]]
-            found = {run.seed: run for run in map(_checked, runs)}
+            by_seed = {run.seed: run for run in map(_checked, runs)}
             lengths = {len(run.matrix) for run in runs if not run.failed}
-            if len(found) < len(runs) or len(lengths) > 1:
+            if len(by_seed) < len(runs) or len(lengths) > 1:
                 raise ValueError("a seed appears twice, or has learned other tasks")
-            if content["known"] != json.loads(json.dumps(cell.known())):
+            if content["known"] != json.loads(json.dumps(experiment.known())):
                 raise ValueError("it belongs to something else")
         except FileNotFoundError:
             return {}
@@ -103,7 +103,7 @@ class Results:
             raise RankupError(
                 f"{path} is not a results file: remove it, and its runs will be repeated"
             ) from None
-        return found
+        return by_seed
 
 
 def _checked(run: Result) -> Result:

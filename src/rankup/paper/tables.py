@@ -1,5 +1,5 @@
-"""A table of the paper: what is measured for each of its numbers, and what the paper prints there.
-It can be shown even if not all of it was run."""
+"""Tables of the paper: what is measured for each number, what the paper prints there, and how a
+table is shown, even if not all of it was run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-from rankup.paper.experiment import Cell
+from rankup.paper.experiment import Experiment
 from rankup.paper.results import Measured, Results
 from rankup.report.text import NOTHING, signed, spread
 
@@ -41,16 +41,16 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: a cell, and what the paper prints for each measure, None for nothing."""
+    """A line of a table: an experiment, and the paper's value of each measure, None for nothing."""
 
     name: str
-    cell: Cell
-    printed: Sequence[float | None]
+    experiment: Experiment
+    paper_values: Sequence[float | None]
     seeds: int | None = None  # show only this many, to compare with rows of as many
 
     @property
-    def shown(self) -> Cell:
-        return replace(self.cell, seeds=self.seeds) if self.seeds else self.cell
+    def shown(self) -> Experiment:
+        return replace(self.experiment, seeds=self.seeds) if self.seeds else self.experiment
 
 
 @dataclass(frozen=True)
@@ -70,31 +70,34 @@ class Table:
     sections: Sequence[Section]
     differs: str = ""  # how our protocol differs from the paper's
 
-    def cells(self) -> list[Cell]:
-        """All cells that have to be run for it, each once."""
-        return list(dict.fromkeys(row.cell for part in self.sections for row in part.rows))
+    def experiments(self) -> list[Experiment]:
+        """All experiments that have to be run for it, each once."""
+        return list(
+            dict.fromkeys(row.experiment for section in self.sections for row in section.rows)
+        )
 
 
 def lines(
     section: Section, results: Results, name: Callable[[Row], str] = lambda row: row.name
 ) -> Iterator[list[str]]:
-    """A section's lines as text, the heading first: a measure is followed by the paper's figure and
+    """A section's lines as text, the heading first: a measure is followed by the paper's value and
     the difference, if the paper prints any for it."""
-    printed = [
-        any(row.printed[number] is not None for row in section.rows)
+    has_values = [
+        any(row.paper_values[number] is not None for row in section.rows)
         for number in range(len(section.measures))
     ]
     heading = [section.title]
-    for measure, has in zip(section.measures, printed, strict=True):
+    for measure, has in zip(section.measures, has_values, strict=True):
         heading += [_heading(measure), *(["paper", "diff"] if has else [])]
     yield heading
     for row in section.rows:
         measured = results.of(row.shown)
         line = [name(row) + _seeds(row.shown, measured)]
-        for measure, said, has in zip(section.measures, row.printed, printed, strict=True):
-            line.append(_value(measure, measured, row.shown, results))
+        columns = zip(section.measures, row.paper_values, has_values, strict=True)
+        for measure, value, has in columns:
+            line.append(_ours(measure, measured, row.shown, results))
             if has:
-                line += [_printed(measure, said), _difference(measure, measured, said)]
+                line += [_paper_value(measure, value), _difference(measure, measured, value)]
         yield line
 
 
@@ -116,25 +119,27 @@ def rich_tables(table: Table, results: Results) -> Iterable[RichTable]:
 
 
 def markdown(table: Table, results: Results, page: Path) -> str:
-    """All sections, each under its stream's name. Names of finished cells link to the raw numbers,
+    """All sections, each under its stream's name. Names of what was run link to the raw numbers,
     relative to where `page` will be."""
 
     def linked(row: Row) -> str:
-        if results.of(row.cell) is None:
+        if results.of(row.experiment) is None:
             return row.name
-        return f"[{row.name}]({quote(relpath(results.path(row.cell), page.parent))})"
+        return f"[{row.name}]({quote(relpath(results.path(row.experiment), page.parent))})"
 
-    parts = []
+    sections = []
     for section in table.sections:
         heading, *rest = lines(section, results, linked)
         rule = ["---"] + ["---:"] * (len(heading) - 1)
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in (heading, rule, *rest)))
-    return "\n\n".join(parts)
+        sections.append("\n".join(f"| {' | '.join(line)} |" for line in (heading, rule, *rest)))
+    return "\n\n".join(sections)
 
 
-def _value(measure: Measure, measured: Measured | None, cell: Cell, results: Results) -> str:
+def _ours(
+    measure: Measure, measured: Measured | None, experiment: Experiment, results: Results
+) -> str:
     if measured is None:
-        return FAILED if results.failures(cell) else NOT_RUN
+        return FAILED if results.failures(experiment) else NOT_RUN
     if measure in ("parameters", "buffer"):
         return f"{getattr(measured, measure):,.0f}"
     return spread(_fractions(measure, measured))
@@ -151,26 +156,26 @@ def _fractions(measure: Measure, measured: Measured) -> list[float]:
     if isinstance(measure, Tasks):
         rows = (run.accuracy[-1][measure.first - 1 : measure.last] for run in measured.runs)
         return [statistics.mean(row) for row in rows]
-    found: list[float] = getattr(measured, measure)
-    return found
+    fractions: list[float] = getattr(measured, measure)
+    return fractions
 
 
-def _printed(measure: Measure, said: float | None) -> str:
-    if said is None:
+def _paper_value(measure: Measure, value: float | None) -> str:
+    if value is None:
         return NOTHING
-    return f"{said:g}M" if measure in ("parameters", "buffer") else f"{said:g}"
+    return f"{value:g}M" if measure in ("parameters", "buffer") else f"{value:g}"
 
 
-def _difference(measure: Measure, measured: Measured | None, said: float | None) -> str:
-    if measured is None or said is None:
+def _difference(measure: Measure, measured: Measured | None, value: float | None) -> str:
+    if measured is None or value is None:
         return NOTHING
     if measure in ("parameters", "buffer"):
-        return signed(getattr(measured, measure) / 1e6 - said) + "M"
-    return signed(100 * statistics.mean(_fractions(measure, measured)) - said)
+        return signed(getattr(measured, measure) / 1e6 - value) + "M"
+    return signed(100 * statistics.mean(_fractions(measure, measured)) - value)
 
 
-def _seeds(cell: Cell, measured: Measured | None) -> str:
+def _seeds(experiment: Experiment, measured: Measured | None) -> str:
     """A mark if fewer seeds were run than wanted."""
-    if measured is None or len(measured.runs) == cell.seeds:
+    if measured is None or len(measured.runs) == experiment.seeds:
         return ""
-    return f" ({len(measured.runs)} of {cell.seeds} seeds)"
+    return f" ({len(measured.runs)} of {experiment.seeds} seeds)"
