@@ -26,7 +26,7 @@ import rankup
 from rankup.layers.conv import FactoredConv
 from rankup.layers.factored import FactoredLayer
 from rankup.training.batches import _CHUNK
-from rankup.training.evaluate import share_right
+from rankup.training.evaluate import fraction_correct
 from rankup.utils.malloc import keep_freed_memory
 
 SHAPE, CLASSES, WIDTH, BATCH, KNOWN = (3, 32, 32), 5, 20, 64, 5
@@ -51,7 +51,8 @@ def ours(rows: Tensor) -> Callable[[], None]:
         drawn = steps.learners[0].sample_epoch(torch.Generator().manual_seed(0))
         steps.epoch([drawn], [[1e-3] * len(rows)], 0)
         steps.adopt()
-        share_right(lambda x: pupil.predict(x, KNOWN), steps.learners[0].feed.train(rows.numel()))
+        samples = steps.learners[0].feed.train(rows.numel())
+        fraction_correct(lambda x: pupil.predict(x, KNOWN), samples)
 
     return run
 

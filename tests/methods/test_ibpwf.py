@@ -45,7 +45,7 @@ from rankup.methods.shared.bits import unpack
 from rankup.rank import Rank
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.eager import Eager
-from rankup.training.loop import _Lesson, _train
+from rankup.training.loop import OpenTask, train
 from rankup.training.recipe import Recipe
 
 GROWTH = GrowOptions(Rank(1, 1))
@@ -211,7 +211,7 @@ def test_without_data_as_many_factors_are_selected_as_the_prior_asks(start: floa
     with torch.no_grad():
         layer.new_odds += (start - layer.odds()) / _FASTER
     assert torch.allclose(layer.odds(), torch.tensor(start), atol=1e-5)
-    _train([_Lesson(method, learner)], Eager([learner]))
+    train([OpenTask(method, learner)], Eager([learner]))
     asked = sum((alpha / (alpha + 1)) ** (k + 1) for k in range(count))  # 9.78
     assert float(layer.odds().detach().sigmoid().sum()) == pytest.approx(asked, rel=0.1)
     a, b = (layer.sticks + layer.new_sticks).detach().exp()

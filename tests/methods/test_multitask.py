@@ -26,7 +26,8 @@ from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager
 from rankup.training.engine.select import Engine
-from rankup.training.loop import TaskFailed, _reached, _verdict, learn
+from rankup.training.evaluate import training_accuracy, why_not_learned
+from rankup.training.loop import learn
 from rankup.training.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -112,7 +113,7 @@ def test_images_that_tasks_share_are_held_once_and_never_made() -> None:
     union = learner.feed
     assert union.x.data_ptr() == stream[0].train_x.data_ptr()
     assert union.x.dtype == torch.uint8
-    _verdict(method, union)
+    why_not_learned(method, union)
     method.abandon()
     for feed in (union, *union.parts):
         floats = [t for t in vars(feed).values() if isinstance(t, Tensor) and t.is_floating_point()]
@@ -217,10 +218,9 @@ def test_the_verdict_is_on_all_tasks(single_head: bool) -> None:
         answers = method.predict(task.train_x, index).argmax(1)
         right.append(float((answers == task.train_y).float().mean()))
         shares.append(float(task.train_y.bincount().max()) / len(task.train_y))
-    assert _reached(method, feed, 10_000) == pytest.approx(sum(right) / 3)
+    assert training_accuracy(method, feed, 10_000) == pytest.approx(sum(right) / 3)
     assert feed.guess() == pytest.approx((max(shares) if single_head else sum(shares)) / 3)
-    assert isinstance(_verdict(method, feed), TaskFailed)
-    assert "'all 3 tasks' was not learned" in str(_verdict(method, feed))
+    assert "'all 3 tasks' was not learned" in str(why_not_learned(method, feed))
 
 
 def test_a_single_head_far_above_its_own_guessing_is_learned() -> None:
@@ -235,9 +235,9 @@ def test_a_single_head_far_above_its_own_guessing_is_learned() -> None:
         return F.one_hot(classes, 3)
 
     method.predict = three_in_ten  # type: ignore[method-assign]
-    assert _reached(method, feed, 10_000) == pytest.approx(0.3, abs=0.01)
+    assert training_accuracy(method, feed, 10_000) == pytest.approx(0.3, abs=0.01)
     assert all(part.guess() > 0.5 for part in feed.parts)
-    assert _verdict(method, feed) is None
+    assert why_not_learned(method, feed) is None
 
 
 def config_for(stream: Stream, seed: int = 0, **options: object) -> RunConfig:

@@ -20,12 +20,12 @@ from rankup.errors import RankupError
 from rankup.net.network import IncrementalNet
 from rankup.rank import Rank
 from rankup.training.batches import Feed, take
-from rankup.training.distill import Teacher, distance
+from rankup.training.distill import Teacher, divergence
 from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager
 from rankup.training.engine.learner import Form, Learner
 from rankup.training.engine.rank import RankLearner
-from rankup.training.fit import NetPupil, answering
+from rankup.training.fit import NetPupil
 from rankup.training.recipe import Recipe
 
 RECIPE = Recipe(epochs=4, batch=32, softness=2.0)
@@ -80,12 +80,12 @@ def known(stream: Stream) -> IncrementalNet:
 
 
 @pytest.mark.parametrize("softness", [1.0, 3.0])
-def test_the_distance_is_a_divergence_whose_gradient_is_of_the_same_size(softness: float) -> None:
+def test_the_divergence_is_a_divergence_whose_gradient_is_of_the_same_size(softness: float) -> None:
     logits, wanted = torch.randn(2, 7, 5, dtype=torch.float64)
     logits.requires_grad_(True)
     soft = [(answers / softness).log_softmax(1) for answers in (logits, wanted)]
     expected = softness**2 * F.kl_div(*soft, reduction="batchmean", log_target=True)
-    found = distance(logits, wanted, softness)
+    found = divergence(logits, wanted, softness)
     torch.testing.assert_close(found, expected)
     (grad,) = torch.autograd.grad(found, logits)
     own, other = ((answers / softness).softmax(1) for answers in (logits, wanted))
@@ -99,7 +99,7 @@ def test_a_step_is_towards_the_teachers_answers_for_the_very_same_images(
 ) -> None:
     recipe = replace(RECIPE, crop=crop, flip=crop > 0)
     net = grown(module)
-    pupil = NetPupil(net, recipe, 0, teacher=lambda task: answering(known, task))
+    pupil = NetPupil(net, recipe, 0, teacher=known)
     learner = pupil.begin(stream[0])
     draw = {
         name: t[0] for name, t in learner.sample_epoch(torch.Generator().manual_seed(0)).items()
@@ -110,13 +110,13 @@ def test_a_step_is_towards_the_teachers_answers_for_the_very_same_images(
     feed = Feed(stream[0], recipe, torch.device("cpu"))
     x = feed.batch(feed.x, draw)
     torch.manual_seed(0)
-    expected = distance(net(x, 0), known.eval()(x, 0), recipe.softness)
+    expected = divergence(net(x, 0), known.eval()(x, 0), recipe.softness)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
     for found, own in zip(grads, torch.autograd.grad(expected, [*net.parameters()]), strict=True):
         torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-5)
     if crop:
         still = to_float(take(stream[0].train_x, draw["rows"]))
-        assert not torch.allclose(expected, distance(net(x, 0), known(still, 0), recipe.softness))
+        assert not torch.allclose(expected, divergence(net(x, 0), known(still, 0), recipe.softness))
 
 
 def test_labels_are_not_looked_at(stream: Stream, known: IncrementalNet) -> None:

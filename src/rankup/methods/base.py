@@ -17,7 +17,7 @@ from rankup.training.engine.learner import Learner
 from rankup.training.engine.select import Engine
 from rankup.training.loop import OnEpoch, learn
 from rankup.training.recipe import Recipe
-from rankup.utils.torch_modes import learning_on, outside_inference
+from rankup.utils.torch_modes import learning_on
 
 Own = TypeVar("Own", bound=Options)
 
@@ -120,7 +120,7 @@ class Method(ABC):
 
     def learn(self, task: Task, resume: Checkpoint | None, on_epoch: OnEpoch | None) -> None:
         """Learn the next task, or raise `TaskFailed` and leave the state unchanged."""
-        with outside_inference(), learning_on(next(self.setting.module.parameters()).device):
+        with learning_on(next(self.setting.module.parameters()).device):
             (failure,) = learn([self], [task], Engine(), [resume], [on_epoch])
         if failure is not None:
             raise failure

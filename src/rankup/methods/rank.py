@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +19,7 @@ from rankup.net.network import IncrementalNet
 from rankup.storage.manifest import MANIFEST, Manifest
 from rankup.storage.store import load, save
 from rankup.training.engine.learner import Learner
-from rankup.training.fit import NetPupil, answering
+from rankup.training.fit import NetPupil
 
 
 class RankUpdate(Method):
@@ -37,8 +36,7 @@ class RankUpdate(Method):
         options, teacher = setting.options_of(RankOptions), None
         folder = options.teacher
         if folder and self.learned < len(setting.tasks):  # now, while it can still be refused
-            own = load(_taught_in(Path(folder), setting.seed)).to(net.device)
-            teacher = partial(answering, own)
+            teacher = load(_taught_in(Path(folder), setting.seed)).to(net.device)
         self._pupil = NetPupil(net, setting.recipe, setting.seed, options.reuse, teacher)
 
     @property

@@ -15,7 +15,7 @@ from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.rank import Rank
 from rankup.training.batches import Feed
-from rankup.training.evaluate import share_right
+from rankup.training.evaluate import fraction_correct
 from rankup.training.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -76,4 +76,4 @@ def answers(method: Method, stream: Stream, task: int) -> Tensor:
 def accuracy(method: Method, stream: Stream, task: int) -> float:
     """The share of a task's test samples that are answered right."""
     feed = Feed(stream[task], method.recipe, CPU)
-    return share_right(lambda x: method.predict(x, task), feed.test())
+    return fraction_correct(lambda x: method.predict(x, task), feed.test())

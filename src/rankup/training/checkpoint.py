@@ -1,4 +1,4 @@
-"""The task being learned, after a finished epoch: what was stopped resumes from there."""
+"""Checkpoints: the state of an open task after an epoch, from which training resumes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class CheckpointError(RankupError):
     """A checkpoint is of another task, network or recipe; nothing was changed."""
 
 
-class Learning(NamedTuple):
-    """What is being learned, and how."""
+class Origin(NamedTuple):
+    """The task, seed, recipe and network that a checkpoint belongs to."""
 
     task: str
     seed: int
     recipe: Recipe
-    tasks_before: int | None = None  # tasks that the network knows already, if known
+    tasks_before: int | None = None  # tasks that the network had learned, if known
 
 
 class Checkpoint:
@@ -32,18 +32,18 @@ class Checkpoint:
         epoch: epochs done.
         state: tensors by name, or a function that gives the live ones, copied on first access:
             copying takes time, and steps change them.
-        of: what was being learned, if known: nothing else resumes from here.
-        seconds: time that the task has taken until then, if measured.
+        origin: what it was made from, if known: nothing else resumes from it.
+        seconds: training time of the task until then, if measured.
     """
 
     def __init__(
         self,
         epoch: int,
         state: Tensors | Callable[[], Tensors],
-        of: Learning | None = None,
+        origin: Origin | None = None,
         seconds: float = 0.0,
     ) -> None:
-        self.epoch, self._state, self.of, self.seconds = epoch, state, of, seconds
+        self.epoch, self._state, self.origin, self.seconds = epoch, state, origin, seconds
 
     @property
     def state(self) -> Tensors:
@@ -52,40 +52,41 @@ class Checkpoint:
             self._state = {name: t.detach().to("cpu", copy=True) for name, t in live.items()}
         return self._state
 
-    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Learning | None, float]]:
-        return Checkpoint, (self.epoch, self.state, self.of, self.seconds)
+    def __reduce__(self) -> tuple[type[Checkpoint], tuple[int, Tensors, Origin | None, float]]:
+        return Checkpoint, (self.epoch, self.state, self.origin, self.seconds)
 
-    def refuse_other(self, here: Learning, wanted: Tensors) -> None:
-        """Raise if something else is to be learned, or if its state has other tensors."""
-        if self.of is not None and self.of != here:
-            for what in ("task", "seed"):
-                given, own = getattr(self.of, what), getattr(here, what)
-                if given != own:
+    def refuse_other(self, current: Origin, wanted: Tensors) -> None:
+        """Raise if this is of another task, seed, recipe or network, or has other tensors."""
+        origin = self.origin
+        if origin is not None and origin != current:
+            for name in ("task", "seed"):
+                before, now = getattr(origin, name), getattr(current, name)
+                if before != now:
                     raise CheckpointError(
-                        f"the checkpoint is for {what} {given!r}, but this is {own!r}"
+                        f"the checkpoint is for {name} {before!r}, but this is {now!r}"
                     )
-            if self.of.recipe != here.recipe:
+            if origin.recipe != current.recipe:
                 raise CheckpointError("the checkpoint was made with a different recipe")
-            if self.of.tasks_before is not None:
+            if origin.tasks_before is not None:
                 raise CheckpointError(
-                    f"the checkpoint is for a network that knew {self.of.tasks_before} tasks, but "
-                    f"this one knows {here.tasks_before}"
+                    f"the checkpoint is for a network that knew {origin.tasks_before} tasks, but "
+                    f"this one knows {current.tasks_before}"
                 )
-        epochs = here.recipe.epochs
+        epochs = current.recipe.epochs
         if not 0 < self.epoch <= epochs:
             raise CheckpointError(
                 f"the checkpoint was made after epoch {self.epoch}, but the recipe has {epochs}"
             )
         for name in {**wanted, **self.state}:
-            there, here_it_is = _kind_of(self.state.get(name)), _kind_of(wanted.get(name))
-            if there != here_it_is:
+            before, now = _description(self.state.get(name)), _description(wanted.get(name))
+            if before != now:
                 raise CheckpointError(
                     f"the checkpoint was made with a different network or optimiser: {name!r} is "
-                    f"{there} in it, but {here_it_is} here"
+                    f"{before} in it, but {now} here"
                 )
 
 
-def _kind_of(tensor: Tensor | None) -> str:
+def _description(tensor: Tensor | None) -> str:
     if tensor is None:
         return "missing"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

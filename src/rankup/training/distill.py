@@ -1,6 +1,5 @@
-"""Learning from the answers of a network that knows a task already, in place of labels: knowledge
-distillation (Hinton et al., 2015), by a teacher that sees the same images as the learner
-(Beyer et al., 2022)."""
+"""Knowledge distillation (Hinton et al., 2015): a task learned from a teacher's answers in place of
+labels. The teacher sees the same augmented images as the learner (Beyer et al., 2022)."""
 
 from __future__ import annotations
 
@@ -11,28 +10,21 @@ from rankup.errors import RankupError
 from rankup.growing.copying import copy_of
 from rankup.growing.supported import uninitialised
 from rankup.training.batches import Feed
-from rankup.training.evaluate import check_answer, is_guessing, share_right
+from rankup.training.evaluate import check_logits, fraction_correct, is_guessing
 from rankup.training.memory_format import takes_channels_last
 
-_LOOK = 2048  # training samples that a teacher must answer before anything learns from it
+_CHECKED = 2048  # training samples that a teacher must answer better than by guessing
 
 
 class Teacher(nn.Module):
-    """Answers for one task, as steps take them: without gradients, and in evaluation mode.
-
-    Args:
-        module: what answers. It is copied, not modified.
-    """
+    """A frozen copy of a module in evaluation mode, whose answers a task is learned from."""
 
     def __init__(self, module: nn.Module, feed: Feed) -> None:
         super().__init__()
-        _refuse_if_unusable(module)
-        self.module = copy_of(module)
-        self.module.eval()
-        for parameter in self.module.parameters():  # not all modules do that themselves
-            parameter.requires_grad_(False)
-        self.module.to(feed.device, feed.dtype)
-        self._refuse_if_ignorant(feed)
+        if uninitialised(module):
+            raise RankupError("the teacher is not initialised yet: run it once on an input")
+        self.module = copy_of(module).eval().requires_grad_(False).to(feed.device, feed.dtype)
+        self._check(feed)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -40,10 +32,11 @@ class Teacher(nn.Module):
         return logits
 
     def train(self, mode: bool = True) -> Teacher:
-        return self  # learning from it does not change it
+        return self  # always in evaluation mode
 
-    def _refuse_if_ignorant(self, feed: Feed) -> None:
-        """It may have learned another stream, or the same one with another seed."""
+    def _check(self, feed: Feed) -> None:
+        """Refuse a module that cannot answer the task, or knows nothing about it: it may have
+        learned another stream, or the same one with another seed."""
         x, _ = next(feed.train(2))
         try:
             answer = self(x)
@@ -53,33 +46,23 @@ class Teacher(nn.Module):
             raise RankupError(
                 f"the teacher cannot answer inputs of shape {list(x.shape)}: {error}"
             ) from error
-        check_answer(answer, x, feed.task, "fit needs a teacher that")
-        right, guess = share_right(self, feed.train(_LOOK)), feed.guess()
-        if is_guessing(right, guess, min(len(feed), _LOOK)):
+        check_logits(answer, x, feed.task, "fit needs a teacher that")
+        accuracy, guess = fraction_correct(self, feed.train(_CHECKED)), feed.guess()
+        if is_guessing(accuracy, guess, min(len(feed), _CHECKED)):
             raise RankupError(
                 f"the teacher knows nothing about task {feed.task.name!r}: it is right for "
-                f"{right:.1%} of its training data, no better than guessing ({guess:.1%}); it must "
-                "have learned the same tasks, from the same seed"
+                f"{accuracy:.1%} of its training data, no better than guessing ({guess:.1%}); it "
+                "must have learned the same tasks, from the same seed"
             )
 
 
-def _refuse_if_unusable(module: nn.Module) -> None:
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise RankupError(
-            "the teacher was compiled with torch.jit: pass the module that it was made from"
-        )
-    if uninitialised(module):
-        raise RankupError("the teacher is not initialised yet: run it once on an input")
-
-
-def distance(logits: Tensor, wanted: Tensor, softness: float) -> Tensor:
-    """How far answers are from a teacher's: the divergence of both after a softmax of logits
-    divided by `softness`. With a higher one it also matters how unlikely a teacher thinks each
-    wrong class is. Gradients have the same size with any.
+def divergence(logits: Tensor, teacher_logits: Tensor, softness: float) -> Tensor:
+    """The mean Kullback-Leibler divergence of the answers from the teacher's, both a softmax of
+    logits divided by `softness`, times its square: gradients have the same size for any softness.
 
     >>> logits = torch.tensor([[2.0, 0.0]])
-    >>> distance(logits, logits, 4.0), distance(logits, -logits, 1.0)
+    >>> divergence(logits, logits, 4.0), divergence(logits, -logits, 1.0)
     (tensor(0.), tensor(1.5232))
     """
-    own, other = ((answers / softness).log_softmax(1) for answers in (logits, wanted))
-    return softness**2 * (other.exp() * (other - own)).sum(1).mean()
+    logs, teacher_logs = ((t / softness).log_softmax(1) for t in (logits, teacher_logits))
+    return softness**2 * (teacher_logs.exp() * (teacher_logs - logs)).sum(1).mean()

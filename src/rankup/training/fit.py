@@ -1,52 +1,37 @@
-"""Fitting a grown network to a task by a recipe, and testing it."""
+"""Training a grown network on a task by a recipe, and testing it."""
 
 from __future__ import annotations
 
 import inspect
 import statistics
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
+from rankup.growing.supported import has_hooks
 from rankup.layers.spec import FactoredSpec
 from rankup.net.network import IncrementalNet
 from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.distill import Teacher
-from rankup.training.engine.learner import Learner
 from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
 from rankup.training.engine.select import Engine
-from rankup.training.evaluate import check_answer, share_right
+from rankup.training.evaluate import check_logits, fraction_correct
 from rankup.training.loop import Epoch, OnEpoch, learn
 from rankup.training.memory_format import convolves, for_answers
 from rankup.training.recipe import Recipe, recipe_for
-from rankup.utils.torch_modes import (
-    evaluating,
-    has_hooks,
-    learning_on,
-    modes_kept,
-    outside_inference,
-)
+from rankup.utils.torch_modes import evaluating, learning_on, modes_kept
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-# Torch's flags and its generator, which steps set, are global: networks that learn in several
-# threads take turns.
-_ONE_AT_A_TIME = threading.RLock()
-# A network has one mode for all threads: which thread teaches it, and a lock for who sets the mode.
-_TEACHING: WeakKeyDictionary[IncrementalNet, int] = WeakKeyDictionary()
-_SETTING_MODES: WeakKeyDictionary[IncrementalNet, threading.RLock] = WeakKeyDictionary()
-_TAKE_ANY = "; begin_task and commit_task accept any module"
+_OTHER_MODULES = "; begin_task and commit_task accept any module"
 _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
 
@@ -55,7 +40,8 @@ class NetPupil:
 
     Args:
         reuse: whether a task may select from factors of earlier tasks.
-        teacher: gives the module from whose answers a task is learned, if any.
+        teacher: learn from this module's answers, not from labels; a grown network answers with
+            its task of the same name.
     """
 
     def __init__(
@@ -64,7 +50,7 @@ class NetPupil:
         recipe: Recipe,
         seed: int,
         reuse: bool = True,
-        teacher: Callable[[Task], nn.Module] | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
         self.teacher = teacher
@@ -81,9 +67,9 @@ class NetPupil:
     def begins_afresh(self) -> bool:
         return self.learned == 0
 
-    def begin(self, task: Task) -> Learner:
+    def begin(self, task: Task) -> RankLearner:
         net, recipe = self.net, self.recipe
-        if has_hooks(net):  # learning calls the module inside
+        if has_hooks(net):  # steps call net.body
             raise RankupError("fit would bypass the network's hooks: put them on net.body")
         net.begin_task(
             task.name,
@@ -95,35 +81,36 @@ class NetPupil:
         try:
             net.train()
             self._feed = Feed(task, recipe, net.device, net.dtype)
-            self._try(task)
+            self._check_answers(task)
             return self._learner(task)
         except BaseException:
             self.abandon()
             raise
 
-    def _try(self, task: Task) -> None:
-        """Before anything is learned, check that the module answers with logits and nothing else,
-        and find out what it must not change while it learns."""
+    def _check_answers(self, task: Task) -> None:
+        """Before anything is learned, check that the module answers with logits in both modes."""
         x, _ = next(self._feed.train(2))
+        needed_by = "fit needs a module that"
         _refuse_other_arguments(self.net.body)
         with seeds.drawing(self.net.device, 0):
             with torch.no_grad():
-                self._check_answer(self.predict(x, self.learned), x, task)
-            if len(x) > 1:  # norms cannot use just one
+                answer = self.predict(x, self.learned)
+                check_logits(answer, x, task, needed_by, _OTHER_MODULES)
+            if len(x) > 1:  # batch norms cannot use just one
                 answer = self.net(x, self.learned)
-                self._check_answer(answer, x, task)
+                check_logits(answer, x, task, needed_by, _OTHER_MODULES)
                 _refuse_reentrant(answer)
         self.net._shared.undo_trial()
-
-    def _check_answer(self, answer: object, x: Tensor, task: Task) -> None:
-        check_answer(answer, x, task, "fit needs a module that", _TAKE_ANY)
 
     def _learner(self, task: Task) -> RankLearner:
         net, feed = self.net, self._feed
         pad = _PAD if net.device.type == "cuda" else 1
         if self.reuse and self.teacher is None and is_chain(net, feed):
             return ChainLearner(net, feed, pad)
-        teacher = None if self.teacher is None else Teacher(self.teacher(task), feed)
+        module = self.teacher
+        if isinstance(module, IncrementalNet):
+            module = module.merged(task.name)
+        teacher = None if module is None else Teacher(module, feed)
         return (RankLearner if self.reuse else ApartLearner)(net, feed, pad, teacher)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
@@ -132,9 +119,9 @@ class NetPupil:
         return logits
 
     def end(self) -> None:
-        draw = seeds.generator(self.net.options.seed, "calibrate", self.learned)
-        samples = self._feed.sample(CALIBRATION, draw)
-        self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in samples))
+        generator = seeds.generator(self.net.options.seed, "calibrate", self.learned)
+        batches = self._feed.sample(CALIBRATION, generator)
+        self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in batches))
 
     def abandon(self) -> None:
         if self.net.learning is not None:
@@ -147,27 +134,26 @@ def _refuse_other_arguments(module: nn.Module) -> None:
     except TypeError as error:
         raise RankupError(
             "fit calls a module with nothing but its inputs, which this one's forward does not "
-            f"accept: {error}{_TAKE_ANY}"
+            f"accept: {error}{_OTHER_MODULES}"
         ) from None
 
 
 def _refuse_reentrant(answer: Tensor) -> None:
     """Refuse a module whose activation checkpoints would silently block gradients."""
-    left, seen = [answer.grad_fn], set[object]()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
+    nodes, visited = [answer.grad_fn], set[object]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in visited:
             continue
         if node.name() == "CheckpointFunctionBackward":
             raise RankupError(
                 "fit cannot train through activation checkpoints with use_reentrant=True: set "
                 "use_reentrant=False, as in docs/modules.md"
             )
-        seen.add(node)
-        left += [before for before, _ in node.next_functions]
+        visited.add(node)
+        nodes += [before for before, _ in node.next_functions]
 
 
-@outside_inference()
 def fit(
     net: IncrementalNet,
     task: Task,
@@ -203,30 +189,17 @@ def fit(
         on_epoch: called after each epoch with its progress and a `Checkpoint`, which may be kept.
         resume: a checkpoint of this task, to resume from as if nothing had happened.
     """
-    _check_asked("fit takes", net, task, recipe)
+    _check_arguments("fit takes", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
         raise RankupError(f"a teacher must be a module, got {type(teacher).__name__}")
     if not isinstance(resume, Checkpoint | None):
         raise RankupError(f"fit resumes from a Checkpoint, got {type(resume).__name__}")
     seed = net.options.seed if seed is None else as_whole("seed", seed)
     recipe = recipe or default_recipe(net, task)
-    answers = None if teacher is None else lambda task: answering(teacher, task)
-    pupil = NetPupil(net, recipe, seed, teacher=answers)
-    told = None if on_epoch is None else _watched(on_epoch, net, task)
-    try:
-        with _ONE_AT_A_TIME, _taught_here(net), modes_kept(net), learning_on(net.device):
-            (failure,) = learn([pupil], [task], Engine(), [resume], [told])
-    finally:
-        net._shared.hold_modes()
-    if failure is not None:
-        raise failure
-    return net
+    pupil = NetPupil(net, recipe, seed, teacher=teacher)
 
-
-def _watched(on_epoch: OnEpoch, net: IncrementalNet, task: Task) -> OnEpoch:
-    """The callback may have the network answer meanwhile, but not end the task."""
-
-    def told(epoch: Epoch, checkpoint: Checkpoint) -> None:
+    def call_back(epoch: Epoch, checkpoint: Checkpoint) -> None:
+        assert on_epoch is not None
         with modes_kept(net):
             on_epoch(epoch, checkpoint)
         if net.learning != task.name:
@@ -235,28 +208,30 @@ def _watched(on_epoch: OnEpoch, net: IncrementalNet, task: Task) -> OnEpoch:
                 "the task is learned: raise an exception there to stop early"
             )
 
-    return told
-
-
-def answering(teacher: nn.Module, task: Task) -> nn.Module:
-    """The teacher's module for a task."""
-    return teacher.merged(task.name) if isinstance(teacher, IncrementalNet) else teacher
+    try:
+        with modes_kept(net), learning_on(net.device):
+            (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch and call_back])
+    finally:
+        net._shared.hold_modes()
+    if failure is not None:
+        raise failure
+    return net
 
 
 def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
     """The recipe of `fit` if it is given none."""
-    factored = [part.spec.rank for part in net.parts if isinstance(part.spec, FactoredSpec)]
+    ranks = [layer.spec.rank for layer in net.parts if isinstance(layer.spec, FactoredSpec)]
     return recipe_for(
         "default",
-        **facts_of([task]),
+        **data_traits([task]),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
-        learns_factors=any(rank.added(number) for rank in factored for number in (0, 1)),
+        learns_factors=any(rank.added(number) for rank in ranks for number in (0, 1)),
     )
 
 
-def facts_of(tasks: Sequence[Task]) -> dict[str, Any]:
-    """What a recipe is chosen by about the tasks: natural images are three planes of bytes, and if
-    tasks differ in size the mean counts, which does not depend on their order."""
+def data_traits(tasks: Sequence[Task]) -> dict[str, Any]:
+    """The arguments of `recipe_for` that describe the data. Natural images are three planes of
+    bytes; of tasks that differ in size the mean counts, which does not depend on their order."""
     shape, dtype = tasks[0].train_x.shape[1:], tasks[0].train_x.dtype
     return {
         "colour": len(shape) == 3 and shape[0] == 3 and dtype == torch.uint8,
@@ -279,7 +254,7 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     Args:
         recipe: what the task was learned with, if that scales pixels another way.
     """
-    _check_asked("accuracy takes", net, task, recipe)
+    _check_arguments("accuracy takes", net, task, recipe)
     if (known := net.classes.get(task.name, task.classes)) != task.classes:
         raise RankupError(
             f"the network knows task {task.name!r} with {known} classes, but this one has "
@@ -287,45 +262,22 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
         )
     feed = Feed(task, recipe or Recipe(), net.device, net.dtype)
 
-    def answer(x: Tensor) -> Tensor:
+    def predict(x: Tensor) -> Tensor:
         # A network that knows no task cannot be tried, and says so itself.
         logits: Tensor = net(for_answers(net.body, x) if net.tasks else x, task.name)
-        check_answer(logits, x, task, "accuracy needs a module that")
+        check_logits(logits, x, task, "accuracy needs a module that")
         return logits
 
-    if _TEACHING.get(net, here := threading.get_ident()) != here:
-        raise TaskStateError(
-            "another thread teaches the network, and accuracy would set its mode: have "
-            "net.merged(task) answer meanwhile"
-        )
-    with _modes_of(net), evaluating(net):
-        return share_right(answer, feed.test())
+    with evaluating(net):
+        return fraction_correct(predict, feed.test())
 
 
-@contextmanager
-def _taught_here(net: IncrementalNet) -> Iterator[None]:
-    """Inside, no other thread sets the network's mode by `accuracy`."""
-    before = _TEACHING.get(net)
-    _TEACHING[net] = threading.get_ident()
-    try:
-        with _modes_of(net):  # those that have begun may end
-            yield
-    finally:
-        if before is None:
-            del _TEACHING[net]
-
-
-def _modes_of(net: IncrementalNet) -> threading.RLock:
-    return _SETTING_MODES.setdefault(net, threading.RLock())  # atomic, as a dict's is
-
-
-def _check_asked(doing: str, net: object, task: object, recipe: object) -> None:
+def _check_arguments(wanted: str, net: object, task: object, recipe: object) -> None:
     from rankup.data.tasks import Task
 
     if not isinstance(net, IncrementalNet):
-        given = type(net).__name__
-        raise RankupError(f"{doing} a network made by rankup.grow, got {given}")
+        raise RankupError(f"{wanted} a network made by rankup.grow, got {type(net).__name__}")
     if not isinstance(task, Task):
-        raise RankupError(f"{doing} a rankup.data.Task, got {type(task).__name__}")
+        raise RankupError(f"{wanted} a rankup.data.Task, got {type(task).__name__}")
     if not isinstance(recipe, Recipe | None):
-        raise RankupError(f"{doing} a rankup.Recipe, got {type(recipe).__name__}")
+        raise RankupError(f"{wanted} a rankup.Recipe, got {type(recipe).__name__}")

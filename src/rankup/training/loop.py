@@ -1,5 +1,4 @@
-"""Learning one task, with one network or with several at once: the epochs, and what to do when it
-fails."""
+"""The training loop: one task for one pupil, or for several at once."""
 
 from __future__ import annotations
 
@@ -9,17 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.training.batches import Draws, Feed
-from rankup.training.checkpoint import Checkpoint, CheckpointError, Learning
+from rankup.training.checkpoint import Checkpoint, CheckpointError, Origin
 from rankup.training.engine.eager import Steps
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.select import Engine
-from rankup.training.evaluate import is_guessing, share_right
+from rankup.training.evaluate import training_accuracy, why_not_learned
 from rankup.training.optim import rates
 from rankup.training.recipe import Recipe
 from rankup.utils.signals import undisturbed
@@ -27,8 +25,7 @@ from rankup.utils.signals import undisturbed
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-_PROBE = 1000  # training samples behind the accuracy that progress shows
-_WITNESS = 2_000  # training samples behind the verdict that a task was learned
+_SHOWN = 1000  # training samples behind the accuracy that progress shows
 
 
 class TaskFailed(RankupError):
@@ -53,7 +50,7 @@ OnEpoch = Callable[[Epoch, Checkpoint], None]
 
 
 class Pupil(Protocol):
-    """What learns tasks: a network, or a method with one."""
+    """A network, or a method with one, that learns one task after another."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -83,46 +80,39 @@ class Pupil(Protocol):
 
 
 @dataclass
-class _Lesson:
-    """One pupil learning its next task."""
+class OpenTask:
+    """A task that a pupil has begun and is being trained on."""
 
     pupil: Pupil
     learner: Learner
-    checkpoint: Checkpoint | None = None  # to resume from
+    resume: Checkpoint | None = None
     on_epoch: OnEpoch | None = None
     failure: TaskFailed | None = None
-    is_over: bool = False
 
     @property
     def feed(self) -> Feed:
         return self.learner.feed
 
     @property
-    def total_steps(self) -> int:
-        return self.pupil.recipe.epochs * self.feed.steps_per_epoch
-
-    @property
-    def peak(self) -> float:
-        """The highest rate."""
+    def peak_rate(self) -> float:
         recipe = self.pupil.recipe
         return recipe.first_lr if self.pupil.begins_afresh and recipe.first_lr else recipe.lr
 
     def rates(self, epoch: int) -> Sequence[float]:
-        length = self.feed.steps_per_epoch
-        planned = rates(self.pupil.recipe, self.peak, self.total_steps)
-        return planned[epoch * length : (epoch + 1) * length]
+        recipe, steps = self.pupil.recipe, self.feed.steps_per_epoch
+        return rates(recipe, self.peak_rate, recipe.epochs * steps)[epoch * steps :][:steps]
 
     def sample_epoch(self, epoch: int) -> Draws:
-        """Whatever is random in an epoch comes from the seed, the task's index and the epoch's
-        number, so an interrupted run resumes from a checkpoint as if nothing had happened."""
+        """An epoch's random numbers. They depend only on the seed, the task's index and the epoch's
+        number, so a run resumes from a checkpoint with the same bits."""
         pupil = self.pupil
         return self.learner.sample_epoch(
             seeds.of_epoch(pupil.seed, pupil.learned, epoch, self.feed.device)
         )
 
-    def about(self) -> Learning:
+    def origin(self) -> Origin:
         pupil = self.pupil
-        return Learning(self.feed.task.name, pupil.seed, pupil.recipe, pupil.learned)
+        return Origin(self.feed.task.name, pupil.seed, pupil.recipe, pupil.learned)
 
 
 def learn(
@@ -132,141 +122,104 @@ def learn(
     resume: Sequence[Checkpoint | None] | None = None,
     on_epoch: Sequence[OnEpoch | None] | None = None,
 ) -> list[TaskFailed | None]:
-    """Let every pupil learn its next task, those with equal numbers of steps together.
+    """Train every pupil on its next task, those with equal numbers of steps together.
 
-    Returns for each why it failed, if it did; then it is as it was before. So are all whose task is
-    still open when something else goes wrong, such as Ctrl-C.
+    Returns for each pupil why it failed, or None. A pupil that failed is as it was before, and so
+    are all whose task is still open when an exception, such as Ctrl-C, ends the training.
     """
-    points, tell = resume or [None] * len(pupils), on_epoch or [None] * len(pupils)
-    lessons: list[_Lesson] = []
+    open_tasks: list[OpenTask] = []
     try:
-        for pupil, task, point, told in zip(pupils, tasks, points, tell, strict=True):
-            with undisturbed():  # or a task could be left open that no lesson knows of
-                lessons.append(_Lesson(pupil, pupil.begin(task), point, told))
-        for together in _as_long(lessons):
-            _train(together, engine.start([lesson.learner for lesson in together]))
-        for lesson in lessons:
-            lesson.failure = lesson.failure or _verdict(lesson.pupil, lesson.feed)
-            if lesson.failure is None:
-                lesson.pupil.end()
-        return [lesson.failure for lesson in lessons]
+        for number, (pupil, task) in enumerate(zip(pupils, tasks, strict=True)):
+            checkpoint = resume[number] if resume else None
+            callback = on_epoch[number] if on_epoch else None
+            with undisturbed():  # or a task could stay open that is not in the list
+                open_tasks.append(OpenTask(pupil, pupil.begin(task), checkpoint, callback))
+        for group in _with_equal_steps(open_tasks):
+            train(group, engine.start([open_task.learner for open_task in group]))
+        for open_task in open_tasks:
+            if open_task.failure is not None:
+                continue
+            if reason := why_not_learned(open_task.pupil, open_task.feed):
+                open_task.failure = TaskFailed(reason)
+            else:
+                open_task.pupil.end()
+        return [open_task.failure for open_task in open_tasks]
     finally:
-        for lesson in lessons:
-            lesson.is_over = True
-            lesson.pupil.abandon()
+        for open_task in open_tasks:
+            open_task.pupil.abandon()
 
 
-def _as_long(lessons: Sequence[_Lesson]) -> Iterable[list[_Lesson]]:
-    """Groups with the same number of epochs and steps."""
-    groups: dict[tuple[int, int], list[_Lesson]] = {}
-    for lesson in lessons:
-        length = lesson.pupil.recipe.epochs, lesson.feed.steps_per_epoch
-        groups.setdefault(length, []).append(lesson)
+def _with_equal_steps(open_tasks: Sequence[OpenTask]) -> Iterable[list[OpenTask]]:
+    groups: dict[tuple[int, int], list[OpenTask]] = {}
+    for open_task in open_tasks:
+        length = open_task.pupil.recipe.epochs, open_task.feed.steps_per_epoch
+        groups.setdefault(length, []).append(open_task)
     return groups.values()
 
 
-def _train(lessons: Sequence[_Lesson], steps: Steps) -> None:
-    """All epochs of lessons with equal numbers of steps."""
-    pupil, per_epoch = lessons[0].pupil, lessons[0].feed.steps_per_epoch
+def train(open_tasks: Sequence[OpenTask], steps: Steps) -> None:
+    """Run all epochs of tasks with equal numbers of steps."""
+    pupil, steps_per_epoch = open_tasks[0].pupil, open_tasks[0].feed.steps_per_epoch
     epochs = pupil.recipe.epochs
-    for epoch in range(_resumed(lessons, steps), epochs):
-        draws = [lesson.sample_epoch(epoch) for lesson in lessons]
-        own = seeds.number(pupil.seed, "module", pupil.learned, epoch)
+    for epoch in range(_resume(open_tasks, steps), epochs):
+        draws = [open_task.sample_epoch(epoch) for open_task in open_tasks]
+        module_seed = seeds.number(pupil.seed, "module", pupil.learned, epoch)
         steps.on_epoch_start(epoch)
-        totals = steps.epoch(draws, [lesson.rates(epoch) for lesson in lessons], own)
-        sums = totals.tolist()
-        if any(lesson.on_epoch for lesson in lessons):
+        rates = [open_task.rates(epoch) for open_task in open_tasks]
+        totals = steps.epoch(draws, rates, module_seed).tolist()
+        if any(open_task.on_epoch for open_task in open_tasks):
             steps.adopt()  # the callback may query the epoch, or the network itself
-        for number, (lesson, total) in enumerate(zip(lessons, sums, strict=True)):
+        for number, (open_task, total) in enumerate(zip(open_tasks, totals, strict=True)):
+            loss = total / steps_per_epoch
             if not math.isfinite(total):
-                lesson.failure = lesson.failure or TaskFailed(
-                    f"task {lesson.feed.task.name!r} diverged: the loss of epoch {epoch + 1} is "
-                    f"{total / per_epoch}; a learning rate below {lesson.peak:g} may help"
+                open_task.failure = open_task.failure or TaskFailed(
+                    f"task {open_task.feed.task.name!r} diverged: the loss of epoch {epoch + 1} is "
+                    f"{loss}; a learning rate below {open_task.peak_rate:g} may help"
                 )
-            elif lesson.on_epoch is not None:
-                done = Epoch(epoch + 1, epochs, total / per_epoch, _look(lesson))
-                _tell(lesson, done, steps, number)
-        if all(lesson.failure for lesson in lessons):
+            elif open_task.on_epoch is not None:
+                done = Epoch(epoch + 1, epochs, loss, _accuracy_now(open_task))
+                _call_back(open_task.on_epoch, done, open_task, steps, number)
+        if all(open_task.failure for open_task in open_tasks):
             break
     steps.adopt()
 
 
-def _tell(lesson: _Lesson, done: Epoch, steps: Steps, number: int) -> None:
-    assert lesson.on_epoch is not None
-    checkpoint = Checkpoint(done.number, lambda: steps.state(number), lesson.about())
-    kept = weakref.ref(checkpoint)
-    try:
-        lesson.on_epoch(done, checkpoint)
-    finally:
-        del checkpoint
-        if (held := kept()) is not None:
-            # The callback kept it, maybe without reading its state: copied now, before another
-            # step changes it. Python frees at once what nobody holds, so the weak reference tells
-            # this; if it did not, one copy too many would be made.
-            _ = held.state
-
-
-def _resumed(lessons: Sequence[_Lesson], steps: Steps) -> int:
-    """The epoch to resume from."""
-    first, *others = [lesson.checkpoint.epoch if lesson.checkpoint else 0 for lesson in lessons]
+def _resume(open_tasks: Sequence[OpenTask], steps: Steps) -> int:
+    """Restore the checkpoints, if there are any, and return the epoch to start with."""
+    points = [open_task.resume for open_task in open_tasks]
+    first, *others = (point.epoch if point else 0 for point in points)
     if any(other != first for other in others):
         raise CheckpointError("what is learned together was stopped after different epochs")
-    for number, lesson in enumerate(lessons):
-        if (point := lesson.checkpoint) is not None:
-            point.refuse_other(lesson.about(), steps.state(number))
+    for number, (open_task, point) in enumerate(zip(open_tasks, points, strict=True)):
+        if point is not None:
+            point.refuse_other(open_task.origin(), steps.state(number))
             steps.resume(number, point.state)
     return first
 
 
-def _look(lesson: _Lesson) -> Callable[[], float]:
-    # Keeping an epoch must not keep its task's data alive.
-    name, known = lesson.feed.task.name, weakref.ref(lesson)
+def _accuracy_now(open_task: OpenTask) -> Callable[[], float]:
+    # Weakly, so that keeping an epoch does not keep its task's data in memory.
+    name, reference = open_task.feed.task.name, weakref.ref(open_task)
 
-    def look() -> float:
-        if (lesson := known()) is None or lesson.is_over:
+    def accuracy() -> float:
+        if (open_task := reference()) is None:
             raise TaskStateError(
                 f"an epoch of task {name!r} can be asked for its accuracy only while the task is "
                 "being learned, which is over"
             )
-        return _reached(lesson.pupil, lesson.feed, _PROBE)
+        return training_accuracy(open_task.pupil, open_task.feed, _SHOWN)
 
-    return look
-
-
-def _reached(pupil: Pupil, feed: Feed, most: int) -> float:
-    """The accuracy of what is being learned on at most `most` training samples."""
-    each = max(1, most // len(feed.parts))
-    found = [
-        share_right(lambda x, task=task: pupil.predict(x, task), part.train(each))  # type: ignore[misc]
-        for task, part in enumerate(feed.parts, pupil.learned)
-    ]
-    return sum(found) / len(found)
+    return accuracy
 
 
-def _verdict(pupil: Pupil, feed: Feed) -> TaskFailed | None:
-    """Whether a task's accuracy on its own training data is no better than guessing."""
-    reached, guess = _reached(pupil, feed, _WITNESS), feed.guess()
-    guesses = is_guessing(reached, guess, min(len(feed), _WITNESS))
-    if guesses and not _tells_more_than_shares(pupil, feed):
-        return TaskFailed(
-            f"task {feed.task.name!r} was not learned: {reached:.1%} on its own training data is "
-            f"not three standard errors above guessing ({guess:.1%}); another learning rate or "
-            "more epochs may help"
-        )
-    return None
-
-
-def _tells_more_than_shares(pupil: Pupil, feed: Feed) -> bool:
-    """Whether answers make labels likelier than the shares of classes do, by three standard errors.
-    If one class dominates, much can be known although hardly any sample is answered with
-    another."""
-    each = max(1, _WITNESS // len(feed.parts))
-    gains = []
-    with torch.no_grad():
-        for task, part in enumerate(feed.parts, pupil.learned):
-            shares = part.task.train_y.bincount(minlength=part.task.classes).double() / len(part)
-            for x, y in part.train(each):
-                logs = pupil.predict(x, task).double().log_softmax(1)
-                gains.append(logs.gather(1, y[:, None]).squeeze(1) - shares.log()[y])
-    gain = torch.cat(gains)
-    return len(gain) > 1 and bool(gain.mean() > 3 * gain.std() / math.sqrt(len(gain)))
+def _call_back(
+    on_epoch: OnEpoch, epoch: Epoch, open_task: OpenTask, steps: Steps, number: int
+) -> None:
+    checkpoint = Checkpoint(epoch.number, lambda: steps.state(number), open_task.origin())
+    reference = weakref.ref(checkpoint)
+    try:
+        on_epoch(epoch, checkpoint)
+    finally:
+        del checkpoint
+        if (kept := reference()) is not None:
+            _ = kept.state  # the callback kept it: copy the tensors before a step changes them
