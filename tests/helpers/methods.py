@@ -1,46 +1,36 @@
-"""Methods about to learn, and their answers."""
+"""What to expect of each built-in method."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import torch
-
-import rankup
 from rankup.data.streams import Stream
-from rankup.growing.options import GrowOptions
-from rankup.methods import METHODS, method_class, method_options
-from rankup.methods.base import Method, Setting
-from rankup.rank import Rank
-from rankup.training.batches import Feed
-from rankup.training.recipe import Recipe
+from rankup.methods.base import Method
+from rankup.testing import NETS, Expected, answers, make_method
 
-CPU = torch.device("cpu")
+__all__ = ["EXPECTED", "STORED", "answers", "make"]
 
-
-NETS = {
-    "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
-    "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
+# On s-digits after all five tasks.
+EXPECTED = {
+    "rank": Expected(0.97),
+    "finetune": Expected(0.6, (0.05, 0.4)),
+    "ewc": Expected(0.92, (0.0, 0.08), options={"strength": 100.0, "samples": 200}),
+    "icarl": Expected(0.96, (-0.03, 0.03), options={"budget": 100}),
+    "agem": Expected(0.94, (0.0, 0.07), options={"replay": 16}),
+    "er-ring": Expected(0.94, (0.0, 0.07), options={"replay": 16}),
+    "hat": Expected(0.95, recipe={"optimiser": "sgd", "lr": 0.5}, options={"strength": 0.1}),
+    "packnet": Expected(0.97),
+    "supsup": Expected(0.95),
+    "orthog": Expected(0.96, (0.0, 0.05), options={"replay": 16}),
+    "nscl": Expected(0.95, (-0.02, 0.04)),
+    "ibpwf": Expected(0.95, options={"dictionary": 64}),
+    "parallel": Expected(0.97),
+    "multitask": Expected(0.97),
 }
 
-
-# Sizes in the MLP: what all tasks share, and a head.
+# Numbers in the MLP: what all tasks share, a head of ten classes, five images per class of two.
 SHARED = 64 * 32 + 32 + 32 * 32 + 32
-
-
 HEAD = 32 * 10 + 10
-
-
-class Expected(NamedTuple):
-    """What to expect of a method, with the recipe and the options it is run with here."""
-
-    accuracy: float  # on s-digits after all five tasks, at least
-    forgetting: tuple[float, float]  # the same, from … to
-    # With the MLP after two tasks of ten classes, in float32 numbers, or how to count it by hand.
-    stored: float | Callable[[Method], float]
-    buffer: float = 0  # replayed samples, likewise
-    recipe: Mapping[str, Any] = MappingProxyType({})
-    options: Mapping[str, Any] = MappingProxyType({})
+MEMORY = 20 * 5 * 64 / 4
 
 
 def factors_in_use(method: Any) -> float:
@@ -55,53 +45,27 @@ def factors_in_use(method: Any) -> float:
     return stored
 
 
-NONE = (0.0, 0.0)
-
-
-EXPECTED = {
-    "rank": Expected(0.97, NONE, stored=4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD),
-    "finetune": Expected(0.6, (0.05, 0.4), stored=SHARED + 2 * HEAD),
-    "ewc": Expected(
-        0.92, (0.0, 0.08), stored=2 * SHARED + 2 * HEAD, options={"strength": 100.0, "samples": 200}
-    ),
-    "icarl": Expected(
-        0.96, (-0.03, 0.03), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"budget": 100}
-    ),
-    "agem": Expected(
-        0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
-    ),
-    "er-ring": Expected(
-        0.94, (0.0, 0.07), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
-    ),
-    "hat": Expected(
-        0.95,
-        NONE,
-        stored=SHARED + 2 * HEAD + 2 * 64 / 32,  # a bit per unit and task
-        recipe={"optimiser": "sgd", "lr": 0.5},
-        options={"strength": 0.1},
-    ),
+# With the MLP after two tasks of ten classes, in float32 numbers: parameters and replay buffer.
+STORED: dict[str, tuple[float | Callable[[Method], float], float]] = {
+    "rank": (4 * (64 + 32 + 32 + 32) + 2 * (3 + 4) + 2 * 64 + 2 * HEAD, 0),
+    "finetune": (SHARED + 2 * HEAD, 0),
+    "ewc": (2 * SHARED + 2 * HEAD, 0),
+    "icarl": (SHARED + 2 * HEAD, MEMORY),
+    "agem": (SHARED + 2 * HEAD, MEMORY),
+    "er-ring": (SHARED + 2 * HEAD, MEMORY),
+    "hat": (SHARED + 2 * HEAD + 2 * 64 / 32, 0),  # a bit per unit and task
     # Biases per task, and two bits for a weight's owner: one of two tasks, or nobody.
-    "packnet": Expected(0.97, NONE, stored=SHARED + 64 + 2 * HEAD + (SHARED - 64) * 2 / 32),
-    "supsup": Expected(0.95, NONE, stored=2 * HEAD + 2 * (64 * 32 + 32 * 32) / 32),
-    "orthog": Expected(
-        0.96, (0.0, 0.05), SHARED + 2 * HEAD, buffer=20 * 5 * 64 / 4, options={"replay": 16}
-    ),
-    "nscl": Expected(0.95, (-0.02, 0.04), stored=SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2),
-    "ibpwf": Expected(0.95, NONE, stored=factors_in_use, options={"dictionary": 64}),
-    "parallel": Expected(0.97, NONE, stored=2 * (SHARED + HEAD)),
-    "multitask": Expected(0.97, NONE, stored=SHARED + 2 * HEAD),
+    "packnet": (SHARED + 64 + 2 * HEAD + (SHARED - 64) * 2 / 32, 0),
+    "supsup": (2 * HEAD + 2 * (64 * 32 + 32 * 32) / 32, 0),
+    "orthog": (SHARED + 2 * HEAD, MEMORY),
+    "nscl": (SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2, 0),
+    "ibpwf": (factors_in_use, 0),
+    "parallel": (2 * (SHARED + HEAD), 0),
+    "multitask": (SHARED + 2 * HEAD, 0),
 }
 
 
 def make(name: str, stream: Stream, net: str = "mlp", epochs: int = 3) -> Method:
-    grow_options = GrowOptions(Rank(3, 1))
-    own = {**METHODS[name].recipe, **EXPECTED[name].recipe}
-    recipe = Recipe(**{"epochs": epochs, "batch": 32, **own})
-    options = method_options(name, EXPECTED[name].options)
-    return method_class(name)(Setting(NETS[net](), grow_options, recipe, 0, stream.tasks, options))
-
-
-def answers(method: Method, stream: Stream, task: int) -> torch.Tensor:
-    x = next(Feed(stream[task], method.setting.recipe, CPU).test())[0]
-    with torch.no_grad():
-        return method.predict(x, task)
+    expected = EXPECTED[name]
+    recipe = {"epochs": epochs, **expected.recipe}
+    return make_method(name, stream, NETS[net](), options=expected.options, **recipe)
