@@ -1,4 +1,6 @@
-"""What rankup raises. Every message is one sentence: what was given and what was expected."""
+"""Errors that rankup raises, and how they and warnings are shown.
+
+Every message is one sentence: what was given and what was expected."""
 
 import warnings
 

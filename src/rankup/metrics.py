@@ -1,5 +1,4 @@
-"""What a run is judged by: the accuracy matrix with the paper's averages over it, and how much a
-method stores, counted by one rule."""
+"""Accuracy matrix with the paper's averages over it, and the count of what a method stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,7 +99,7 @@ class AccuracyMatrix:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a method stores, in float32 numbers: `parameters` is everything needed to run all
+    """Storage of a method, in float32 numbers: `parameters` is everything needed to run all
     tasks and to learn the next, `buffer` the replay memory. One stored in fewer bits counts as a
     fraction of a number.
     """
@@ -110,8 +109,8 @@ class Footprint:
 
 
 def numbers(bytes: int) -> float:
-    """How many float32 numbers fill that many bytes: the rule for every method, so that a mask
-    counts its bits and an image its bytes.
+    """Convert bytes to float32 numbers: the rule for every method, so that a mask counts its bits
+    and an image its bytes.
 
     >>> numbers(10)
     2.5

@@ -1,5 +1,5 @@
-"""How much rank a layer gets for a task: fixed, in proportion to its outputs, by layer name; and
-how many seeded factors it selects from."""
+"""Rank rules: how many factors a layer gets for a task, fixed, in proportion to its outputs or by
+layer name, and how many seeded factors it selects from."""
 
 import math
 import re
@@ -17,7 +17,7 @@ Seeded = int | str
 
 @dataclass(frozen=True)
 class Rank:
-    """How many factors each layer gets.
+    """A rule for the number of factors of each layer.
 
     `first` and `step` are what the first and every later task add. `seeded` is how many seeded
     factors a layer also selects from: a number, a multiple of the layer's outputs (`"4x"`), or
@@ -98,25 +98,25 @@ class Shape:
 
 
 def as_python(value: Any) -> Any:
-    """A number of any library, such as NumPy, as a Python one, which JSON can hold."""
+    """Convert a number of any library, such as NumPy, to a Python one, which JSON can hold."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def as_whole(name: str, value: Any) -> int:
-    """An option that is a whole number, of any library."""
-    own = as_python(value)
-    if isinstance(own, bool) or not isinstance(own, int):
-        raise RankupError(f"{name} must be a whole number, got {own!r}")
-    return own
+    """Check that an option is a whole number, of any library."""
+    number = as_python(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise RankupError(f"{name} must be a whole number, got {number!r}")
+    return number
 
 
 RankRule = Rank | Mapping[str, Rank]
 
 
 def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]:
-    """The rank of every layer, named in the order in which the layers run.
+    """Work out the rank of every layer, named in the order in which the layers run.
 
     A mapping gives rules by name pattern; the first pattern that matches a layer counts.
 
@@ -141,7 +141,7 @@ def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]
 
 
 def capped(rank: LayerRank, shape: Shape) -> LayerRank:
-    """One task cannot add more learned rank than the layer's weight has. Seeded factors and the
+    """Cap a task's learned rank at that of the layer's weight. Seeded factors and the
     sum over tasks are not capped.
 
     >>> capped(LayerRank(first=22, step=1, seeded=500), Shape(outputs=20, inputs=784))
@@ -151,7 +151,7 @@ def capped(rank: LayerRank, shape: Shape) -> LayerRank:
 
 
 def parse_rank(rank: str, seeded: str | None) -> Rank:
-    """A rank rule as the command line writes it.
+    """Read a rank rule as the command line writes it.
 
     >>> parse_rank("11,1", None)
     Rank(first=11, step=1, seeded=0, of_outputs=False)

@@ -1,5 +1,4 @@
-"""Everything random comes from one seed through names: generators for what is learned, signs for
-the factors that never are."""
+"""Random generators, each made from one seed and a name; random signs for seeded factors."""
 
 import hashlib
 import math
@@ -52,14 +51,14 @@ def drawing(device: torch.device, seed: int) -> Iterator[None]:
     """Inside, the generators that modules draw from start at the seed: torch's for the CPU and the
     device, Python's and NumPy's. Afterwards they are as before. Threads take turns."""
     with _ONE_AT_A_TIME:
-        own, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             with _drawing_of_torch(device, seed):
                 yield
         finally:
-            random.setstate(own)
+            random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
 
 

@@ -337,7 +337,7 @@ class FakeBar:
 def test_a_bar_appears_when_it_takes_long(
     patience: float, progress: bool, bars: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "_PATIENCE", patience)
+    monkeypatch.setattr(decode, "_BAR_DELAY", patience)
     monkeypatch.setattr(decode, "_GROUP", 4)
     monkeypatch.setattr(FakeBar, "made", [])
     monkeypatch.setattr("rich.progress.Progress", FakeBar)

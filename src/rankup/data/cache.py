@@ -1,4 +1,4 @@
-"""Decoded data sets in a cache folder, keyed by the content of the files they came from.
+"""Cache of decoded data sets, keyed by the content of the files they came from.
 
     decoded/KEY/         train_x.npy, train_y.npy, test_x.npy, test_y.npy, about.json
     sources/FOLDER.json  the key of a folder's files, while their sizes and times stay the same
@@ -45,8 +45,8 @@ class Decoded:
 
 def cache_folder() -> Path:
     """`RANKUP_CACHE`, or `rankup` in the platform's folder for caches."""
-    if own := os.environ.get("RANKUP_CACHE"):
-        return Path(os.path.expanduser(own))
+    if folder := os.environ.get("RANKUP_CACHE"):
+        return Path(os.path.expanduser(folder))
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "rankup"
     if sys.platform == "win32":
@@ -55,7 +55,7 @@ def cache_folder() -> Path:
 
 
 def load_decoded(layout: Layout, *, side: int | None = None, progress: bool = True) -> Decoded:
-    """A data set's arrays: from the cache, or decoded and put there. `side`: see `Decoder`."""
+    """Load a data set's arrays from the cache, or decode and cache them. `side`: see `Decoder`."""
     title = f"Decoding {layout.root.name}"
     cache = cache_folder()
     state = _state(layout, side)
@@ -97,7 +97,7 @@ def load_decoded(layout: Layout, *, side: int | None = None, progress: bool = Tr
 
 
 def _load(folder: Path) -> Decoded | None:
-    """The cached data set; None if there is none, or it is broken."""
+    """Load a cached data set; None if there is none, or it is broken."""
     try:
         about = json.loads((folder / "about.json").read_bytes())
         arrays = {
@@ -156,12 +156,12 @@ def _remove(folder: Path) -> None:
 
 def _state(layout: Layout, side: int | None) -> str:
     """A hash that shows whether any file of the data set has changed, without reading them."""
-    described = []
+    descriptions = []
     for file in layout.files:
         stat = file.stat()
         times = stat.st_mtime_ns, stat.st_ctime_ns
-        described.append((_name(layout, file), stat.st_size, *times))
-    return _hash([repr((_VERSION, side, described)).encode()])
+        descriptions.append((_name(layout, file), stat.st_size, *times))
+    return _hash([repr((_VERSION, side, descriptions)).encode()])
 
 
 def _key(layout: Layout, side: int | None, state: str, cache: Path) -> str:
@@ -186,7 +186,6 @@ def _content(layout: Layout, side: int | None) -> Iterator[bytes]:
     for file in layout.files:
         try:
             with open(file, "rb") as opened:
-                # A name may not be valid text.
                 yield os.fsencode(_name(layout, file))
                 yield f" {os.fstat(opened.fileno()).st_size}\n".encode()
                 while block := opened.read(1 << 20):
@@ -199,10 +198,10 @@ def _name(layout: Layout, file: Path) -> str:
     return file.relative_to(layout.root).as_posix()
 
 
-def _hash(parts: Iterable[bytes]) -> str:
+def _hash(blocks: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    for block in blocks:
+        digest.update(block)
     return digest.hexdigest()
 
 

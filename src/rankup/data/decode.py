@@ -1,4 +1,4 @@
-"""From encoded images to uint8 arrays of one shape, with several threads."""
+"""Decoder of images to uint8 arrays of one shape, with several threads."""
 
 import io
 import os
@@ -22,8 +22,8 @@ Shape = tuple[int, ...]  # channels, height, width
 Advance = Callable[[int], None]
 
 _GROUP = 128  # images that a thread decodes at a time
-_OWN_SIZE = "the stream split:PATH@64 converts all images to RGB of 64×64 pixels"
-_PATIENCE = 1.0  # seconds before a progress bar appears
+_SCALE_HINT = "the stream split:PATH@64 converts all images to RGB of 64×64 pixels"
+_BAR_DELAY = 1.0  # seconds before a progress bar appears
 
 
 class Decoder:
@@ -40,7 +40,7 @@ class Decoder:
         self.shape: Shape = pixels_of(first, encoded.train.where(0), side).shape
 
     def groups(self, split: EncodedSplit, advance: Advance) -> Iterator[Pixels]:
-        """The images of a split in their order, some at a time."""
+        """Yield the images of a split in their order, some at a time."""
         threads = min(8, os.cpu_count() or 1)
         images = enumerate(split.images())
         pending: deque[Future[Pixels]] = deque()
@@ -50,9 +50,9 @@ class Decoder:
                     pending.append(pool.submit(self._group, split, group))
                     # No more than the threads need: decoded images are large.
                     if len(pending) > 2 * threads:
-                        yield _finished(pending, advance)
+                        yield _next_group(pending, advance)
                 while pending:
-                    yield _finished(pending, advance)
+                    yield _next_group(pending, advance)
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -73,7 +73,7 @@ class Decoder:
                 raise DataError(
                     f"{split.where(index)}: the image is {words_for(pixels.shape)}, but the first "
                     f"one ({self.encoded.train.where(0)}) is {words_for(self.shape)}, and all must "
-                    f"be alike: {_OWN_SIZE}"
+                    f"be alike: {_SCALE_HINT}"
                 )
             decoded[place] = pixels
         return decoded
@@ -81,7 +81,7 @@ class Decoder:
 
 @contextmanager
 def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
-    """Yields a function to call with how many more are done; a bar appears if it takes long."""
+    """Yield a function that counts what is done; a bar appears if it takes long."""
     began = time.monotonic()
     done = 0
     bar = None
@@ -89,7 +89,7 @@ def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
     def advance(count: int) -> None:
         nonlocal bar, done
         done += count
-        if bar is None and show and done < total and time.monotonic() - began > _PATIENCE:
+        if bar is None and show and done < total and time.monotonic() - began > _BAR_DELAY:
             # Imported only if a bar is shown, as it takes long.
             from rich.console import Console
             from rich.progress import Progress
@@ -108,14 +108,14 @@ def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
             bar.stop()
 
 
-def _finished(pending: "deque[Future[Pixels]]", advance: Advance) -> Pixels:
+def _next_group(pending: "deque[Future[Pixels]]", advance: Advance) -> Pixels:
     group = pending.popleft().result()
     advance(len(group))
     return group
 
 
 def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
-    """An encoded image as `[C, H, W]`; with `side` in RGB and that many pixels each way."""
+    """Decode an image to `[C, H, W]`; with `side` to RGB of that many pixels each way."""
     from PIL import Image
 
     if image is None:
@@ -138,7 +138,7 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
     if wanted not in ("L", "RGB"):
         raise DataError(
             f"{where}: the image is of kind {kind}, expected grey (L) or RGB with 8 bits per "
-            f"channel: {_OWN_SIZE}"
+            f"channel: {_SCALE_HINT}"
         )
     opened = _upright(opened)
     opened = _on_white(_in_8_bits(opened) if kind == "I;16" else opened)
@@ -158,7 +158,7 @@ def _kind(image: "Image.Image") -> str:
 
 
 def _upright(image: "Image.Image") -> "Image.Image":
-    """Turned and mirrored as its EXIF data say; unchanged if they cannot be read."""
+    """Turn and mirror an image as its EXIF data say; leave it if they cannot be read."""
     from PIL import ExifTags, Image
 
     if image.format == "TIFF":  # Pillow has turned it already, and older releases do not say so
@@ -183,7 +183,7 @@ def _upright(image: "Image.Image") -> "Image.Image":
 
 
 def _on_white(image: "Image.Image") -> "Image.Image":
-    """Transparent images composited on white; otherwise invisible colours would show."""
+    """Composite a transparent image on white: otherwise invisible colours would show."""
     from PIL import Image
 
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
@@ -193,7 +193,7 @@ def _on_white(image: "Image.Image") -> "Image.Image":
 
 
 def _in_8_bits(image: "Image.Image") -> "Image.Image":
-    """16-bit grey scaled to 8 bits: Pillow's own conversion turns everything from 255 on white."""
+    """Scale 16-bit grey to 8 bits: Pillow's own conversion turns all from 255 on white."""
     from PIL import Image
 
     scaled = (np.asarray(image).astype(np.uint32) + 128) // 257  # to the nearest, 65535 to 255
@@ -201,5 +201,9 @@ def _in_8_bits(image: "Image.Image") -> "Image.Image":
 
 
 def words_for(shape: tuple[int, ...]) -> str:
+    """
+    >>> words_for((1, 5, 4))
+    '4×5 grey'
+    """
     channels, height, width = shape
     return f"{width}×{height} {'grey' if channels == 1 else 'RGB'}"

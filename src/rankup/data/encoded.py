@@ -1,4 +1,4 @@
-"""A data set on disk before it is decoded: images as bytes, labels as numbers.
+"""Interfaces of a data set before it is decoded: images as bytes, labels as numbers.
 
 A layout finds the files of a data set; reading it gives its classes and two encoded splits.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong with data."""
+"""The error of data that is missing or cannot be used."""
 
 from rankup.errors import RankupError
 

@@ -1,4 +1,4 @@
-"""A folder of images per class: `train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`
+"""Image folders, one per class: `train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`
 without splits."""
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class ImageFolder:
 
 
 def find(root: Path) -> ImageFolder | None:
-    """The images in a folder, ordered by name; None if there are none."""
+    """Find the images in a folder, ordered by name; None if there are none."""
     train = root / "train"
     # A class may be called "train" too: a split holds folders, a class holds images.
     if train.is_dir() and _classes(train):
@@ -47,9 +47,9 @@ def find(root: Path) -> ImageFolder | None:
         classes, tested = _classes(train), _classes(test)
         if not tested:
             raise DataError(f"{test} holds no class folders with images: the split is empty")
-        strangers = [name for name in tested if name not in classes]
-        if strangers:
-            raise DataError(f"{test / strangers[0]}: {train} has no class of that name")
+        unknown = [name for name in tested if name not in classes]
+        if unknown:
+            raise DataError(f"{test / unknown[0]}: {train} has no class of that name")
         untested = [name for name in classes if name not in tested]
         if untested:
             raise DataError(f"{test} has no images of class {untested[0]!r}, which {train} has")

@@ -1,4 +1,4 @@
-"""The named data sets, and how to download one from the Hugging Face Hub on request."""
+"""Named data sets, and their download from the Hugging Face Hub on request."""
 
 import os
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class ParquetFolder:
 
 
 def find(root: Path, tests: Sequence[str] = TESTS) -> ParquetFolder | None:
-    """The parquet files of a folder or of one folder in it; None if there are none.
+    """Find the parquet files of a folder or of one folder in it; None if there are none.
 
     The test split is the first of `tests` that exists.
     """
@@ -134,16 +134,14 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _folder_with_parquet(root: Path) -> Path | None:
     inner = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
-    holding = [folder for folder in (root, *inner) if any(folder.glob("*.parquet"))]
+    candidates = [folder for folder in (root, *inner) if any(folder.glob("*.parquet"))]
     for preferred in (root, root / "data"):
-        if preferred in holding:
+        if preferred in candidates:
             return preferred
-    if len(holding) > 1:
-        raise DataError(
-            f"{root} holds several data sets, {', '.join(f.name for f in holding)}: give the path "
-            "of one of them"
-        )
-    return holding[0] if holding else None
+    if len(candidates) > 1:
+        names = ", ".join(folder.name for folder in candidates)
+        raise DataError(f"{root} holds several data sets, {names}: give the path of one of them")
+    return candidates[0] if candidates else None
 
 
 def _first_split(
@@ -162,14 +160,14 @@ def _first_split(
 def _check_complete(files: Sequence[Path]) -> None:
     """An interrupted copy must not pass for a smaller data set."""
     shards = [match for f in files if (match := re.search(r"-(\d+)-of-(\d+)", f.name))]
-    there = {int(shard[1]) for shard in shards}
+    numbers = {int(shard[1]) for shard in shards}
     if len({shard[2] for shard in shards}) > 1:
         raise DataError(
             f"{files[0].parent} holds one split divided in two ways, {files[0].name} and "
             f"{files[-1].name}: its images would count twice, so keep only one"
         )
     for number, total in (shard.groups() for shard in shards):
-        missing = sorted(set(range(int(total))) - there)
+        missing = sorted(set(range(int(total))) - numbers)
         if missing:
             raise DataError(
                 f"{files[0].parent} is incomplete: of the files {files[0].name.split('-')[0]}-…-"
@@ -211,8 +209,8 @@ def _class_names(shards: Sequence[_Shard]) -> tuple[str, ...]:
 
 
 def _check_countable(shards: Sequence[_Shard]) -> None:
-    """Labels that are ids must not be taken for class numbers: that many names would not fit in
-    memory, and with more classes than images, some class has none."""
+    """Refuse labels that are ids and no class numbers: with more classes than images, some class
+    has none."""
     images = sum(len(shard.labels) for shard in shards)
     for shard in shards:
         outside = np.flatnonzero(shard.labels >= images)

@@ -21,7 +21,8 @@ class Split:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source:
-    """
+    """A data set: images and classes to learn from and to test on.
+
     >>> digits()
     Source('digits', 10 classes, 1,442 training and 355 test images of 1×8×8)
     """
@@ -61,7 +62,7 @@ def load_source(
     progress: bool = True,
     side: int | None = None,
 ) -> Source:
-    """A data set: `digits`, `mnist`, `cifar100`, `mini-imagenet`, or the path of a folder.
+    """Load a data set: `digits`, `mnist`, `cifar100`, `mini-imagenet`, or the path of a folder.
 
     A named one is in the folder of its name in `data`, or else in `RANKUP_DATA`; `download` fetches
     a missing one from the Hugging Face Hub. A folder holds Hub-layout parquet files or a folder of
@@ -101,8 +102,8 @@ def load_source(
 
 def _named_folder(name: str, data: Path | None, download: bool) -> Path:
     downloaded = cache.cache_folder() / "hub" / name
-    given = data or os.environ.get("RANKUP_DATA")
-    places = [Path(os.path.expanduser(given)) / name] if given else []
+    root = data or os.environ.get("RANKUP_DATA")
+    places = [Path(os.path.expanduser(root)) / name] if root else []
     # If `data` is given, another copy is not wanted.
     if not data or download:
         places.append(downloaded)

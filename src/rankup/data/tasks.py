@@ -1,4 +1,4 @@
-"""A task: a name, its classes, its data."""
+"""Tasks: a name, classes, data to learn from and to test on."""
 
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -55,8 +55,8 @@ class Task:
                 f"task {self.name!r} has {self.classes} classes, but {len(self.class_names)} names "
                 "for them"
             )
-        self._check_part("training", self.train_x, self.train_y)
-        self._check_part("test", self.test_x, self.test_y)
+        self._check_split("training", self.train_x, self.train_y)
+        self._check_split("test", self.test_x, self.test_y)
         for what, train, test in (
             ("inputs of shape", list(self.train_x.shape[1:]), list(self.test_x.shape[1:])),
             ("inputs of type", self.train_x.dtype, self.test_x.dtype),
@@ -92,41 +92,38 @@ class Task:
             transform=self.transform and self.transform.to(device),
         )
 
-    def _check_part(self, part: str, x: Tensor, y: Tensor) -> None:
+    def _check_split(self, split: str, x: Tensor, y: Tensor) -> None:
         task = f"task {self.name!r}"
-        for what, given in (("inputs", x), ("labels", y)):
-            if not isinstance(given, Tensor):
+        for what, value in (("inputs", x), ("labels", y)):
+            if not isinstance(value, Tensor):
                 raise DataError(
-                    f"{task}: {part} {what} must be a tensor, got {type(given).__name__}"
+                    f"{task}: {split} {what} must be a tensor, got {type(value).__name__}"
                 )
-            if given.layout != torch.strided or given.is_meta:
-                kind = "on meta" if given.is_meta else f"of layout {given.layout}"
-                raise DataError(f"{task}: {part} {what} must be dense numbers, got some {kind}")
         whole = x.dtype in (torch.uint8, torch.int64)
         if x.dim() < 2 or not (whole or x.is_floating_point()):
             raise DataError(
-                f"{task}: {part} inputs are {x.dtype} {list(x.shape)}, expected uint8, floating "
+                f"{task}: {split} inputs are {x.dtype} {list(x.shape)}, expected uint8, floating "
                 "point or, as indices, int64 of shape [N, C, H, W] or [N, D]"
             )
         if y.dtype != torch.int64 or y.dim() != 1:
             raise DataError(
-                f"{task}: {part} labels are {y.dtype} {list(y.shape)}, expected int64 of shape [N]"
+                f"{task}: {split} labels are {y.dtype} {list(y.shape)}, expected int64 of shape [N]"
             )
         if len(x) != len(y):
-            raise DataError(f"{task} has {len(x)} {part} inputs but {len(y)} labels")
+            raise DataError(f"{task} has {len(x)} {split} inputs but {len(y)} labels")
         if not x.numel():
-            raise DataError(f"{task} is empty: its {part} inputs are of shape {list(x.shape)}")
+            raise DataError(f"{task} is empty: its {split} inputs are of shape {list(x.shape)}")
         lowest, highest = (int(label) for label in y.aminmax())
         for label in (lowest, highest):
             if not 0 <= label < self.classes:
                 raise DataError(
-                    f"{task}: {part} label {label} is outside its {self.classes} classes, 0 to "
+                    f"{task}: {split} label {label} is outside its {self.classes} classes, 0 to "
                     f"{self.classes - 1}"
                 )
-        if part == "training" and lowest == highest:
+        if split == "training" and lowest == highest:
             raise DataError(
                 f"{task}: every training label is {lowest}, expected at least 2 different ones"
             )
         if x.is_floating_point() and not x.isfinite().all():
             first = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise DataError(f"{task}: {part} input {first} holds NaN or infinity")
+            raise DataError(f"{task}: {split} input {first} holds NaN or infinity")

@@ -1,4 +1,4 @@
-"""What happens to a batch of images on its way into a network.
+"""Transforms of a batch of images on its way into a network.
 
 Pure functions of `[B, C, H, W]` tensors that run in batches on any device. Randomness is passed in
 as tensors, and nothing waits for the device, so all of it can be captured in a CUDA graph.
@@ -22,7 +22,7 @@ _LEAST_ROWS = 4096  # per thread
 
 
 class Transform(Protocol):
-    """What a task does to all its inputs, in training and testing alike."""
+    """Applied to all inputs of a task, in training and testing alike."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -74,15 +74,15 @@ def _take(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
     times slower for bytes."""
     taken = np.empty(table.shape, table.dtype)
     size = max(_LEAST_ROWS, math.ceil(len(table) / torch.get_num_threads()))
-    parts = [slice(start, start + size) for start in range(0, len(table), size)]
+    blocks = [slice(start, start + size) for start in range(0, len(table), size)]
 
-    def take(part: slice) -> None:
+    def take(rows: slice) -> None:
         # With this mode numpy writes directly to `out`, without a buffer of its own.
-        np.take(table[part], columns, axis=1, out=taken[part], mode="clip")
+        np.take(table[rows], columns, axis=1, out=taken[rows], mode="clip")
 
-    if len(parts) > 1:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(take, parts))
+    if len(blocks) > 1:
+        with ThreadPoolExecutor(len(blocks)) as pool:
+            list(pool.map(take, blocks))
     else:
         take(slice(None))
     return taken
@@ -131,8 +131,8 @@ class Rotation:
 def transform_each(
     transforms: Sequence[Transform | None], like: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A function that applies to every sample of a batch one of these transforms, chosen by its
-    index; None if all of them are None. `like` is a batch of the same shape, device and dtype.
+    """Make a function that applies to every sample of a batch one of these transforms, chosen by
+    its index; None if all of them are None. `like` is a batch of the same shape, device and dtype.
 
     >>> turn = transform_each([None, Permutation(torch.tensor([1, 0]))], torch.zeros(2, 2))
     >>> turn(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([0, 1]))
@@ -150,15 +150,15 @@ def transform_each(
         grids = torch.stack(rotations)  # [T, H, W, 2]
         return lambda x, which: grid_sample(x, grids.index_select(0, which), align_corners=False)
 
-    def each(x: Tensor, which: Tensor) -> Tensor:
+    def task_by_task(x: Tensor, which: Tensor) -> Tensor:
         result = x
         for number, transform in enumerate(transforms):
             if transform is not None:
-                own = (which == number).view(-1, *(1,) * (x.dim() - 1))
-                result = torch.where(own, transform(x), result)
+                mask = (which == number).view(-1, *(1,) * (x.dim() - 1))
+                result = torch.where(mask, transform(x), result)
         return result
 
-    return each
+    return task_by_task
 
 
 class Augmentation(NamedTuple):
@@ -169,7 +169,7 @@ class Augmentation(NamedTuple):
 
 
 def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augmentation:
-    """The coins and offsets for a batch of that many images, on the generator's device."""
+    """Draw the coins and offsets for a batch of images, on the generator's device."""
     device = generator.device
     coins = torch.randint(2, (batch,), generator=generator, device=device) == 1
     offsets = torch.randint(2 * pad + 1, (batch, 2), generator=generator, device=device)
@@ -177,7 +177,7 @@ def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augme
 
 
 def to_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bytes 0 … 255 to float32 0 … 1; floats as they are, in `dtype`; indices, int64, stay."""
+    """Convert bytes 0 … 255 to float32 0 … 1, floats to `dtype`; leave indices, int64."""
     if x.dtype == torch.int64:
         return x
     if x.dtype != torch.uint8:
@@ -188,12 +188,12 @@ def to_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def flip(x: Tensor, coins: Tensor) -> Tensor:
-    """Mirrors left and right where the coin is true."""
+    """Mirror left and right where the coin is true."""
     return torch.where(coins[:, None, None, None], x.flip(-1), x)
 
 
 def crop(x: Tensor, pad: int, offsets: Tensor) -> Tensor:
-    """Windows of the images' own size, from images padded by reflection on all sides.
+    """Cut windows of the images' own size from images padded by reflection on all sides.
 
     `offsets` are the windows' top left corners in the padded images; an offset of `pad` leaves the
     image unchanged.

@@ -1,4 +1,4 @@
-"""The networks of the paper as plain modules. A network folder holds what is needed to rebuild
+"""Models of the paper as plain modules. A network folder holds what is needed to rebuild
 them; any other module must be passed to `rankup.load`."""
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _BUILT_IN: dict[str, tuple[type[nn.Module], Callable[..., nn.Module]]] = {
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """A module as plain data: how to build it if it is one of ours, otherwise only its class."""
+    """Describe a module as plain data: how to build it if it is ours, otherwise its class."""
     for name, (kind, _) in _BUILT_IN.items():
         if type(module) is kind:
             return {"model": name, "options": module.options}

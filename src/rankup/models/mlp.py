@@ -1,4 +1,4 @@
-"""The paper's three-layer network: two hidden layers with ReLU and an output layer."""
+"""Multilayer perceptron: hidden layers with ReLU and an output layer, in the paper three."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,8 +26,8 @@ class MLP(nn.Module):
 
 
 def mlp(inputs: int, hidden: Sequence[int] = (256, 256), classes: int = 10) -> MLP:
-    """A multilayer perceptron over flattened inputs. `classes` is the output layer's size, which
-    a grown network replaces by one for each task.
+    """Make a multilayer perceptron over flattened inputs. `classes` is the output layer's size,
+    which a grown network replaces by one for each task.
 
     >>> mlp(784)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])

@@ -49,8 +49,8 @@ class ResNet18(nn.Module):
 def resnet18(
     width: int = 20, image_size: int = 32, channels: int = 3, classes: int = 10
 ) -> ResNet18:
-    """ResNet18 with `width` channels in its first stage (usually 64). Images of at least 64 pixels
-    get a stem of stride 2, so that 84×84 costs about what 42×42 would.
+    """Make a ResNet18 with `width` channels in its first stage (usually 64). Images of at least 64
+    pixels get a stem of stride 2, so that 84×84 costs about what 42×42 would.
 
     >>> resnet18(width=4, image_size=84)(torch.zeros(2, 3, 84, 84)).shape
     torch.Size([2, 10])
