@@ -17,15 +17,15 @@ from common import RESULTS, write_result
 
 from rankup.data.streams import make_stream
 from rankup.runs.folder import RunConfig
-from rankup.runs.many_seeds import Seed, run_seeds
-from rankup.runs.run import versions
+from rankup.runs.many_seeds import run_seeds
+from rankup.runs.run import SeedRun, versions
 from rankup.training.recipe import recipe_for
 
 
-def asked(seeds: range, tasks: int, epochs: int, threads: int, folder: Path) -> list[Seed]:
+def asked(seeds: range, tasks: int, epochs: int, threads: int, folder: Path) -> list[SeedRun]:
     recipe = replace(recipe_for("default"), epochs=epochs)
     return [
-        Seed(
+        SeedRun(
             RunConfig(
                 stream="p-mnist",
                 method="rank",
@@ -42,9 +42,8 @@ def asked(seeds: range, tasks: int, epochs: int, threads: int, folder: Path) -> 
                 task_names=[],
                 versions=versions(),
             ),
-            data=None,
-            out=folder / f"{threads}-{seed}",
-            resume=False,
+            None,
+            folder / f"{threads}-{seed}",
         )
         for seed in seeds
     ]

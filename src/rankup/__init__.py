@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet, grow
     from rankup.net.size import Size
     from rankup.rank import Rank
+    from rankup.runs.launch import RunResult, run
     from rankup.storage.store import Verification, load, save, verify
     from rankup.training.checkpoint import Checkpoint
     from rankup.training.fit import accuracy, fit
@@ -30,6 +31,7 @@ _HOME = {
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
     "Recipe": "rankup.training.recipe",
+    "RunResult": "rankup.runs.launch",
     "Size": "rankup.net.size",
     "StoreError": "rankup.errors",
     "Task": "rankup.data.tasks",
@@ -40,6 +42,7 @@ _HOME = {
     "fit": "rankup.training.fit",
     "grow": "rankup.net.network",
     "load": "rankup.storage.store",
+    "run": "rankup.runs.launch",
     "save": "rankup.storage.store",
     "verify": "rankup.storage.store",
 }
@@ -52,6 +55,7 @@ __all__ = [
     "Rank",
     "RankupError",
     "Recipe",
+    "RunResult",
     "Size",
     "StoreError",
     "Task",
@@ -65,6 +69,7 @@ __all__ = [
     "layers",
     "load",
     "models",
+    "run",
     "save",
     "verify",
 ]

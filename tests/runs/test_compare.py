@@ -22,7 +22,7 @@ from rankup.runs.compare import MethodRuns
 from rankup.runs.comparison import read_comparison
 from rankup.runs.folder import working_in
 from rankup.runs.launch import Launch
-from rankup.runs.many_seeds import Seed, run_seeds
+from rankup.runs.many_seeds import run_seeds
 from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
 from rankup.runs.run import SeedRun, run_together
@@ -81,11 +81,9 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The method and the seed of every run, in order, all of them in this process."""
     ran: list[tuple[str, int]] = []
 
-    def counted(seeds: list[Seed], **others: Any) -> dict[int, str]:
+    def counted(seeds: list[SeedRun], **others: Any) -> dict[SeedRun, str]:
         ran.extend((seed.config.method, seed.config.seed) for seed in seeds)
-        runs = [SeedRun(seed.config, seed.stream(), seed.out, seed.resume) for seed in seeds]
-        failed = run_together(runs, **others)
-        return {seed.config.seed: str(failed[seed.out]) for seed in seeds if seed.out in failed}
+        return {run: str(why) for run, why in run_together(seeds, **others).items()}
 
     monkeypatch.setattr(rankup.runs.compare, "run_seeds", counted)
     return ran
@@ -236,7 +234,7 @@ def test_unfinished_seeds_go_on_where_they_were(
 def test_ctrl_c_stops_everything(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
-    def stopped(seeds: list[Seed], **others: Any) -> dict[int, str]:
+    def stopped(seeds: list[SeedRun], **others: Any) -> dict[SeedRun, str]:
         ran.append(seeds[0].config.method)
         if seeds[0].config.method == "rank":
             raise KeyboardInterrupt

@@ -10,9 +10,6 @@ import filelock
 import pytest
 
 import rankup
-import rankup.runs.compare
-import rankup.runs.records
-import rankup.runs.tune
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
@@ -87,13 +84,6 @@ def test_a_last_line_that_was_cut_off_is_written_again(
     assert len(read_lines(out)) == 2
     run(config, stream, out, resume=True)
     assert outcome(out) == whole
-
-
-def test_lines_are_read_in_one_way() -> None:
-    readers = {
-        module.read_lines for module in (rankup.runs.run, rankup.runs.compare, rankup.runs.tune)
-    }
-    assert readers == {rankup.runs.records.read_lines}
 
 
 def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:
@@ -208,6 +198,7 @@ def test_a_folder_in_which_another_process_has_worked_is_not_gone_on_with(
     out, config = tmp_path / "run", config_for(stream)
     run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:1]), out)
     outdated = SeedRun(config, stream, out, resume=True)
+    outdated.check()
     run(config, stream, out, resume=True)
     with pytest.raises(RankupError, match="another process was using .* until just now"):
         run_together([outdated])

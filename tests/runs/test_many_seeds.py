@@ -13,7 +13,7 @@ import rankup
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
 from rankup.runs import many_seeds
-from rankup.runs.many_seeds import Seed, run_seeds
+from rankup.runs.many_seeds import run_seeds
 from rankup.runs.read import read_run
 from rankup.runs.run import Progress, SeedRun, run, run_together
 
@@ -30,9 +30,9 @@ def stream_of(seed: int) -> Stream:
     return make_stream("p-digits", tasks=2, seed=seed)
 
 
-def asked(seed: int, out: Path, *, resume: bool = False) -> Seed:
+def asked(seed: int, out: Path, *, resume: bool = False) -> SeedRun:
     config = replace(config_for(stream_of(seed)), seed=seed, threads=1)
-    return Seed(config, None, out, resume)
+    return SeedRun(config, None, out, resume)
 
 
 def test_a_seeds_folder_is_byte_for_byte_what_the_seed_alone_gives(tmp_path: Path) -> None:
@@ -69,7 +69,6 @@ def test_seeds_go_on_where_each_was_stopped(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
     seed = asked(0, tmp_path / "run")
-    first = SeedRun(seed.config, stream_of(0), seed.out)
     refused = []
 
     def try_too(_: Progress) -> None:
@@ -77,7 +76,7 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
             run(seed.config, stream_of(0), seed.out, resume=True)
         refused.append(True)
 
-    assert run_together([first], on_progress=try_too) == {}
+    assert run_together([seed], on_progress=try_too) == {}
     assert refused
     run(seed.config, stream_of(0), seed.out, resume=True)  # no process is left in it
 
@@ -136,8 +135,8 @@ def test_a_seed_that_fails_leaves_the_others_to_go_on(tmp_path: Path) -> None:
         SeedRun(asked(1, tmp_path).config, Stream("p-digits", (bad[0], noise)), tmp_path / "1"),
     ]
     failures = run_together(runs)
-    assert list(failures) == [tmp_path / "1"]
-    assert "task 'permutation 02' was not learned" in str(failures[tmp_path / "1"])
+    assert list(failures) == [runs[1]]
+    assert "task 'permutation 02' was not learned" in str(failures[runs[1]])
     assert len(read_run(tmp_path / "0").tasks) == 2
     assert rankup.load(tmp_path / "1" / "net").tasks == ["permutation 01"]
 
@@ -149,7 +148,7 @@ def test_bad_input_of_a_process_is_said_in_one_sentence(tmp_path: Path) -> None:
         run_seeds(seeds, note=pytest.fail)
 
 
-def die(seed: Seed) -> str | None:
+def die(seed: SeedRun) -> str | None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

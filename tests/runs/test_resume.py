@@ -14,8 +14,8 @@ from helpers.calling import Call
 from helpers.command import rankup
 from helpers.pictures import encoded, pictures
 from rankup.errors import RankupError
+from rankup.runs.records import as_begun
 from rankup.runs.request import Request
-from rankup.runs.resume import Asked, as_begun
 
 GIVEN = ("--stream", "s-digits", "--method", "supsup", "--share", 0.4, "--width", 16, "--seed", 3)
 
@@ -107,21 +107,21 @@ def test_settings_that_are_none_are_refused(
 ) -> None:
     root = stored("run", **edited) / "run"
     with pytest.raises(RankupError, match=f"does not hold the settings of a run: {words}"):
-        as_begun(Asked("rank", {}, Request()), root, nothing_said)
+        as_begun("rank", {}, Request(), root, nothing_said)
 
 
 def test_seeds_with_gaps_are_not_guessed(stored: Any) -> None:
     stored("seed-2", seed=2)
     root = stored("seed-5", seed=5)
     with pytest.raises(RankupError, match="holds seeds 2, 5: say with --seed and --seeds which"):
-        as_begun(Asked("rank", {}, Request()), root, nothing_said)
-    taken = as_begun(Asked("rank", {}, Request(seed=5)), root, lambda name: name == "seed")
-    assert (taken.request.seed, taken.request.seeds, taken.method) == (5, 1, "supsup")
+        as_begun("rank", {}, Request(), root, nothing_said)
+    method, _, request = as_begun("rank", {}, Request(seed=5), root, lambda name: name == "seed")
+    assert (request.seed, request.seeds, method) == (5, 1, "supsup")
 
 
 def test_where_nothing_was_begun_nothing_changes(tmp_path: Path) -> None:
-    asked = Asked("rank", {}, Request())
-    assert as_begun(asked, tmp_path / "none", nothing_said) is asked
+    asked = "rank", {}, Request()
+    assert as_begun(*asked, tmp_path / "none", nothing_said) == asked
 
 
 def test_seeds_that_had_not_begun_go_on_with_the_others(

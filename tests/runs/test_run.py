@@ -18,8 +18,14 @@ from helpers.runs import (
 )
 from rankup.data.streams import Stream, make_stream
 from rankup.rank import parse_rank
-from rankup.runs.checkpoints import read_checkpoint, write_checkpoint
-from rankup.runs.folder import RunError, check_folder, tasks_more, write_config
+from rankup.runs.folder import (
+    RunError,
+    check_folder,
+    read_checkpoint,
+    tasks_more,
+    write_checkpoint,
+    write_config,
+)
 from rankup.runs.read import read_run
 from rankup.runs.records import read_lines
 from rankup.runs.run import Progress, run

@@ -24,7 +24,7 @@ from rankup.runs import launch as launching
 from rankup.runs import tune
 from rankup.runs.folder import RunError, check_folder
 from rankup.runs.launch import Launch
-from rankup.runs.many_seeds import run_all
+from rankup.runs.many_seeds import run_seeds
 from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
 from rankup.runs.tune import Tuning
@@ -61,10 +61,10 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_by_one(seeds: Any, *, on_progress: Any, note: Any) -> dict[Path, str]:
         failures: dict[Path, str] = {}
         for seed in seeds:
-            failures |= run_all([seed], on_progress=on_progress, note=note)
+            failures |= run_seeds([seed], on_progress=on_progress, note=note)
         return failures
 
-    monkeypatch.setattr(tune, "run_all", one_by_one)
+    monkeypatch.setattr(tune, "run_seeds", one_by_one)
 
 
 def outcome(request: Request, root: Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_trials_of_the_first_tasks_learn_those_of_the_whole_stream(
     assert len(read_lines(seed.out)) == 2
     # Another process, which makes its stream itself, gets the same one.
     whole = hold_out(make_stream("s-digits", seed=1000), 0.2, seed=1000)
-    made = replace(seed, made=None).stream()
+    made = replace(seed, preloaded=None).stream
     assert len(made) == 2
     for task, expected in zip(made, whole, strict=False):
         assert task.name == expected.name
@@ -185,7 +185,7 @@ def test_trials_that_run_at_once_have_a_thread_each(request_: Request, tmp_path:
     tune = Tuning(Launch(asked, at_once=3), {"rank": TRIED}, tmp_path)
     assert [seed.config.threads for seed in tune._all("rank")] == [1, 1, 1]
     # Their processes make their streams themselves.
-    assert all(seed.made is None for seed in tune._all("rank"))
+    assert all(seed.preloaded is None for seed in tune._all("rank"))
 
 
 def test_test_data_is_not_looked_at(

@@ -14,8 +14,8 @@ from helpers.runs import config_for, outcome
 from helpers.zoo import assert_same_bits, logits
 from rankup.data.streams import Stream, make_stream
 from rankup.rank import Rank
-from rankup.runs import checkpoints as in_folders
-from rankup.runs.checkpoints import CHECKPOINT, Checkpoints, read_checkpoint, write_checkpoint
+from rankup.runs import folder as in_folders
+from rankup.runs.folder import CHECKPOINT, Checkpoints, read_checkpoint, write_checkpoint
 from rankup.runs.run import SeedRun, run, run_together
 from rankup.training.checkpoint import Checkpoint, CheckpointError
 from rankup.training.engine.eager import Eager

@@ -24,7 +24,7 @@ from rankup.methods import method_options as check_options
 from rankup.runs.request import Request
 
 if TYPE_CHECKING:
-    from rankup.runs.many_seeds import Seed
+    from rankup.runs.run import SeedRun
 
 
 @with_method_options
@@ -53,20 +53,15 @@ def run(
     learns further permutations or rotations.
     """
     from rankup.cli.progress import SeedBars, bars, note
-    from rankup.methods import method_class
-    from rankup.methods.rank import warn_if_capped
-    from rankup.runs.folder import check_folder, tasks_more, tasks_of, write_configs
+    from rankup.runs.folder import tasks_more, tasks_of, write_configs
     from rankup.runs.launch import Launch
     from rankup.runs.many_seeds import run_seeds
-    from rankup.runs.records import CONFIG, runs_in
-    from rankup.runs.resume import Asked, as_begun
-    from rankup.runs.run import setting_of
+    from rankup.runs.records import CONFIG, as_begun, runs_in
 
     if request.resume and out:
         refuse_if_not_begun(ctx, "run", out, bool(runs_in(out)))
-        before = Asked(method, method_options, request)
-        asked_for = as_begun(before, out, partial(was_said, ctx))
-        method, method_options, request = asked_for.method, asked_for.options, asked_for.request
+        said = partial(was_said, ctx)
+        method, method_options, request = as_begun(method, method_options, request, out, said)
     check_options(method, method_options)
     if method != "rank":
         refuse_factors(ctx, f"{method} has no factors")
@@ -79,26 +74,23 @@ def run(
         request = replace(request, tasks=tasks_of(_folders(root, request).values()))
     launch = Launch(request)
     folders = _folders(root, request)
-    asked = launch.of(method, method_options, folders)
-    setting = setting_of(asked[0].config, asked[0].stream())
-    if method == "rank":  # here, because otherwise every process would warn
-        warn_if_capped(setting)
-    # All folders are made before the first seed begins: resuming finds all seeds by them.
-    method_class(method).check(setting)
-    for each in asked:
-        check_folder(each.config, each.out, each.resume)
-    _refuse_broken(asked)
+    runs = launch.of(method, method_options, folders)
+    _check(runs)
+    runs[0].warn_if_capped()  # here, because otherwise every process would warn
     with bars() as shown:
-        if request.resume and (more := max(tasks_more(each.config, each.out) for each in asked)):
+        if request.resume and (more := max(tasks_more(r.config, r.folder) for r in runs)):
             note(shown, f"{root} continues to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
-        write_configs({each.out: each.config for each in asked})
-        asked = [replace(each, resume=True) for each in asked]
-        failures = run_seeds(asked, on_progress=show, note=partial(note, shown))
+        # All folders are made before the first seed begins: resuming finds all seeds by them.
+        write_configs({each.folder: each.config for each in runs})
+        for each in runs:
+            each.resume = True
+        failures = run_seeds(runs, on_progress=show, note=partial(note, shown))
     if whole := _finished(root):
         show_runs(whole, root / "report.html")
     if failures:
-        raise RankupError(_failed(failures, folders))
+        failed = {each.config.seed: why for each, why in failures.items()}
+        raise RankupError(_failed(failed, folders))
 
 
 def _folders(root: Path, request: Request) -> dict[int, Path]:
@@ -108,18 +100,19 @@ def _folders(root: Path, request: Request) -> dict[int, Path]:
     return {request.seed: root} if alone else found
 
 
-def _refuse_broken(asked: "Sequence[Seed]") -> None:
-    """Refuse a run that cannot go on while all folders are as they were: where one of them is to be
-    made or changed, all that were begun are read before."""
-    from rankup.runs.folder import is_to_be_written
+def _check(runs: "Sequence[SeedRun]") -> None:
+    """Refuse runs that cannot begin or go on while all folders are as they were: where one of them
+    is to be made or changed, all that were begun are read before."""
+    from rankup.runs.folder import check_folder, is_to_be_written
     from rankup.runs.records import CONFIG
-    from rankup.runs.run import SeedRun
 
-    if not any(is_to_be_written(each.config, each.out) for each in asked):
-        return
-    for each in asked:
-        if (each.out / CONFIG).exists():
-            SeedRun(each.config, each.stream(), each.out, resume=True, only_look=True)
+    runs[0].check()
+    for each in runs[1:]:
+        check_folder(each.config, each.folder, each.resume)
+    if any(is_to_be_written(each.config, each.folder) for each in runs):
+        for each in runs[1:]:
+            if (each.folder / CONFIG).exists():
+                replace(each).check()  # a copy, whose network is let go
 
 
 def _finished(root: Path) -> list[Path]:

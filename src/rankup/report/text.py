@@ -6,18 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from rankup.runs.read import Run, by_setting, finished_groups
+from rankup.runs.read import percent as percent
+from rankup.runs.read import spread as spread
 
 NOTHING = "–"  # in place of a missing setting or result
 MOST_TOLD = 3  # runs that the summary describes one by one
-
-
-def percent(fraction: float) -> str:
-    """
-    >>> percent(0.93414), percent(-0.25), percent(-0.00001)
-    ('93.41', '−25.00', '0.00')
-    """
-    text = f"{100 * fraction:.2f}"
-    return "0.00" if text == "-0.00" else text.replace("-", "−")
 
 
 def signed(difference: float) -> str:
@@ -27,17 +20,6 @@ def signed(difference: float) -> str:
     """
     text = f"{difference:+.2f}"
     return "+0.00" if text == "-0.00" else text.replace("-", "−")
-
-
-def spread(fractions: Sequence[float]) -> str:
-    """Mean and standard deviation of several seeds; for one there is no deviation.
-
-    >>> spread([0.9, 0.92, 0.94]), spread([0.9])
-    ('92.00 ± 2.00', '90.00')
-    """
-    if len(fractions) == 1:
-        return percent(fractions[0])
-    return f"{percent(statistics.mean(fractions))} ± {percent(statistics.stdev(fractions))}"
 
 
 def mean_results(runs: Sequence[Run]) -> list[dict[str, str]]:

@@ -16,7 +16,6 @@ import torch
 
 from rankup.errors import RankupError, want_of_memory
 from rankup.methods import method_info
-from rankup.report.text import spread
 from rankup.runs.comparison import (
     INDEX,
     Index,
@@ -26,9 +25,9 @@ from rankup.runs.comparison import (
 )
 from rankup.runs.folder import RunError, check_folder, holds_anything, in_words, working_in
 from rankup.runs.launch import Launch
-from rankup.runs.many_seeds import Seed, run_seeds
-from rankup.runs.records import read_lines
-from rankup.runs.run import Progress
+from rankup.runs.many_seeds import run_seeds
+from rankup.runs.read import spread
+from rankup.runs.run import Progress, SeedRun
 from rankup.storage.atomic import write_json
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed unexpectedly
@@ -62,28 +61,27 @@ class MethodRuns:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = root
-        own = _own_options(methods, options or {})
+        by_method = _by_method(methods, options or {})
         self._open = partial(_open, _asked(launch) | dict(options or {}), launch, methods, root)
         self.index = self._open()
         self.runs = {
             method: launch.of(
                 method,
-                own[method],
+                by_method[method],
                 {seed: seed_folder(root, method, seed) for seed in launch.seeds},
             )
             for method in methods
         }
-        for seed in (seed for seeds in self.runs.values() for seed in seeds):
-            check_folder(seed.config, seed.out, seed.resume)
+        for run in (run for runs in self.runs.values() for run in runs):
+            check_folder(run.config, run.folder, run.resume)
 
     @property
-    def unfinished(self) -> dict[str, list[Seed]]:
+    def unfinished(self) -> dict[str, list[SeedRun]]:
         """The runs that still have something to learn, by method."""
         going = {
-            method: [seed for seed in seeds if len(read_lines(seed.out)) < seed.config.tasks]
-            for method, seeds in self.runs.items()
+            method: [run for run in runs if run.unfinished] for method, runs in self.runs.items()
         }
-        return {method: seeds for method, seeds in going.items() if seeds}
+        return {method: runs for method, runs in going.items() if runs}
 
     def run(self, watch: Watch, note: Callable[[str], None]) -> None:
         """Run what is unfinished, and report each method's result. The folder is locked meanwhile,
@@ -98,30 +96,30 @@ class MethodRuns:
             self._run_all(watch, note)
 
     def _run_all(self, watch: Watch, note: Callable[[str], None]) -> None:
-        for method, seeds in self.unfinished.items():
-            watch.begin(method, {seed.config.seed: len(read_lines(seed.out)) for seed in seeds})
+        for method, runs in self.unfinished.items():
+            watch.begin(method, {run.config.seed: run.learned for run in runs})
             self.index.failed.pop(method, None)
             (self.root / method / TRACEBACK).unlink(missing_ok=True)
-            if why := self._run(method, seeds, watch, note):
+            if why := self._run(method, runs, watch, note):
                 self.index.failed[method] = why
             self._write()
             watch.end()
             note(f"{method} failed: {why}" if why else self._result(method))
-            release(method, seeds[0].config.device)
+            release(method, runs[0].config.device)
 
     def _run(
-        self, method: str, seeds: Sequence[Seed], watch: Watch, note: Callable[[str], None]
+        self, method: str, runs: Sequence[SeedRun], watch: Watch, note: Callable[[str], None]
     ) -> str:
         """Run a method's seeds; return why it failed, if it did."""
         try:
-            failures = run_seeds(seeds, on_progress=watch.show, note=note)
+            failures = run_seeds(runs, on_progress=watch.show, note=note)
         except Exception as error:
             return failure_in_one_line(error, self.root / method)
-        told = [f"seed {seed}: {why}" for seed, why in failures.items()]
+        reasons = [f"seed {run.config.seed}: {why}" for run, why in failures.items()]
         if len(self.runs[method]) == 1:
-            told = list(failures.values())
-        more = f" (and {len(told) - 1} more {'seed' if len(told) == 2 else 'seeds'})"
-        return told[0] + more * (len(told) > 1) if told else ""
+            reasons = list(failures.values())
+        more = f" (and {len(reasons) - 1} more {'seed' if len(reasons) == 2 else 'seeds'})"
+        return reasons[0] + more * (len(reasons) > 1) if reasons else ""
 
     def _result(self, method: str) -> str:
         entry = read_entry(self.root, self.index, method)
@@ -136,21 +134,21 @@ class MethodRuns:
             raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
 
 
-def _own_options(methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The given options, sorted by the methods that have them."""
-    own = {
+def _by_method(methods: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options that each method has."""
+    by_method = {
         method: {
-            item.name: given[item.name]
+            item.name: options[item.name]
             for item in fields(method_info(method).options)
-            if item.name in given
+            if item.name in options
         }
         for method in methods
     }
-    for name in given:
-        if not any(name in options for options in own.values()):
+    for name in options:
+        if not any(name in known for known in by_method.values()):
             flag = name.replace("_", "-")
             raise RankupError(f"none of {', '.join(methods)} has an option --{flag}")
-    return own
+    return by_method
 
 
 def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root: Path) -> Index:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.runs.read import Run, read_run
+from rankup.runs.read import OverSeeds, Run, read_run
 from rankup.runs.records import CONFIG, read_config, read_lines
-from rankup.runs.seed_stats import OverSeeds
 
 INDEX = "compare.json"
 

@@ -1,15 +1,19 @@
-"""A run's folder: what was asked for, and a line for each task that was learned."""
+"""Writing to a run's folder: its settings, a line per task learned, checkpoints; and its lock."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
+import safetensors
+import safetensors.torch
 
-from rankup.data.streams import OWN, stream_info
+from rankup.data.streams import OWN, STREAMS, stream_info
 from rankup.errors import RankupError
 from rankup.methods import method_info
 from rankup.runs.records import (
@@ -20,7 +24,10 @@ from rankup.runs.records import (
     setting,
 )
 from rankup.storage.atomic import is_unfinished, utf8, write_file, write_json
+from rankup.training.checkpoint import Checkpoint
 
+CHECKPOINT = "checkpoint.safetensors"  # the last one, with the indices of its task and its epoch
+SHARE = 50  # checkpoints and progress reports each take at most 1/SHARE of the time
 _LOCK = ".lock"  # stays behind
 
 
@@ -93,7 +100,7 @@ def tasks_of(folders: Iterable[Path]) -> int | None:
     paths = (out / CONFIG for out in folders)
     stored = {path: read_config(path) for path in paths if path.exists()}
     wanted = sorted(
-        {setting(path, own, "tasks", int, "a whole number") for path, own in stored.items()}
+        {setting(path, config, "tasks", int, "a whole number") for path, config in stored.items()}
     )
     if len(wanted) > 1:
         raise RunError(
@@ -134,13 +141,13 @@ def write_config(config: RunConfig, out: Path) -> None:
 def write_configs(configs: Mapping[Path, RunConfig]) -> None:
     """Make the folders of new runs and leave those of resumed ones alone, unless their config
     `is_to_be_written`; all of them, or none if another process is at work in one."""
-    told = {out: own for out, own in configs.items() if is_to_be_written(own, out)}
+    new = {out: config for out, config in configs.items() if is_to_be_written(config, out)}
     out = Path()
     try:
-        for out in told:
+        for out in new:
             out.mkdir(parents=True, exist_ok=True)
-        with working_in(told):
-            for out, config in told.items():
+        with working_in(new):
+            for out, config in new.items():
                 write_json(out / CONFIG, asdict(config) | {"versions": _versions(config, out)})
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
@@ -200,10 +207,14 @@ def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return (
         isinstance(before, list)
         and method_info(wanted["method"]).open_ended
-        and stream_info(wanted["stream"]).kind != "split"
+        and not _is_split(wanted["stream"])
         and len(before) < len(now)
         and before == now[: len(before)]
     )
+
+
+def _is_split(stream: str) -> bool:
+    return stream.startswith(OWN) or (stream in STREAMS and STREAMS[stream].kind == "split")
 
 
 def _has_moved(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
@@ -268,3 +279,73 @@ def _difference(name: str, before: Any, now: Any) -> str:
 def in_words(value: Any) -> Any:
     """A setting as it appears in a sentence, even if it is unset."""
     return "left out" if value in (None, "") else value
+
+
+class Checkpoints:
+    """Writes checkpoints of runs that learn together, seldom enough to cost little.
+
+    After an epoch either all runs' checkpoints are written or none, as runs can only resume
+    together from the same epoch.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+        self._epoch: tuple[int, int] | None = None  # task and epoch that `_due` was decided for
+        self._due = False
+        self._written, self._cost = 0.0, 0.0
+        self._failed = False
+
+    def keep(self, out: Path, task: int, checkpoint: Checkpoint) -> None:
+        """Write it to a run's folder, if one is due."""
+        now = time.perf_counter()
+        if self._epoch != (task, checkpoint.epoch):
+            self._epoch = task, checkpoint.epoch
+            self._due = now - self._written >= SHARE * self._cost
+            self._cost = 0.0 if self._due else self._cost
+        if not self._due:
+            return
+        try:
+            write_checkpoint(out, task, checkpoint)
+        except OSError as error:  # there may be room again after the next epoch
+            if not self._failed:
+                self.note(
+                    f"cannot write a checkpoint to {out}: {error.strerror or error}; if the run is "
+                    "stopped now, what it learned of this task since the last checkpoint is lost"
+                )
+            self._failed = True
+        self._written = time.perf_counter()
+        self._cost += self._written - now
+
+
+def write_checkpoint(out: Path, task: int, checkpoint: Checkpoint) -> None:
+    # Renamed into place, so that a killed process leaves the old one; not synced to disk, because
+    # only an epoch is at stake.
+    at = {"task": task, "epoch": checkpoint.epoch, "seconds": checkpoint.seconds}
+    about = {"at": json.dumps(at)}
+    state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
+    temporary = out / f".{CHECKPOINT}.tmp"
+    try:
+        temporary.write_bytes(safetensors.torch.save(state, about))
+        os.replace(temporary, out / CHECKPOINT)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint of a task, if there is one; an unreadable one counts as none."""
+    path = out / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["at"])
+            of, epoch = int(about["task"]), int(about["epoch"])
+            seconds = float(about.get("seconds", 0))
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        note(f"{path} cannot be read, so its task starts over: {reason}")
+        return None
+    # One left from an earlier task is of no use for this one.
+    return Checkpoint(epoch, state, seconds=seconds) if of == task else None

@@ -1,28 +1,35 @@
-"""From a command-line request to runs of seeds: the device, streams, settings, folders."""
+"""From a request to runs: the device, streams, settings, folders; and `rankup.run`, a run from
+Python."""
 
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rankup.data.heldout import hold_out
-from rankup.data.streams import OWN, Stream, make_stream
+from rankup.data.streams import STREAMS, Stream, make_stream
 from rankup.data.transforms import check_pad
 from rankup.errors import RankupError
 from rankup.methods import method_options
-from rankup.methods.settings import Settings, settings_for, variant_of
+from rankup.methods.base import Method
+from rankup.methods.settings import Settings, apart, settings_for, variant_of
 from rankup.rank import parse_rank
 from rankup.runs.folder import RunConfig
-from rankup.runs.many_seeds import Seed
 from rankup.runs.records import CONFIG, no_setting, read_config, setting
 from rankup.runs.request import Device, Net, Request
-from rankup.runs.run import versions
-from rankup.training.fit import facts_of
+from rankup.runs.run import OnProgress, SeedRun, learn_run, versions
+from rankup.training.fit import data_traits
 from rankup.training.recipe import Recipe, recipe_for
+from rankup.utils.torch_modes import learning_on
+
+# Settings of a request that `run` takes as keywords, and those that only concern factors.
+_REQUESTED = {"net", "width", "rank", "seeded", "tasks", "recipe", "data", "download"}
+_REQUESTED |= {"device", "threads"}
+_OF_FACTORS = {"rank", "seeded", "selectors", "factors", "first_factors"}
 
 _QUEUES = 32  # the most that a process can have
 _ALL_QUEUES = 96  # for all processes together: twelve ran with eight each, none with 32 each
@@ -33,9 +40,12 @@ class Launch:
 
     Args:
         at_once: how many runs there will be at the same time; by default one for each seed.
+        stream: the stream of the only seed, if it is not made by its name.
     """
 
-    def __init__(self, request: Request, at_once: int | None = None) -> None:
+    def __init__(
+        self, request: Request, at_once: int | None = None, stream: Stream | None = None
+    ) -> None:
         # Without this, matrix products in several CUDA streams are not deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         share_queues(1)
@@ -51,9 +61,10 @@ class Launch:
         self._names = dict[int, list[str]]()
         self._data = dict[int, str]()
         self._made = dict[int, Stream]()
-        whole = self._stream(request.seed, request.download)
+        whole = stream or self._stream(request.seed, request.download)
         self._shape = whole[0].train_x.shape[1:]
-        self._facts = facts_of(whole.tasks)  # before holding out, so that trials match later runs
+        # Before holding out, so that trials match later runs.
+        self._facts = data_traits(whole.tasks)
         self._tasks_in_stream = len(whole) if request.first else None
         self._note(request.seed, whole)
         self.tasks = len(self._names[request.seed])
@@ -67,33 +78,33 @@ class Launch:
     def of(
         self,
         method: str,
-        given: Mapping[str, Any],
-        folders: Mapping[int, Path],
+        options: Mapping[str, Any],
+        folders: Mapping[int, Path | None],
         *,
         settings: Settings | None = None,
-    ) -> list[Seed]:
-        """A method's runs, one for each seed, with the given options of its own, in the seeds'
-        folders.
+    ) -> list[SeedRun]:
+        """A method's runs, one for each seed, in the seeds' folders.
 
         Args:
+            options: those of the method's own options that were given.
             settings: the method's settings, if not those of `settings_for`.
         """
         asked = self.request
         if settings is None and asked.is_complete:
             settings = Settings({}, {})
         elif settings is None:
-            variant = variant_of(method, self.rank, given)
+            variant = variant_of(method, self.rank, options)
             settings = settings_for(method, asked.stream, asked.net.value, asked.recipe, variant)
-        chosen = replace(self._recipe(method), **{**settings.recipe, **asked.recipe_options})
-        options = method_options(method, {**settings.options, **given})
-        if chosen.crop:
-            check_pad(chosen.crop, self._shape)
+        recipe = replace(self._recipe(method), **{**settings.recipe, **asked.recipe_options})
+        all_options = method_options(method, {**settings.options, **options})
+        if recipe.crop:
+            check_pad(recipe.crop, self._shape)
         return [
-            Seed(
+            SeedRun(
                 RunConfig(
                     stream=asked.stream,
                     method=method,
-                    options=asdict(options),
+                    options=asdict(all_options),
                     net=asked.net.value,
                     width=self.width,
                     rank=self.rank,
@@ -102,7 +113,7 @@ class Launch:
                     seed=seed,
                     device=self.device,
                     threads=_threads(asked, out, alone=self.at_once == 1),
-                    recipe={"name": asked.recipe, **asdict(chosen)},
+                    recipe={"name": asked.recipe, **asdict(recipe)},
                     task_names=self._names[seed],
                     versions=versions(),
                     held_out=asked.held_out,
@@ -110,10 +121,10 @@ class Launch:
                     tasks_in_stream=self._tasks_in_stream,
                     inputs=list(self._shape),
                 ),
-                asked.data,
+                self._made.get(seed),
                 out,
                 asked.resume,
-                self._made.get(seed),
+                asked.data,
             )
             for seed, out in folders.items()
         ]
@@ -135,8 +146,8 @@ class Launch:
     def _learned(self, whole: Stream, seed: int) -> Stream:
         """The part of a stream to learn: its first tasks, without what is held out."""
         count, share = self.request.first, self.request.held_out
-        part = whole.first(count) if count else whole
-        return hold_out(part, share, seed) if share else part
+        learned = whole.first(count) if count else whole
+        return hold_out(learned, share, seed) if share else learned
 
     def _recipe(self, method: str) -> Recipe:
         """The recipe that a method's own settings override. Whether factors are only seeded matters
@@ -154,8 +165,8 @@ def share_queues(processes: int) -> None:
     """Get enough GPU queues for seeds that run side by side, when this many such processes use the
     GPU. Under NVIDIA's MPS the default is two, and five seeds of a deep network wait for each
     other; with 32 for each of twelve processes the GPU runs out of them and fails."""
-    each = min(_QUEUES, max(1, _ALL_QUEUES // processes))
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(each))
+    queues = min(_QUEUES, max(1, _ALL_QUEUES // processes))
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(queues))
 
 
 def share_cores(processes: int) -> None:
@@ -170,13 +181,14 @@ def share_cores(processes: int) -> None:
 def fingerprint(stream: Stream) -> str:
     """A checksum of all samples of a data set of one's own, which may change; empty for the
     others, which do not."""
-    if not stream.name.startswith(OWN):
+    if stream.name in STREAMS:
         return ""
-    sum_ = 0
+    checksum = 0
     for task in stream:
         for tensor in (task.train_x, task.train_y, task.test_x, task.test_y):
-            sum_ = zlib.crc32(tensor.contiguous().numpy().data, sum_)
-    return f"{sum_:08x}"
+            content = tensor.cpu().contiguous().flatten().view(torch.uint8)
+            checksum = zlib.crc32(content.numpy().data, checksum)
+    return f"{checksum:08x}"
 
 
 def chosen_device(asked: Device) -> str:
@@ -187,11 +199,11 @@ def chosen_device(asked: Device) -> str:
     return asked.value
 
 
-def _threads(asked: Request, out: Path, alone: bool) -> int:
+def _threads(asked: Request, out: Path | None, alone: bool) -> int:
     """How many threads a run has: as many as before if it is resumed, because its bits depend on
     it. The steps of an MLP are too small for more than two, and several runs each get a process
     with one thread."""
-    if asked.resume and (out / CONFIG).exists():
+    if asked.resume and out and (out / CONFIG).exists():
         before = _threads_before(out / CONFIG)
         if asked.threads not in (None, before):
             raise RankupError(
@@ -200,8 +212,8 @@ def _threads(asked: Request, out: Path, alone: bool) -> int:
             )
         return before
     most = torch.get_num_threads()
-    own = most if asked.net is not Net.mlp else min(2, most)
-    return asked.threads or (own if alone else 1)
+    helpful = most if asked.net is not Net.mlp else min(2, most)
+    return asked.threads or (helpful if alone else 1)
 
 
 def _threads_before(path: Path) -> int:
@@ -211,3 +223,103 @@ def _threads_before(path: Path) -> int:
     if threads < 1:
         raise no_setting(path, "threads", threads, expected)
     return threads
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run has learned and how well; made by `rankup.run`.
+
+    Attributes:
+        tasks: the names of the tasks learned.
+        accuracy: a row per task learned: the accuracy on every task up to it, from 0 to 1.
+        average_accuracy: the mean of the last row.
+        forgetting: how much accuracy tasks have lost on average since each was learned.
+        parameters: how many float32 numbers the method stores.
+        buffer: how many numbers it stores of samples to replay.
+        seconds: how long each task took.
+        method: the method itself; `method.predict(x, task)` answers for the task with that index,
+            and the rank update has its network in `method.net`.
+    """
+
+    tasks: list[str]
+    accuracy: list[list[float]]
+    average_accuracy: float
+    forgetting: float
+    parameters: float
+    buffer: float
+    seconds: list[float]
+    method: Method
+
+
+def run(
+    method: str = "rank",
+    stream: str | Stream = "p-digits",
+    *,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Learn a stream with any method, as the command `rankup run` does.
+
+    >>> import rankup
+    >>> result = rankup.run("ewc", "s-digits", epochs=2, strength=10.0, width=16)
+    >>> [len(row) for row in result.accuracy]
+    [1, 2, 3, 4, 5]
+
+    Args:
+        method: its name; `rankup methods` lists them.
+        stream: the name of a stream, see `rankup streams`, or a `rankup.data.Stream`.
+        seed: of everything random.
+        out: a folder to write, like the command's; by default nothing is written.
+        resume: continue what that folder holds.
+        on_progress: called now and then with the task, the epoch, the loss and the accuracy.
+        settings: anything else that the command takes, by the same names: the net and its width,
+            the rank, the number of tasks, fields of the recipe (`rankup.Recipe`), the method's own
+            options.
+    """
+    request, options = _as_request(stream, settings, seed=seed, resume=resume)
+    if method != "rank" and (factors := settings.keys() & _OF_FACTORS):
+        raise RankupError(f"{min(factors)} is for the method rank, {method} has no factors")
+    method_options(method, options)
+    made = stream if isinstance(stream, Stream) else None
+    folder = None if out is None else Path(out)
+    (seed_run,) = Launch(request, stream=made).of(method, options, {seed: folder})
+    threads = torch.get_num_threads()
+    try:
+        with learning_on(torch.device(seed_run.config.device)):
+            seed_run.check()
+            seed_run.warn_if_capped()
+            learn_run(seed_run, on_progress)
+    finally:
+        torch.set_num_threads(threads)
+    lines, matrix = seed_run.lines, seed_run.matrix
+    return RunResult(
+        tasks=[line["task"] for line in lines],
+        accuracy=matrix.rows,
+        average_accuracy=matrix.average_accuracy(),
+        forgetting=matrix.forgetting(),
+        parameters=lines[-1]["parameters"],
+        buffer=lines[-1]["buffer"],
+        seconds=[line["seconds"] for line in lines],
+        method=seed_run.method,
+    )
+
+
+def _as_request(
+    stream: str | Stream, settings: Mapping[str, Any], **others: Any
+) -> tuple[Request, dict[str, Any]]:
+    """A request, and what is left of the settings: the method's own options."""
+    asked = {name: value for name, value in settings.items() if name in _REQUESTED}
+    recipe, options = apart({k: v for k, v in settings.items() if k not in asked})
+    if isinstance(stream, Stream) and asked.get("tasks") is not None:
+        raise RankupError("tasks is for a stream that is named, not for one that is made")
+    for name, kind in (("net", Net), ("device", Device)):
+        if name in asked and asked[name] not in list(kind):
+            raise RankupError(f"{name} must be one of {', '.join(kind)}, got {asked[name]!r}")
+        asked |= {name: kind(asked[name])} if name in asked else {}
+    if asked.get("data") is not None:
+        asked["data"] = Path(asked["data"])
+    name = stream.name if isinstance(stream, Stream) else stream
+    return Request(name, recipe_options=dict(recipe), **asked, **others), dict(options)

@@ -8,96 +8,62 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
-from rankup.data.heldout import hold_out
-from rankup.data.streams import Stream, make_stream
+from rankup.data.streams import Stream
 from rankup.runs import process_pool
-from rankup.runs.folder import RunConfig, other_torch
-from rankup.runs.records import read_lines
-from rankup.runs.run import OnProgress, Progress, SeedRun, run, run_together
+from rankup.runs.folder import other_torch
+from rankup.runs.run import OnProgress, Progress, SeedRun, learn_run, run_together
 from rankup.training.loop import TaskFailed
-
-
-@dataclass(frozen=True)
-class Seed:
-    """One seed's run: what is asked for, where its data is, and where it goes."""
-
-    config: RunConfig
-    data: Path | None
-    out: Path
-    resume: bool
-    made: Stream | None = None  # its stream, if already made
-
-    def stream(self) -> Stream:
-        if self.made is not None:
-            return self.made
-        config = self.config
-        count = config.tasks_in_stream or config.tasks
-        whole = make_stream(
-            config.stream, tasks=count, seed=config.seed, data=self.data, progress=False
-        )
-        made = whole.first(config.tasks)
-        return hold_out(made, config.held_out, config.seed) if config.held_out else made
+from rankup.utils.malloc import keep_freed_memory
 
 
 def run_seeds(
-    seeds: Sequence[Seed],
+    runs: Sequence[SeedRun],
     *,
     on_progress: OnProgress | None = None,
     note: Callable[[str], None],
-) -> dict[int, str]:
-    """Run all seeds; return why any of them failed, by seed."""
-    failures = run_all(seeds, on_progress=on_progress, note=note)
-    return {seed.config.seed: failures[seed.out] for seed in seeds if seed.out in failures}
-
-
-def run_all(
-    seeds: Sequence[Seed],
-    *,
-    on_progress: OnProgress | None = None,
-    note: Callable[[str], None],
-) -> dict[Path, str]:
-    """Run all of these, which may differ in more than the seed; return why any of them failed, by
-    folder."""
-    if other := _other_torch(seeds):
+) -> dict[SeedRun, str]:
+    """Run all of these, which may differ in more than the seed; return why any of them failed."""
+    if other := _other_torch(runs):
         note(other)
-    on_gpu = seeds[0].config.device == "cuda"
-    if len(seeds) == 1 or on_gpu:
-        streams = _on_their_device(seeds)
-        runs = [
-            SeedRun(seed.config, stream, seed.out, seed.resume)
-            for seed, stream in zip(seeds, streams, strict=True)
-        ]
-        tell = _loading_plots(on_progress) if on_gpu else on_progress
-        failures = run_together(runs, on_progress=tell, note=note)
-        return {out: str(why) for out, why in failures.items()}
-    return _in_processes(seeds, on_progress)
+    on_gpu = runs[0].config.device == "cuda"
+    if len(runs) > 1 and not on_gpu:
+        return _in_processes(runs, on_progress)
+    if on_gpu:
+        _share_streams(runs)
+        on_progress = _loading_plots(on_progress)
+    else:
+        keep_freed_memory()
+    failures = run_together(runs, on_progress=on_progress, note=note)
+    return {run: str(why) for run, why in failures.items()}
 
 
-def _other_torch(seeds: Sequence[Seed]) -> str:
+def _other_torch(runs: Sequence[SeedRun]) -> str:
     """What to say if runs go on with another version of torch than before."""
-    going = [seed for seed in seeds if len(read_lines(seed.out)) < seed.config.tasks]
-    found = [(s, before) for s in going if (before := other_torch(s.config, s.out))]
-    if not found:
+    changed = [
+        (run, before)
+        for run in runs
+        if run.unfinished and (before := other_torch(run.config, run.folder))
+    ]
+    if not changed:
         return ""
-    first, before = found[0]
-    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    first, versions = changed[0]
+    others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
     return (
-        f"{first.out}{others} was started with torch {', then '.join(before)} and continues with "
-        f"{first.config.versions['torch']}: its bits may not be those of one version alone"
+        f"{first.folder}{others} was started with torch {', then '.join(versions)} and continues "
+        f"with {first.config.versions['torch']}: its bits may not be those of one version alone"
     )
 
 
-def _on_their_device(seeds: Sequence[Seed]) -> list[Stream]:
-    """Their streams. Trials of one seed share a stream, which is moved to a GPU only once."""
-    there: dict[int, Stream] = {}
-    for seed in seeds:
-        if seed.made is not None and id(seed.made) not in there:
-            there[id(seed.made)] = seed.made.to(seed.config.device)
-    return [seed.stream() if seed.made is None else there[id(seed.made)] for seed in seeds]
+def _share_streams(runs: Sequence[SeedRun]) -> None:
+    """Move a stream that several runs share, such as trials of one seed, to the GPU only once."""
+    moved: dict[Stream, Stream] = {}
+    for run in runs:
+        if (stream := run.preloaded) is not None:
+            if stream not in moved:
+                moved[stream] = stream.to(run.config.device)
+            run.preloaded = moved[stream]
 
 
 def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
@@ -114,18 +80,18 @@ def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
     return tell
 
 
-def _in_processes(seeds: Sequence[Seed], on_progress: OnProgress | None) -> dict[Path, str]:
-    again = "" if all(seed.resume for seed in seeds) else " with --resume"
+def _in_processes(runs: Sequence[SeedRun], on_progress: OnProgress | None) -> dict[SeedRun, str]:
+    again = "" if all(run.resume for run in runs) else " with --resume"
     ended = process_pool.in_processes(
         _run_one,
-        seeds,
+        runs,
         _cores(),
         hear=on_progress or (lambda _: None),
         lost="a process that ran a seed was killed, perhaps for lack of memory; run the same "
         f"command{again} to continue",
     )
     with closing(ended):
-        return {seed.out: why for seed, why in ended if why is not None}
+        return {run: why for run, why in ended if why is not None}
 
 
 def _cores() -> int:
@@ -134,9 +100,10 @@ def _cores() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def _run_one(seed: Seed) -> str | None:
+def _run_one(run: SeedRun) -> str | None:
+    keep_freed_memory()
     try:
-        run(seed.config, seed.stream(), seed.out, resume=seed.resume, on_progress=process_pool.tell)
+        learn_run(run, process_pool.tell)
     except TaskFailed as error:
         return str(error)
     return None

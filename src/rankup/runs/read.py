@@ -1,13 +1,13 @@
-"""A run, read back from its folder: its settings, a line for each task learned, and the selectors
-of a network of factors."""
+"""Runs read back from their folders: settings, results, selectors, and means over seeds."""
 
 import json
 import os
+import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,76 @@ class Run:
     @property
     def seconds(self) -> float:
         return sum(float(line["seconds"]) for line in self.lines)
+
+
+class OfASeed(Protocol):
+    @property
+    def matrix(self) -> AccuracyMatrix: ...
+    @property
+    def parameters(self) -> float: ...
+    @property
+    def buffer(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class OverSeeds:
+    """Means over the runs of a setting, and what each seed reached."""
+
+    runs: Sequence[OfASeed]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Each seed's average over all tasks, after the last."""
+        return [run.matrix.average_accuracy() for run in self.runs]
+
+    @property
+    def forgetting(self) -> list[float]:
+        return [run.matrix.forgetting() for run in self.runs]
+
+    @property
+    def averages(self) -> Array:
+        """`[S, T]`: A_t of each seed after each task."""
+        return np.array([run.matrix.average_accuracies() for run in self.runs])
+
+    @property
+    def matrix(self) -> Array:
+        """`[T, T]`: the mean of the seeds' accuracy matrices."""
+        mean: Array = np.mean([run.matrix.as_array() for run in self.runs], axis=0)
+        return mean
+
+    @property
+    def parameters(self) -> float:
+        return statistics.mean(run.parameters for run in self.runs)
+
+    @property
+    def buffer(self) -> float:
+        return statistics.mean(run.buffer for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """How long a seed took, on average."""
+        return statistics.mean(run.seconds for run in self.runs)
+
+
+def percent(fraction: float) -> str:
+    """
+    >>> percent(0.93414), percent(-0.25), percent(-0.00001)
+    ('93.41', '−25.00', '0.00')
+    """
+    text = f"{100 * fraction:.2f}"
+    return "0.00" if text == "-0.00" else text.replace("-", "−")
+
+
+def spread(fractions: Sequence[float]) -> str:
+    """Mean and standard deviation of several seeds; for one there is no deviation.
+
+    >>> spread([0.9, 0.92, 0.94]), spread([0.9])
+    ('92.00 ± 2.00', '90.00')
+    """
+    if len(fractions) == 1:
+        return percent(fractions[0])
+    return f"{percent(statistics.mean(fractions))} ± {percent(statistics.stdev(fractions))}"
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:

@@ -6,13 +6,18 @@ net/            what the method knows
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
+from rankup.runs.request import Device, Net, Request
 from rankup.training.recipe import Recipe
+
+Choice = TypeVar("Choice", Net, Device)
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -20,8 +25,6 @@ NET = "net"
 # Settings that follow from a seed. The checksum of images of one's own is taken over tasks as the
 # seed has drawn them.
 OF_A_SEED = ("seed", "task_names", "data")
-
-_MOST = 1e18  # numbers or seconds: nobody has stored or waited for more
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -115,9 +118,76 @@ def _checked(line: Any) -> dict[str, Any]:
             raise RankupError(f"it has no {key!r}")
     for key in ("parameters", "buffer", "seconds"):
         value = line[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise RankupError(f"{key!r} is {value!r}, not a number")
     names = line.get("classes") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RankupError(f"'classes' is {names!r}, not a list of names")
     return line
+
+
+def as_begun(
+    method: str,
+    options: dict[str, Any],
+    request: Request,
+    root: Path,
+    said: Callable[[str], bool],
+) -> tuple[str, dict[str, Any], Request]:
+    """The method, its given options and the request of `rankup run`, with everything not given
+    taken from the run in that folder, or from the first of several seeds there. If there is none,
+    nothing changes.
+
+    Args:
+        said: whether an option was given, by its name.
+    """
+    runs = runs_in(root)
+    if not runs:
+        return method, options, request
+    stored = _Stored(runs[0] / CONFIG)
+    before: dict[str, Any] = {
+        "stream": stored.get("stream", str),
+        "net": stored.one_of("net", Net),
+        "width": stored.get("width", int),
+        "rank": stored.get("rank", str),
+        "seeded": stored.get("seeded", str | None),
+        "device": stored.one_of("device", Device),
+    }
+    if not (said("seed") or said("seeds")):
+        before |= _seeds(root, runs)
+    recipe = stored.get("recipe", dict)
+    if not said("recipe"):
+        names = {item.name for item in fields(Recipe)} & recipe.keys()
+        before["recipe"] = recipe.get("name", request.recipe)
+        before["recipe_options"] = {name: recipe[name] for name in names} | request.recipe_options
+        before["is_complete"] = len(names) == len(fields(Recipe))
+    request = replace(request, **{k: v for k, v in before.items() if not said(k)})
+    method = method if said("method") else stored.get("method", str)
+    if method == stored.get("method", str):
+        options = stored.get("options", dict) | options
+    return method, options, request
+
+
+def _seeds(root: Path, runs: list[Path]) -> dict[str, int]:
+    seeds = sorted(_Stored(run / CONFIG).get("seed", int) for run in runs)
+    if seeds[-1] - seeds[0] >= len(seeds):
+        raise RankupError(
+            f"{root} holds seeds {', '.join(map(str, seeds))}: say with --seed and --seeds which "
+            "to continue"
+        )
+    return {"seed": seeds[0], "seeds": len(seeds)}
+
+
+class _Stored:
+    """The settings of a run, each checked when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.config = path, read_config(path)
+
+    def get(self, name: str, kind: Any) -> Any:
+        return setting(self.path, self.config, name, kind)
+
+    def one_of(self, name: str, choices: type[Choice]) -> Choice:
+        value = self.get(name, str)
+        if value not in list(choices):
+            raise no_setting(self.path, name, value, f"one of {', '.join(choices)}")
+        return choices(value)

@@ -1,7 +1,6 @@
 """Requests to the commands that learn, independent of the command line."""
 
 import hashlib
-import os
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -67,18 +66,16 @@ class Request:
 
     @property
     def stream_name(self) -> str:
-        """The stream's name as part of a folder's name. A path that is long or not valid text,
-        which some readers of networks cannot open, is shortened to its last part and a hash that
-        tells it from others.
+        """The stream's name as part of a folder's name. A long path is shortened to its last part
+        and a hash that tells it from others.
 
         >>> Request(stream="split:photos/birds").stream_name
         'split-photos_birds'
         >>> Request(stream=f"split:{'photos/' * 20}birds").stream_name
         'split-birds-01f42509'
         """
-        name, whole = self.stream, os.fsencode(self.stream)
-        if len(whole) > _LONGEST or whole.decode(errors="ignore") != name:
-            last = os.fsencode(Path(name.removeprefix("split:")).name)[: _LONGEST // 2]
-            digest = hashlib.sha256(whole).hexdigest()[:8]
-            name = f"split:{last.decode(errors='ignore')}-{digest}"
+        name, encoded = self.stream, self.stream.encode(errors="replace")
+        if len(encoded) > _LONGEST:
+            last = Path(name.removeprefix("split:")).name[: _LONGEST // 2]
+            name = f"split:{last}-{hashlib.sha256(encoded).hexdigest()[:8]}"
         return name.replace("/", "_").replace(":", "-")

@@ -10,7 +10,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,24 @@ from torch import nn
 
 import rankup
 from rankup import models
-from rankup.data.streams import Stream
+from rankup.data.heldout import hold_out
+from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
 from rankup.growing.options import GrowOptions
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
+from rankup.net.network import IncrementalNet
 from rankup.rank import parse_rank
-from rankup.runs.checkpoints import CHECKPOINT, SHARE, Checkpoints, read_checkpoint
 from rankup.runs.folder import (
+    CHECKPOINT,
+    SHARE,
+    Checkpoints,
     RunConfig,
     RunError,
     check_folder,
+    read_checkpoint,
     record_torch,
     working_in,
     write_config,
@@ -41,9 +47,8 @@ from rankup.runs.records import METRICS, NET, read_lines, recipe_of
 from rankup.training.batches import Feed
 from rankup.training.checkpoint import Checkpoint, CheckpointError
 from rankup.training.engine.select import Engine
-from rankup.training.evaluate import share_right
+from rankup.training.evaluate import fraction_correct
 from rankup.training.loop import Epoch, OnEpoch, TaskFailed, learn
-from rankup.utils.malloc import keep_freed_memory
 
 _TELL = 0.5  # least number of seconds between two progress reports
 
@@ -67,14 +72,17 @@ OnProgress = Callable[[Progress], None]
 def run(
     config: RunConfig,
     stream: Stream,
-    out: Path,
+    out: Path | None,
     *,
     resume: bool = False,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Learn all tasks of a stream that are not learned yet."""
-    failures = run_together([SeedRun(config, stream, out, resume)], on_progress=on_progress)
-    for failure in failures.values():
+    learn_run(SeedRun(config, stream, out, resume), on_progress)
+
+
+def learn_run(seed_run: "SeedRun", on_progress: OnProgress | None = None) -> None:
+    for failure in run_together([seed_run], on_progress=on_progress).values():
         raise failure
 
 
@@ -83,24 +91,22 @@ def run_together(
     *,
     on_progress: OnProgress | None = None,
     note: Callable[[str], None] = warnings.warn,
-) -> dict[Path, TaskFailed]:
+) -> "dict[SeedRun, TaskFailed]":
     """Let several runs learn their streams at once, in one process.
 
-    Returns why any runs failed, by folder; the others go on without them.
+    Returns why any runs failed; the others go on without them.
     """
     torch.set_num_threads(runs[0].config.threads)
     torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
-    if runs[0].config.device == "cpu":
-        keep_freed_memory()
+    for seed_run in runs:
+        seed_run.open()
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
-    engine, failures = Engine(note, alike=alike), dict[Path, TaskFailed]()
+    engine, failures = Engine(note, alike=alike), dict[SeedRun, TaskFailed]()
     checkpoints = Checkpoints(note)
-    with working_in(r.out for r in runs if not r.finished):
-        for each in runs:
-            each.refuse_if_outdated()
-            if not each.finished:
-                record_torch(each.config, each.out)
-        while going := [r for r in runs if not r.finished and r.out not in failures]:
+    with working_in(r.out for r in runs if r.out and not r.finished):
+        for seed_run in runs:
+            seed_run.refuse_if_outdated()
+        while going := [r for r in runs if not r.finished and r not in failures]:
             # Runs that were stopped at different tasks catch up first.
             next_task = min(len(r.lines) for r in going)
             failures |= _learn_next(
@@ -114,7 +120,7 @@ def _learn_next(
     engine: Engine,
     checkpoints: Checkpoints,
     on_progress: OnProgress | None,
-) -> dict[Path, TaskFailed]:
+) -> "dict[SeedRun, TaskFailed]":
     started, before = time.perf_counter(), 0.0
 
     def seconds() -> float:
@@ -131,17 +137,17 @@ def _learn_next(
             r.watch(checkpoints, seconds, on_progress if r is learning[0] else None, len(learning))
             for r in learning
         ]
-        found = [read_checkpoint(r.out, len(r.lines), engine.note) for r in learning]
-        before = max(0.0 if point is None else point.seconds for point in found)
+        points = [r.checkpoint(engine.note) for r in learning]
+        before = max(0.0 if point is None else point.seconds for point in points)
         try:
-            failures = learn(methods, tasks, engine, found, watches)
+            failures = learn(methods, tasks, engine, points, watches)
         except CheckpointError as error:
             engine.note(f"task {tasks[0].name!r} starts over: {error}")
             before = 0.0
             failures = learn(methods, tasks, engine, None, watches)
-    failed = {r.out: why for r, why in zip(learning, failures, strict=True) if why is not None}
+    failed = {r: why for r, why in zip(learning, failures, strict=True) if why is not None}
     # If a run was stopped just after a task was saved, the time spent learning it is lost.
-    _record([r for r in runs if r.out not in failed], seconds())
+    _record([r for r in runs if r not in failed], seconds())
     return failed
 
 
@@ -153,66 +159,91 @@ def _record(runs: "Sequence[SeedRun]", seconds: float) -> None:
     # Python runs one at a time, and switching takes longer than waiting for a GPU.
     with ThreadPoolExecutor(len(runs)) as pool:
         # Tests may replace a network's tensors, so what is to be saved is captured before them.
-        saved = [pool.submit(write) for write in [r.saving() for r in runs]]
+        saved = [pool.submit(save) for save in [r.saving() for r in runs]]
         tested = [r.test() for r in runs]
-        for each in saved:
-            each.result()
+        for write in saved:
+            write.result()
         list(pool.map(lambda r, row: r.note(row, seconds), runs, tested))
 
 
+@dataclass(eq=False)
 class SeedRun:
-    """One seed's run folder, and what it holds in memory.
+    """One seed's run: its settings, its stream and its folder.
+
+    What it works with is made when it is first needed, and stays behind when the run is sent to
+    another process.
 
     Args:
-        only_look: leave the folder alone, just to see whether the run can go on there.
+        preloaded: its stream, if it is already made.
+        out: its folder; None to write nothing.
+        resume: whether it may continue what is in its folder.
+        data: the folder of data sets that its stream is made from.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        stream: Stream,
-        out: Path,
-        resume: bool = False,
-        *,
-        only_look: bool = False,
-    ) -> None:
-        device = torch.device(config.device)
-        self.config, self.out, self.stream = config, out, stream.to(device)
-        setting = setting_of(config, self.stream)
-        kind, folder = method_class(config.method), out / NET
-        kind.check(setting)
-        check_folder(config, out, resume)
-        self.method = kind.load(folder, setting) if kind.is_in(folder) else kind(setting)
-        self.tests = [Feed(task, setting.recipe, device) for task in self.stream]
-        self.lines = read_lines(out)
-        self.matrix = AccuracyMatrix([line["accuracy"] for line in self.lines])
-        self._refuse_mixed_up()
-        # Last, so that a refused run leaves no folder in the way of another try.
-        if not only_look:
-            write_config(config, out)
+    config: RunConfig
+    preloaded: Stream | None
+    out: Path | None
+    resume: bool = False
+    data: Path | None = None
 
-    def _refuse_mixed_up(self) -> None:
-        """Refuse a network that has learned neither as many tasks as there are lines nor one more:
-        it would be tested in place of another."""
-        learned, told = self.method.learned, len(self.lines)
-        again = "put back what is missing, or start a new run with --out"
-        if learned < told:
-            raise RunError(
-                f"{self.out / NET} lacks tasks that {METRICS} has (it holds {learned} of {told}): "
-                f"{again}"
-            )
-        if learned > told + 1 and method_info(self.config.method).continual:
-            raise RunError(
-                f"{self.out / METRICS} lacks tasks that {NET}/ has (it lists {told} of "
-                f"{learned}): {again}"
-            )
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
-    def refuse_if_outdated(self) -> None:
-        if len(read_lines(self.out)) != len(self.lines):
-            raise RunError(
-                f"another process was using {self.out} until just now: run the same command "
-                "with --resume to continue from there"
-            )
+    @cached_property
+    def stream(self) -> Stream:
+        """Its tasks, on its device."""
+        stream = self._make_stream() if self.preloaded is None else self.preloaded
+        return stream.to(self.config.device)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What its method is made from."""
+        config, first, recipe = self.config, self.stream[0], recipe_of(self.config.recipe)
+        for task in self.stream if recipe.crop else ():
+            check_pad(recipe.crop, task.train_x.shape)
+        return Setting(
+            module=make_module(config, first).to(first.train_x.device),
+            grow_options=GrowOptions(parse_rank(config.rank, config.seeded), seed=config.seed),
+            recipe=recipe,
+            seed=config.seed,
+            tasks=self.stream.tasks,
+            options=method_options(config.method, config.options),
+        )
+
+    @cached_property
+    def method(self) -> Method:
+        kind = method_class(self.config.method)
+        if self.out is not None and kind.is_in(self.out / NET):
+            return kind.load(self.out / NET, self.setting)
+        return kind(self.setting)
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """What `metrics.jsonl` says: a line per task learned."""
+        return [] if self.out is None else read_lines(self.out)
+
+    @cached_property
+    def matrix(self) -> AccuracyMatrix:
+        return AccuracyMatrix([line["accuracy"] for line in self.lines])
+
+    @cached_property
+    def _tests(self) -> list[Feed]:
+        device = torch.device(self.config.device)
+        return [Feed(task, self.setting.recipe, device) for task in self.stream]
+
+    @property
+    def folder(self) -> Path:
+        assert self.out is not None
+        return self.out
+
+    @property
+    def learned(self) -> int:
+        """How many tasks were learned, by this process or another, as its folder says."""
+        return len(read_lines(self.folder))
+
+    @property
+    def unfinished(self) -> bool:
+        return self.learned < self.config.tasks
 
     @property
     def finished(self) -> bool:
@@ -222,6 +253,68 @@ class SeedRun:
     def next_task(self) -> Task:
         return self.stream[len(self.lines)]
 
+    def _make_stream(self) -> Stream:
+        config = self.config
+        count = config.tasks_in_stream or config.tasks
+        whole = make_stream(
+            config.stream, tasks=count, seed=config.seed, data=self.data, progress=False
+        )
+        learned = whole.first(config.tasks)
+        return hold_out(learned, config.held_out, config.seed) if config.held_out else learned
+
+    def check(self) -> None:
+        """Refuse a run that can neither begin nor go on. Writes nothing."""
+        method_class(self.config.method).check(self.setting)
+        if self.out is not None:
+            check_folder(self.config, self.out, self.resume)
+            self._refuse_mixed_up(self.out)
+
+    def open(self) -> None:
+        """Check it, and make its folder: last, so that a refused run leaves none in the way of
+        another try."""
+        self.check()
+        if self.out is not None:
+            write_config(self.config, self.out)
+
+    def _refuse_mixed_up(self, out: Path) -> None:
+        """Refuse a network that has learned neither as many tasks as there are lines nor one more:
+        it would be tested in place of another."""
+        learned, listed = self.method.learned, len(self.lines)
+        again = "put back what is missing, or start a new run with --out"
+        if learned < listed:
+            raise RunError(
+                f"{out / NET} lacks tasks that {METRICS} has (it holds {learned} of {listed}): "
+                f"{again}"
+            )
+        if learned > listed + 1 and method_info(self.config.method).continual:
+            raise RunError(
+                f"{out / METRICS} lacks tasks that {NET}/ has (it lists {listed} of "
+                f"{learned}): {again}"
+            )
+
+    def refuse_if_outdated(self) -> None:
+        """Refuse to work with what was read before the folder was locked, if it has changed. The
+        caller must hold the lock."""
+        if self.out is None:
+            return
+        if self.learned != len(self.lines):
+            raise RunError(
+                f"another process was using {self.out} until just now: run the same command "
+                "with --resume to continue from there"
+            )
+        if not self.finished:
+            record_torch(self.config, self.out)
+
+    def warn_if_capped(self) -> None:
+        """Warn where a task gets less rank than was asked for, as `grow` does."""
+        net = getattr(self.method, "net", None)
+        if isinstance(net, IncrementalNet):
+            net.plan.warn_if_capped()
+
+    def checkpoint(self, note: Callable[[str], None]) -> Checkpoint | None:
+        """Where the next task was stopped, if it was."""
+        return None if self.out is None else read_checkpoint(self.out, len(self.lines), note)
+
     def watch(
         self,
         checkpoints: Checkpoints,
@@ -230,48 +323,50 @@ class SeedRun:
         seeds: int,
     ) -> OnEpoch:
         """Writes checkpoints and reports progress, both seldom enough to cost little."""
-        index, told, telling = len(self.lines), 0.0, 0.0
+        index, reported, cost = len(self.lines), 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
-            nonlocal told, telling
+            nonlocal reported, cost
             checkpoint.seconds = seconds()
-            checkpoints.keep(self.out, index, checkpoint)
+            if self.out is not None:
+                checkpoints.keep(self.out, index, checkpoint)
             now = time.perf_counter()
-            if on_progress is not None and now - told > max(_TELL, SHARE * telling):
+            if on_progress is not None and now - reported > max(_TELL, SHARE * cost):
                 numbers = epoch.number, epoch.epochs, epoch.loss, epoch.accuracy()
                 on_progress(Progress(self.config.seed, seeds, index, *numbers))
-                told = time.perf_counter()
-                telling = told - now
+                reported = time.perf_counter()
+                cost = reported - now
 
         return on_epoch
 
     def saving(self) -> Callable[[], None]:
-        return self.method.saving(self.out / NET)
+        return (lambda: None) if self.out is None else self.method.saving(self.out / NET)
 
     def test(self) -> list[float]:
         """The accuracy on every learned task."""
         return [
-            share_right(lambda x, task=task: self.method.predict(x, task), self.tests[task].test())  # type: ignore[misc]
+            fraction_correct(partial(self.method.predict, task=task), self._tests[task].test())
             for task in range(len(self.lines) + 1)
         ]
 
     def note(self, accuracies: list[float], seconds: float) -> None:
         """Write the line of a task that was learned and saved."""
         self.matrix.add(accuracies)
-        index = len(self.lines)
-        self.lines.append(_line(self.stream[index], self.matrix, self.method, seconds))
-        write_lines(self.out, self.lines)
-        (self.out / CHECKPOINT).unlink(missing_ok=True)
-
-
-def setting_of(config: RunConfig, stream: Stream) -> Setting:
-    """What the run's method is made from."""
-    recipe = recipe_of(config.recipe)
-    for task in stream if recipe.crop else ():
-        check_pad(recipe.crop, task.train_x.shape)
-    module = make_module(config, stream[0]).to(stream[0].train_x.device)
-    options = method_options(config.method, config.options)
-    return Setting(module, grow_options_of(config), recipe, config.seed, stream.tasks, options)
+        footprint = self.method.footprint()
+        line = {
+            "task": self.next_task.name,
+            "classes": list(self.next_task.class_names),
+            "accuracy": self.matrix.rows[-1],
+            "average_accuracy": self.matrix.average_accuracy(),
+            "forgetting": self.matrix.forgetting(),
+            "parameters": footprint.parameters,
+            "buffer": footprint.buffer,
+            "seconds": seconds,
+        }
+        self.lines.append(line)
+        if self.out is not None:
+            write_lines(self.out, self.lines)
+            (self.out / CHECKPOINT).unlink(missing_ok=True)
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:
@@ -284,23 +379,5 @@ def make_module(config: RunConfig, task: Task) -> nn.Module:
     return models.resnet18(config.width, image_size=shape[-1], channels=shape[0])
 
 
-def grow_options_of(config: RunConfig) -> GrowOptions:
-    return GrowOptions(parse_rank(config.rank, config.seeded), seed=config.seed)
-
-
 def versions() -> dict[str, str]:
     return {"rankup": rankup.__version__, "torch": torch.__version__}
-
-
-def _line(task: Task, matrix: AccuracyMatrix, method: Method, seconds: float) -> dict[str, Any]:
-    footprint = method.footprint()
-    return {
-        "task": task.name,
-        "classes": list(task.class_names),
-        "accuracy": matrix.rows[-1],
-        "average_accuracy": matrix.average_accuracy(),
-        "forgetting": matrix.forgetting(),
-        "parameters": footprint.parameters,
-        "buffer": footprint.buffer,
-        "seconds": seconds,
-    }

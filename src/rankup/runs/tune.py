@@ -21,10 +21,10 @@ from rankup.methods.settings import apart, variant_of
 from rankup.runs.comparison import is_comparison
 from rankup.runs.folder import check_folder
 from rankup.runs.launch import Launch
-from rankup.runs.many_seeds import Seed, run_all
+from rankup.runs.many_seeds import run_seeds
 from rankup.runs.read import read_run
-from rankup.runs.records import read_lines, runs_in
-from rankup.runs.run import OnProgress
+from rankup.runs.records import runs_in
+from rankup.runs.run import OnProgress, SeedRun
 from rankup.storage.atomic import write_json
 
 FIRST_SEED = 1000  # of the trials' seeds
@@ -90,14 +90,14 @@ class Tuning:
             method: [self._seeds(method, number) for number in range(len(tried))]
             for method, tried in trials.items()
         }
-        for seed in (seed for method in trials for seed in self._all(method)):
-            check_folder(seed.config, seed.out, seed.resume)
+        for run in (run for method in trials for run in self._all(method)):
+            check_folder(run.config, run.folder, run.resume)
         for method in trials:
             self._refuse_fewer(method)
 
     def learned(self, method: str) -> int:
         """How many tasks its trials have learned in total."""
-        return sum(len(read_lines(seed.out)) for seed in self._all(method))
+        return sum(run.learned for run in self._all(method))
 
     def to_learn(self, method: str) -> int:
         return len(self._all(method)) * self.launch.tasks
@@ -106,11 +106,11 @@ class Tuning:
         self, method: str, on_progress: OnProgress | None, note: Callable[[str], None]
     ) -> Outcome:
         """Run a method's unfinished trials, and choose the best."""
-        going = [s for s in self._all(method) if len(read_lines(s.out)) < self.launch.tasks]
-        failures = run_all(going, on_progress=on_progress, note=note) if going else {}
+        going = [run for run in self._all(method) if run.unfinished]
+        failures = run_seeds(going, on_progress=on_progress, note=note) if going else {}
         tried = [
-            _trial(settings, seeds, failures)
-            for settings, seeds in zip(self.trials[method], self.runs[method], strict=True)
+            _trial(settings, runs, failures)
+            for settings, runs in zip(self.trials[method], self.runs[method], strict=True)
         ]
         best = max(tried, key=lambda trial: trial.score)
         if best.failed:
@@ -140,10 +140,10 @@ class Tuning:
         write_json(self.root / f"{self._name(method)}.json", asdict(outcome))
         return outcome
 
-    def _all(self, method: str) -> list[Seed]:
-        return [seed for seeds in self.runs[method] for seed in seeds]
+    def _all(self, method: str) -> list[SeedRun]:
+        return [run for runs in self.runs[method] for run in runs]
 
-    def _seeds(self, method: str, number: int) -> list[Seed]:
+    def _seeds(self, method: str, number: int) -> list[SeedRun]:
         tried = apart({**method_info(method).recipe, **self.trials[method][number]})
         folder = self.root / self._name(method) / f"trial-{number + 1:02}"
         folders = {seed: folder / f"seed-{seed}" for seed in self.launch.seeds}
@@ -190,11 +190,11 @@ def _choice(best: Trial, tried: Sequence[Trial]) -> Values:
     }
 
 
-def _trial(settings: Values, seeds: Sequence[Seed], failures: Mapping[Path, str]) -> Trial:
-    for seed in seeds:
-        if seed.out in failures:
-            return Trial(settings, [], [], failures[seed.out])
-    matrices = [read_run(seed.out, selectors=False).matrix for seed in seeds]
+def _trial(settings: Values, runs: Sequence[SeedRun], failures: Mapping[SeedRun, str]) -> Trial:
+    for run in runs:
+        if run in failures:
+            return Trial(settings, [], [], failures[run])
+    matrices = [read_run(run.folder, selectors=False).matrix for run in runs]
     return Trial(
         settings,
         [matrix.average_accuracy() for matrix in matrices],
