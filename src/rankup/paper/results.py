@@ -16,7 +16,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
 from rankup.paper.experiment import Experiment
-from rankup.runs.seed_stats import OverSeeds
+from rankup.runs.read import OverSeeds
 from rankup.storage.atomic import write_file
 
 

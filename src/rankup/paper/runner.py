@@ -164,7 +164,8 @@ class Runner:
         started = time.perf_counter()
         launch = Launch(experiment.request(self.device, self.data, self.download))
         runs = launch.of(experiment.method, options, folders)
-        failures = run_seeds(runs, on_progress=on_progress, note=note)
+        failed = run_seeds(runs, on_progress=on_progress, note=note)
+        failures = {run.config.seed: why for run, why in failed.items()}
         seconds = (time.perf_counter() - started) / len(seeds)
         new = [seed for seed in self.results.missing(experiment) if seed in folders]
         if new:
