@@ -1,8 +1,9 @@
 """Fixtures that several files of tests share."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from helpers.pictures import Pictures
 from rankup.cli.main import main
 from rankup.data import decode
 from rankup.paper.results import Results
+from rankup.runs import process_pool
 
 # Tests draw the same values in every run: one that fails fails again.
 settings.register_profile("same", derandomize=True)
@@ -63,6 +65,19 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work for several processes is done in this one, which takes a fraction of the time."""
+
+    def in_turn(
+        work: Callable[[Any], Any], items: Sequence[Any], *_: int, hear: Any, lost: str
+    ) -> Iterator[tuple[Any, Any]]:
+        monkeypatch.setattr(process_pool, "tell", hear)
+        yield from ((item, work(item)) for item in items)
+
+    monkeypatch.setattr(process_pool, "in_processes", in_turn)
+
+
+@pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """Results of the paper's cells: none yet."""
+    """Results of the paper's experiments: none yet."""
     return Results(tmp_path / "results")
