@@ -129,13 +129,13 @@ def test_bytes_are_remembered_as_the_bytes_that_the_network_saw() -> None:
     feed, rows = Feed(stream[1], Recipe(), CPU), torch.tensor([4, 0, 77])
     kept = remembered(feed, rows)
     assert kept.dtype == torch.uint8
-    assert feed.made is not None
-    assert torch.equal(kept, feed.made[rows])
+    assert feed.fixed is not None
+    assert torch.equal(kept, feed.fixed[rows])
     assert not torch.equal(kept, stream[1].train_x[rows])
     turned = Feed(replace(stream[0], transform=Rotation(30.0)), Recipe(), CPU)
-    assert turned.made is not None
+    assert turned.fixed is not None
     assert remembered(turned, rows).dtype == torch.uint8
-    seen = turned.made[rows] * 255
+    seen = turned.fixed[rows] * 255
     torch.testing.assert_close(remembered(turned, rows).float(), seen, rtol=0, atol=0.501)
 
 
@@ -144,8 +144,8 @@ def test_floats_are_remembered_as_they_are() -> None:
     rows = torch.tensor([5, 1])
     for transform in (None, Rotation(90.0)):
         feed = Feed(replace(task, transform=transform), Recipe(), CPU)
-        assert feed.made is not None
-        assert torch.equal(remembered(feed, rows), feed.made[rows])
+        assert feed.fixed is not None
+        assert torch.equal(remembered(feed, rows), feed.fixed[rows])
 
 
 class Brighter:

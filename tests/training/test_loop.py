@@ -246,9 +246,9 @@ def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
     network = rankup.grow(rankup.models.resnet18(width=4, image_size=8, channels=1), Rank(2, 1))
     rankup.fit(network.train(), task, Recipe(epochs=1, batch=128))
     feed = Feed(task, Recipe(), CPU)
-    assert feed.made is not None
+    assert feed.fixed is not None
     with torch.no_grad():
-        stem = network.body.stem.merged(0)(feed.scaled(to_float(feed.made)))
+        stem = network.body.stem.merged(0)(feed.scaled(to_float(feed.fixed)))
     expected = stem.mean((0, 2, 3))
     torch.testing.assert_close(network.body.norm.means[0], expected, rtol=1e-3, atol=1e-4)
 

@@ -144,13 +144,13 @@ def test_a_trial_leaves_no_trace() -> None:
 
 def test_it_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bool] = []
-    answers = memory_format._answers
+    answers = memory_format._runs
 
     def counted(body: nn.Module, x: Tensor) -> bool:
         tried.append(body.training)
         return answers(body, x)
 
-    monkeypatch.setattr(memory_format, "_answers", counted)
+    monkeypatch.setattr(memory_format, "_runs", counted)
     net = rankup.grow(Net(), Rank(3, 1))
     for number in range(2):
         rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32))
@@ -168,7 +168,7 @@ def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) ->
         return net.eval()
 
     last = learned()
-    monkeypatch.setattr(memory_format, "_answers", lambda *_: False)
+    monkeypatch.setattr(memory_format, "_runs", lambda *_: False)
     plain = learned()
     x = coloured().test_x.double()
     for task in range(2):
@@ -223,4 +223,4 @@ def test_images_of_another_size_are_tried_anew() -> None:
 def test_what_cannot_be_answered_at_all_tells_nothing() -> None:
     body = rankup.grow(Positions(), Rank(4, 1), head="head").body
     assert not memory_format.takes_channels_last(body, torch.rand(4, 1, 8, 8))
-    assert body not in memory_format._FOUND or not memory_format._FOUND[body]
+    assert body not in memory_format._TRIED or not memory_format._TRIED[body]

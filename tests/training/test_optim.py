@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankup.training.optim import EachItsOwn, FlatAdam, FlatSGD, rate
+from rankup.training.optim import PerReplica, FlatAdam, FlatSGD, rate
 from rankup.training.recipe import PAPER, Recipe
 
 
@@ -41,7 +41,7 @@ def test_gradient_descent_has_no_momentum_and_decoupled_weight_decay() -> None:
 def test_replicas_may_have_optimisers_of_their_own() -> None:
     recipes = [Recipe(), Recipe(optimiser="sgd"), Recipe(weight_decay=0.5)]
     rows, grad, rates = torch.ones(3, 4), torch.rand(3, 4), torch.tensor([0.1, 0.2, 0.3])
-    together = EachItsOwn(recipes, rows.clone())
+    together = PerReplica(recipes, rows.clone())
     together.step(grad, rates)
     alone = [FlatAdam(rows[0].clone(), 0.0), FlatSGD(rows[1].clone(), 0.0)]
     alone.append(FlatAdam(rows[2].clone(), 0.5))

@@ -104,7 +104,7 @@ class MultitaskLearner(ModuleLearner):
 class Part(Feed):
     """One task of several. Its inputs are never all materialised: that would take much memory."""
 
-    made = None
+    fixed = None
 
 
 class Union(Feed):
@@ -115,7 +115,7 @@ class Union(Feed):
         one_label: whether classes are numbered across all tasks, or from 0 in each.
     """
 
-    made = None
+    fixed = None
 
     def __init__(
         self,
@@ -166,9 +166,9 @@ class Union(Feed):
         rows, labels, tasks = self._samples[:, drawn["rows"]]
         return drawn | {"rows": rows, "labels": labels, "tasks": tasks}
 
-    def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
-        order = torch.randperm(len(self), generator=draw)[:most].to(self.device)
-        for part in in_equal_parts(order, self.chunk(self.x)):
+    def sample(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+        order = torch.randperm(len(self), generator=generator)[:most].to(self.device)
+        for part in in_equal_parts(order, self.chunk_size(self.x)):
             rows, _, tasks = self._samples[:, part]
             yield self.batch(self.x, {"rows": rows, "tasks": tasks})
 

@@ -1,4 +1,4 @@
-"""A task's data on its device, and its batches as a recipe wants them."""
+"""Batches of a task's data on its device, scaled and augmented by a recipe."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from rankup.training.recipe import Recipe
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
+# Random numbers of a step, or of all steps of an epoch: rows of the batch, and augmentation.
 Draws = dict[str, Tensor]
 
 CALIBRATION = 10_000  # training samples behind a task's statistics
-_CHUNK = 2048  # samples in a batch that is not learned from
-_CHUNK_BYTES = 2**26  # of such a batch on a GPU, which wants larger ones
+_CHUNK = 2048  # samples that are evaluated together
+_CHUNK_BYTES = 2**26  # the same on a GPU, which wants larger ones
 
 
 class Feed:
-    """A task's data in batches, scaled and augmented as a recipe says, to learn from and to test
-    with.
+    """A task's data in batches, for training and for testing.
 
-    All randomness of an epoch is drawn at once, as tensors with an entry for each step: a
-    batch is then a pure function of the data and those entries, on any device.
+    All random numbers of an epoch are drawn at once, as tensors with an entry for each step. A
+    batch is then a pure function of the data and one entry, on any device.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class Feed:
         self.dtype = dtype  # of the inputs
         self.batch_size = min(recipe.batch, len(self))
         self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
-        self.channels_last = False  # the memory layout of images that the learner prefers
+        self.channels_last = False  # the memory format of images that the learner prefers
 
     def __len__(self) -> int:
         return len(self.task.train_y)
 
     @cached_property
     @torch.no_grad()
-    def made(self) -> Tensor | None:
-        """Training data that is the same in every epoch, ready but for its scale. Bytes stay bytes
-        where that loses nothing: gathering a quarter of the memory takes half the time."""
+    def fixed(self) -> Tensor | None:
+        """Transformed but unscaled training inputs, if they are the same in every epoch. Bytes stay
+        bytes where that loses nothing: gathering a quarter of the memory takes half the time."""
         x, transform = self.task.train_x, self.task.transform
         if self.recipe.augments:
             return None
@@ -75,24 +75,23 @@ class Feed:
             return x
         if isinstance(transform, Permutation):
             return transform(x)
-        parts = torch.split(x, self.chunk(x))
+        chunks = torch.split(x, self.chunk_size(x))
         # Copies, because a transform may change its input.
-        return torch.cat([transform(self.floats(part.clone())) for part in parts])
+        return torch.cat([transform(self.floats(chunk.clone())) for chunk in chunks])
 
     @property
     def transforms_batches(self) -> bool:
-        """Whether every batch goes through the task's own transform, which then is a part of the
-        step."""
-        return self.made is None and self.task.transform is not None
+        """Whether the task's transform is part of every step."""
+        return self.fixed is None and self.task.transform is not None
 
     @property
     def x(self) -> Tensor:
-        """What batches are gathered from."""
-        return self.task.train_x if self.made is None else self.made
+        """The inputs that batches are gathered from."""
+        return self.task.train_x if self.fixed is None else self.fixed
 
     @property
     def parts(self) -> Sequence[Feed]:
-        """The feeds of the tasks that are learned at once: just this one."""
+        """Feeds of the tasks that are learned together: just this one."""
         return [self]
 
     def guess(self) -> float:
@@ -100,11 +99,11 @@ class Feed:
         return float(self.task.train_y.bincount().max()) / len(self)
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
-        """An epoch's random draws: the rows of each batch, `[steps, batch]`, and those of its
-        augmentation.
+        """An epoch's random numbers: the rows of each batch, `[steps, batch]`, and how they are
+        augmented.
 
-        All batches are of the same size: the last one is filled up from the epoch's first rows. A
-        handful of samples would make a poor step, and for batch norms a wild one.
+        All batches have the same size: the last one is filled up from the epoch's first rows. With
+        a handful of samples, batch norms would be far off.
         """
         order = torch.randperm(len(self), generator=generator, device=generator.device)
         missing = self.steps_per_epoch * self.batch_size - len(self)
@@ -115,7 +114,7 @@ class Feed:
         return {"rows": rows, "coins": coins, "offsets": offsets}
 
     def augmentation(self, shape: Sequence[int], generator: torch.Generator) -> Augmentation:
-        """Random draws for the augmentation of that many samples."""
+        """Random numbers for the augmentation of that many samples."""
         coins, offsets = draw_augmentation(math.prod(shape), self.recipe.crop, generator)
         coins = coins if self.recipe.flip else torch.zeros_like(coins)
         return Augmentation(coins.view(*shape), offsets.view(*shape, 2))
@@ -126,15 +125,16 @@ class Feed:
         if "coins" in draw and self._has_kernel(x):
             at = flat_rows(draw["rows"], x.shape[1]) if at is None else at
             return self._by_kernel(x, draw, at)
-        picked = take(x, draw["rows"]) if at is None else take_flat(x, at)
+        samples = take(x, draw["rows"]) if at is None else take_flat(x, at)
         if "coins" not in draw:
-            return self.scaled(self.floats(picked))
-        drawn = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
+            return self.scaled(self.floats(samples))
+        augmentation = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
         # On bytes, if they are bytes: faster.
-        changed = self.floats(augment(picked.view(-1, *x.shape[-3:]), self.recipe.crop, drawn))
+        images = augment(samples.view(-1, *x.shape[-3:]), self.recipe.crop, augmentation)
+        images = self.floats(images)
         if self.task.transform is not None:
-            changed = self.task.transform(changed)
-        return self.scaled(changed.view(*picked.shape[:-3], *changed.shape[1:]))
+            images = self.task.transform(images)
+        return self.scaled(images.view(*samples.shape[:-3], *images.shape[1:]))
 
     def _has_kernel(self, x: Tensor) -> bool:
         return (
@@ -151,7 +151,7 @@ class Feed:
         from rankup.kernels.augment import augmented
 
         check_pad(self.recipe.crop, x.shape)
-        made = augmented(
+        batch = augmented(
             x.view(-1, *x.shape[-3:]),
             at.flatten(),
             draw["coins"].flatten(),
@@ -160,19 +160,19 @@ class Feed:
             self.recipe.pixels,
             self.channels_last and at.dim() == 1,
         )
-        return made if at.dim() == 1 else made.view(*at.shape, *x.shape[-3:])
+        return batch if at.dim() == 1 else batch.view(*at.shape, *x.shape[-3:])
 
     def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training data as it is, in chunks: at most `most` samples, the same ones every time.
-        They are drawn at random, because classes may come one after another or take turns."""
+        """Training data without augmentation, in chunks: at most `most` samples, the same ones
+        every time. They are chosen at random, because samples may be sorted by class."""
         x, y = self.x, self.task.train_y
         if len(self) > most:
-            own = seeds.generator(0, "looked at")
-            order = torch.randperm(len(self), generator=own, device=own.device)
+            generator = seeds.generator(0, "looked at")
+            order = torch.randperm(len(self), generator=generator, device=generator.device)
             rows = order[:most].sort().values.to(self.device)
             x, y = x.index_select(0, rows), y.index_select(0, rows)
         chunks = self._split(x, y)
-        if self.made is None:
+        if self.fixed is None:
             return ((self._inputs(x), y) for x, y in chunks)
         return ((self.scaled(self.floats(x)), y) for x, y in chunks)
 
@@ -180,17 +180,17 @@ class Feed:
         chunks = self._split(self.task.test_x, self.task.test_y)
         return ((self._inputs(x), y) for x, y in chunks)
 
-    def sample(self, most: int, draw: torch.Generator) -> Iterator[Tensor]:
-        """Batches of shuffled training inputs, not augmented."""
-        rows = torch.randperm(len(self), generator=draw, device=draw.device)[:most].to(self.device)
-        for part in in_equal_parts(rows, self.chunk(self.task.train_x)):
+    def sample(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Batches of at most `most` shuffled training inputs, not augmented."""
+        rows = torch.randperm(len(self), generator=generator, device=generator.device)[:most]
+        for part in in_equal_parts(rows.to(self.device), self.chunk_size(self.task.train_x)):
             yield self._inputs(self.task.train_x.index_select(0, part))
 
     @property
     def byte_scale(self) -> float | None:
-        """What to multiply the bytes of `made` by, if they are bytes and need nothing else. This
-        may be done later, to a result of theirs that has fewer numbers."""
-        if self.made is None or self.made.dtype != torch.uint8 or self.recipe.pixels == "centred":
+        """The factor that scales the bytes of `fixed`, if they are bytes and need nothing else. It
+        may be applied later, to a product of theirs that has fewer numbers."""
+        if self.fixed is None or self.fixed.dtype != torch.uint8 or self.recipe.pixels == "centred":
             return None
         return 1 / 255 if self.recipe.pixels == "unit" else 1.0
 
@@ -201,7 +201,7 @@ class Feed:
         return as_inputs(x, self.recipe, self.dtype)
 
     def _split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        size = self.chunk(x)
+        size = self.chunk_size(x)
         # Copies, because a module may change its input; bytes are converted anyway.
         parts = (x if x.dtype == torch.uint8 else x.clone() for x in in_equal_parts(x, size))
         return zip(parts, in_equal_parts(y, size), strict=True)
@@ -213,7 +213,7 @@ class Feed:
         x = self.floats(x)
         return self.scaled(x if transform is None else transform(x))
 
-    def chunk(self, x: Tensor) -> int:
+    def chunk_size(self, x: Tensor) -> int:
         """How many samples like these to evaluate together."""
         if self.device.type == "cpu":
             return _CHUNK
@@ -221,7 +221,7 @@ class Feed:
 
 
 def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
-    """Equal parts of at most `most` rows, so that none is small: a norm takes statistics of each.
+    """Equal parts of at most `most` rows: none is small, because batch norms take statistics.
 
     >>> [len(part) for part in in_equal_parts(torch.zeros(2049), 2048)]
     [1025, 1024]
@@ -230,19 +230,17 @@ def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
 
 
 def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inputs before they are scaled: in the network's precision, but at least float32, which
-    transforms need."""
+    """Unscaled inputs in the network's precision, but at least float32, which transforms need."""
     return to_float(x, torch.promote_types(dtype, torch.float32))
 
 
 def as_inputs(x: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-    """Inputs for a network in that dtype; indices are left alone. Whatever produced them, such as a
-    backbone whose outputs are the data, does not learn."""
+    """Scaled inputs for a network in that dtype, without gradients; indices stay as they are."""
     return scaled(x.detach().to(dtype), recipe) if x.is_floating_point() else x
 
 
 def scaled(x: Tensor, recipe: Recipe) -> Tensor:
-    """Pixels from 0 to 1 as a recipe wants them."""
+    """Pixels from 0 to 1, scaled as the recipe says."""
     if recipe.pixels == "raw":
         return x * 255
     return x * 2 - 1 if recipe.pixels == "centred" else x
@@ -261,15 +259,15 @@ def take(table: Tensor, rows: Tensor) -> Tensor:
 
 
 def flat_rows(rows: Tensor, length: int) -> Tensor:
-    """Indices of replicas' rows in their tables of that length, concatenated."""
+    """Indices of replicas' rows in their concatenated tables, each of that length."""
     return rows + _starts(len(rows), length, rows.device) if rows.dim() > 1 else rows
 
 
 def take_flat(table: Tensor, rows: Tensor) -> Tensor:
     if rows.dim() == 1:
         return table.index_select(0, rows)
-    taken = table.flatten(0, 1).index_select(0, rows.flatten())
-    return taken.view(*rows.shape, *table.shape[2:])
+    samples = table.flatten(0, 1).index_select(0, rows.flatten())
+    return samples.view(*rows.shape, *table.shape[2:])
 
 
 @cache

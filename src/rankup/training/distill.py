@@ -23,7 +23,9 @@ class Teacher(nn.Module):
         super().__init__()
         if uninitialised(module):
             raise RankupError("the teacher is not initialised yet: run it once on an input")
-        self.module = copy_of(module).eval().requires_grad_(False).to(feed.device, feed.dtype)
+        self.module = copy_of(module).eval().to(feed.device, feed.dtype)
+        for parameter in self.module.parameters():
+            parameter.requires_grad_(False)
         self._check(feed)
 
     @torch.no_grad()

@@ -1,5 +1,5 @@
-"""The memory layout of images: channels last, if a module can take them so, because convolutions
-are then faster, on a CPU as on a GPU."""
+"""Channels-last images for modules that can take them: convolutions are then faster, on a CPU as
+on a GPU."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,9 +12,9 @@ from rankup.growing.copying import copy_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, active
 from rankup.layers.spec import FactoredSpec
 
-# By training mode, in which the module may behave differently, and by the images' shape: a view
-# that is possible for one may not be for another.
-_FOUND: WeakKeyDictionary[nn.Module, dict[tuple[bool, torch.Size], bool]] = WeakKeyDictionary()
+# Results of trials, by training mode and the images' shape: a view that is possible for one may not
+# be for another.
+_TRIED: WeakKeyDictionary[nn.Module, dict[tuple[bool, torch.Size], bool]] = WeakKeyDictionary()
 
 
 def convolves(body: nn.Module) -> bool:
@@ -22,7 +22,7 @@ def convolves(body: nn.Module) -> bool:
 
 
 def for_answers(body: nn.Module, x: Tensor) -> Tensor:
-    """Inputs as the module answers them fastest: on a CPU in about half the time."""
+    """Inputs in the memory format that the module evaluates fastest."""
     return channels_last(x) if x.device.type == "cpu" and takes_channels_last(body, x) else x
 
 
@@ -31,38 +31,37 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
-    """Whether the module convolves and can answer images in that layout. One that calls
-    `x.view(len(x), -1)` after a convolution cannot.
+    """Whether the module has convolutions and runs on channels-last images. One that calls
+    `x.view(len(x), -1)` after a convolution does not.
 
-    Tried once, with two samples, its first task and copies of all that the module might change: the
-    answer depends on nothing but the module, its mode and the images' shape.
+    Tried once for each training mode and shape, with two samples and the first task.
     """
     if x.dim() != 4 or x.device.type not in ("cpu", "cuda"):
         return False
-    found, kind = _FOUND.setdefault(body, {}), (body.training, x.shape[1:])
-    if kind not in found:
+    results, key = _TRIED.setdefault(body, {}), (body.training, x.shape[1:])
+    if key not in results:
         if not convolves(body):
-            found[kind] = False
-        elif _answers(body, channels_last(x[:2])):
-            found[kind] = True
-        elif _answers(body, x[:2]):
-            found[kind] = False
-        else:  # it cannot answer these in any layout, which tells nothing
+            results[key] = False
+        elif _runs(body, channels_last(x[:2])):
+            results[key] = True
+        elif _runs(body, x[:2]):
+            results[key] = False
+        else:  # it cannot run on these in any format: try again next time
             return False
-    return found[kind]
+    return results[key]
 
 
 @torch.no_grad()
 def trial(body: nn.Module, x: Tensor, task: int) -> Any:
-    """A module's answer in a trial run, with copies of all that it might change."""
-    layers = (part for part in body.modules() if isinstance(part, TaskLayer))
-    tables = {id(t): t for layer in layers for t in layer.buffers()}  # never changed
-    own = copy_of(body, tables)  # functional_call would swap the tensors of the module itself
+    """The output of a copy of the module, which may change its own state as it runs."""
+    layers = (layer for layer in body.modules() if isinstance(layer, TaskLayer))
+    tables = {id(t): t for layer in layers for t in layer.buffers()}  # constant, so not copied
+    copy = copy_of(body, tables)
     with active(task), seeds.drawing(x.device, 0):
-        return own(x.clone())
+        return copy(x.clone())
 
 
-def _answers(body: nn.Module, x: Tensor) -> bool:
+def _runs(body: nn.Module, x: Tensor) -> bool:
     try:
         trial(body, x, 0)
     except Exception:  # a module may raise anything
@@ -70,7 +69,7 @@ def _answers(body: nn.Module, x: Tensor) -> bool:
     return True
 
 
-def _is_convolution(part: nn.Module) -> bool:
-    if isinstance(part, TaskLayer):
-        return isinstance(part.spec, FactoredSpec) and part.spec.conv is not None
-    return isinstance(part, CONVOLUTIONS)
+def _is_convolution(layer: nn.Module) -> bool:
+    if isinstance(layer, TaskLayer):
+        return isinstance(layer.spec, FactoredSpec) and layer.spec.conv is not None
+    return isinstance(layer, CONVOLUTIONS)

@@ -12,10 +12,10 @@ from torch import Tensor
 from rankup.layers import Tensors
 from rankup.training.recipe import Recipe
 
-# A GPU uses one block of threads per 65,536 numbers of a tensor, so small ones are split to occupy
-# more of it; but one launch takes at most 36 tensors.
-_LEAST, _LAUNCH = 4096, 36
-_ALIGNED = 32  # numbers; GPU kernels want each parameter aligned
+# A GPU uses one block of threads per 65,536 numbers of a tensor, so small tensors are split to
+# occupy more of it; one launch takes at most 36 tensors.
+_SMALLEST_SPLIT, _MOST_SPLITS = 4096, 36
+_ALIGNED = 32  # numbers; a GPU wants each parameter aligned
 _FEW_STEPS = 10  # a one-cycle of fewer neither begins nor ends at a rate of zero
 
 
@@ -74,14 +74,14 @@ class FlatAdam:
         self.mean = torch.zeros_like(flat)
         self.square = torch.zeros_like(flat)
         self.count = torch.zeros((), device=flat.device, dtype=torch.float32)  # steps taken
-        self._parts = [self._split(t) for t in (self.flat, self.mean, self.square)]
-        self._counts = [self.count] * len(self._parts[0])
+        self._splits = [self._split(t) for t in (self.flat, self.mean, self.square)]
+        self._counts = [self.count] * len(self._splits[0])
 
     @torch.no_grad()
     def step(self, grad: Tensor, lr: float | Tensor) -> None:
         self.count += 1
         lr = lr[0] if isinstance(lr, Tensor) and lr.dim() else lr  # the same for all
-        flat, mean, square = self._parts
+        flat, mean, square = self._splits
         torch._fused_adamw_(
             flat,
             self._split(grad),
@@ -99,9 +99,10 @@ class FlatAdam:
         )
 
     def state(self, number: int | None = None) -> dict[str, Tensor]:
-        tables = {"flat": self.flat, "mean": self.mean, "square": self.square}
-        own = tables if number is None else {name: t[number] for name, t in tables.items()}
-        return own | {"count": self.count}
+        state = {"flat": self.flat, "mean": self.mean, "square": self.square}
+        if number is not None:
+            state = {name: tensor[number] for name, tensor in state.items()}
+        return state | {"count": self.count}
 
     def restart(self) -> None:
         for tensor in (self.mean, self.square, self.count):
@@ -110,16 +111,16 @@ class FlatAdam:
     def _split(self, tensor: Tensor) -> list[Tensor]:
         if tensor.device.type != "cuda":
             return [tensor]
-        return list(torch.split(tensor.view(-1), part_of(tensor.numel())))
+        return list(torch.split(tensor.view(-1), split_size(tensor.numel())))
 
 
-def part_of(numbers: int) -> int:
-    """How many of these numbers to hand to a GPU together; a multiple of 32, as kernels want.
+def split_size(numbers: int) -> int:
+    """How many of these numbers a GPU updates together; a multiple of 32, for alignment.
 
-    >>> part_of(100), part_of(150_000), part_of(5_400_000)
+    >>> split_size(100), split_size(150_000), split_size(5_400_000)
     (4096, 4192, 150016)
     """
-    return max(_LEAST, 32 * math.ceil(numbers / (32 * _LAUNCH)))
+    return max(_SMALLEST_SPLIT, 32 * math.ceil(numbers / (32 * _MOST_SPLITS)))
 
 
 class FlatSGD:
@@ -143,53 +144,53 @@ class FlatSGD:
         pass
 
 
-class EachItsOwn:
-    """An optimiser for each replica, for those that learn by different recipes."""
+class PerReplica:
+    """An optimiser for each replica, where replicas have different recipes."""
 
     def __init__(self, recipes: Sequence[Recipe], flat: Tensor) -> None:
         self.flat = flat
-        self.each = [make_optimiser(recipe, own) for recipe, own in zip(recipes, flat, strict=True)]
+        self.optimisers = [make_optimiser(*pair) for pair in zip(recipes, flat, strict=True)]
 
     def step(self, grad: Tensor, lr: float | Tensor) -> None:
-        for number, optimiser in enumerate(self.each):
+        for number, optimiser in enumerate(self.optimisers):
             optimiser.step(grad[number], lr[number] if isinstance(lr, Tensor) else lr)
 
     def state(self, number: int | None = None) -> dict[str, Tensor]:
         assert number is not None
-        return self.each[number].state()
+        return self.optimisers[number].state()
 
     def restart(self) -> None:
-        for optimiser in self.each:
+        for optimiser in self.optimisers:
             optimiser.restart()
 
 
 def views(flat: Tensor, like: Tensors) -> Tensors:
     """Views of `flat` in the shapes of `like`, after its leading dimension if it has one."""
-    parts = torch.split(flat, [room(tensor) for tensor in like.values()], -1)
+    rows = torch.split(flat, [aligned_size(tensor) for tensor in like.values()], -1)
     return {
-        name: part[..., : tensor.numel()].view((*flat.shape[:-1], *tensor.shape))
-        for (name, tensor), part in zip(like.items(), parts, strict=True)
+        name: row[..., : tensor.numel()].view((*flat.shape[:-1], *tensor.shape))
+        for (name, tensor), row in zip(like.items(), rows, strict=True)
     }
 
 
-def gathered(grads: Iterable[Tensor], leading: int, out: Tensor | None = None) -> Tensor:
+def flattened(tensors: Iterable[Tensor], leading: int, out: Tensor | None = None) -> Tensor:
     """The inverse of `views`: all but `leading` dimensions become one."""
-    parts: list[Tensor] = []
-    for each in grads:
-        grad = each.to_dense() if each.is_sparse else each
-        if leading == 0 and not grad.is_cuda:  # faster, as nothing is aligned
-            parts.append(grad.reshape(-1))
+    rows: list[Tensor] = []
+    for tensor in tensors:
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        if leading == 0 and not dense.is_cuda:  # faster, as nothing is aligned
+            rows.append(dense.reshape(-1))
             continue
-        row = grad.reshape(*grad.shape[:leading], -1)
-        parts.append(row)
-        single = grad if leading == 0 else grad[0]
-        if gap := room(single) - single.numel():
-            parts.append(_zeros((*row.shape[:-1], gap), row.dtype, row.device))
-    return torch.cat(parts, -1, out=out)
+        row = dense.reshape(*dense.shape[:leading], -1)
+        rows.append(row)
+        single = dense if leading == 0 else dense[0]
+        if gap := aligned_size(single) - single.numel():
+            rows.append(_zeros((*row.shape[:-1], gap), row.dtype, row.device))
+    return torch.cat(rows, -1, out=out)
 
 
-def room(tensor: Tensor) -> int:
-    """Numbers that a tensor takes up in a flat one: GPU kernels want each tensor aligned."""
+def aligned_size(tensor: Tensor) -> int:
+    """Numbers that a tensor takes up in a flat one, where each tensor is aligned on a GPU."""
     unit = _ALIGNED if tensor.device.type == "cuda" else 1
     return math.ceil(tensor.numel() / unit) * unit
 

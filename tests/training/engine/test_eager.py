@@ -19,7 +19,7 @@ from rankup.training.engine.module import ModuleLearner
 from rankup.training.engine.rank import RankLearner
 from rankup.training.engine.select import Engine
 from rankup.training.fit import NetPupil
-from rankup.training.optim import gathered, views
+from rankup.training.optim import flattened, views
 from rankup.training.recipe import Recipe
 
 
@@ -33,10 +33,10 @@ def test_tensors_are_given_back_after_a_step_that_fails() -> None:
 
 def test_a_flat_tensor_comes_apart_as_it_was_put_together() -> None:
     tensors = {"a": torch.rand(2, 3), "b": torch.rand(()), "c": torch.rand(4)}
-    for name, view in views(gathered(tensors.values(), 0), tensors).items():
+    for name, view in views(flattened(tensors.values(), 0), tensors).items():
         assert torch.equal(view, tensors[name])
     stacked = {name: torch.stack([t, t + 1]) for name, t in tensors.items()}
-    for name, view in views(gathered(stacked.values(), 1), tensors).items():
+    for name, view in views(flattened(stacked.values(), 1), tensors).items():
         assert torch.equal(view, stacked[name])
 
 

@@ -15,7 +15,7 @@ from rankup.layers import Tensors
 from rankup.training.batches import Draws
 from rankup.training.engine.eager import Steps, precise
 from rankup.training.engine.learner import Form, Learner
-from rankup.training.optim import EachItsOwn, gathered, make_optimiser, room, views
+from rankup.training.optim import PerReplica, flattened, make_optimiser, aligned_size, views
 
 _BESIDE = 2  # streams
 _POOL = 32  # streams that torch has per device
@@ -77,11 +77,11 @@ class Graph(Steps):
     def _allocate(self) -> None:
         generator = torch.Generator(self.device).manual_seed(0)
         learned = [learner.learned() for learner in self.learners]
-        count = sum(room(tensor) for tensor in learned[0].values())
+        count = sum(aligned_size(tensor) for tensor in learned[0].values())
         flat = torch.zeros(len(learned), count, device=self.device, dtype=_dtype(learned[0]))
         recipes = [learner.feed.recipe for learner in self.learners]
         alike = len(set(recipes)) == 1
-        self.optimiser = make_optimiser(recipes[0], flat) if alike else EachItsOwn(recipes, flat)
+        self.optimiser = make_optimiser(recipes[0], flat) if alike else PerReplica(recipes, flat)
         self.grad = torch.empty_like(flat)
         read = [learner.step_inputs() for learner in self.learners]
         draws = [learner.sample_epoch(generator) for learner in self.learners]
@@ -149,7 +149,7 @@ class Graph(Steps):
             for name, entries in self.stacked_draws.items()
         }
         losses, grads = self.captured[0].gradient(draw)
-        gathered(grads, 1, self.grad)
+        flattened(grads, 1, self.grad)
         return losses
 
     def _vmap(self) -> Tensor:
@@ -166,7 +166,7 @@ class Graph(Steps):
         learned = {name: self.stacked[name] for name in names}
         read = {name: tensor for name, tensor in self.stacked.items() if name not in learned}
         grads, losses = vmap(one, randomness="different")(learned, read, self.stacked_draws)
-        gathered((grads[name] for name in names), 1, self.grad)
+        flattened((grads[name] for name in names), 1, self.grad)
         answer: Tensor = losses
         return answer
 
@@ -177,7 +177,7 @@ class Graph(Steps):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
                 loss, grads = learner.gradient(self._entry(self.drawn[number]))
-                gathered(grads, 0, self.grad[number])
+                flattened(grads, 0, self.grad[number])
                 losses.append(loss.detach())
         for stream in self.streams:
             main.wait_stream(stream)

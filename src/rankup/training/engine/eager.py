@@ -13,7 +13,7 @@ from rankup import seeds
 from rankup.layers import Tensors
 from rankup.training.batches import Draws
 from rankup.training.engine.learner import Learner
-from rankup.training.optim import gathered, make_optimiser, views
+from rankup.training.optim import flattened, make_optimiser, views
 from rankup.training.recipe import Recipe
 
 
@@ -57,7 +57,7 @@ class Eager(Steps):
         self.tensors, self.optimisers = [], []
         for learner in learners:
             learned = learner.learned()
-            flat = gathered((tensor.detach() for tensor in learned.values()), 0)
+            flat = flattened((tensor.detach() for tensor in learned.values()), 0)
             self.tensors.append(learner.step_inputs() | views(flat, learned))
             self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
@@ -77,7 +77,7 @@ class Eager(Steps):
             for lr, *own in zip(rates, *entries, strict=True):
                 draw = dict(zip(names, own, strict=True))
                 loss, grads = learner.gradient(draw)
-                optimiser.step(gathered(grads, 0), lr)
+                optimiser.step(flattened(grads, 0), lr)
                 learner.after_step()
                 learner.sync_buffers(self.tensors[number])
                 total += loss.detach()

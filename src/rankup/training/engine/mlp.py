@@ -42,7 +42,7 @@ class ChainLearner(RankLearner):
         self._heads = [part for part in net.parts if isinstance(part, TaskHead)]
         self._names = [f"body.{name}" for name, _ in net.body.named_parameters()]
         # A GPU gathers floats as fast as bytes, so they may as well be scaled beforehand.
-        made = feed.made
+        made = feed.fixed
         self._is_ready = (
             made is not None and made.is_cuda and feed.dtype.itemsize * made.numel() <= MOST_BYTES
         )

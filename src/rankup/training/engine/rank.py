@@ -194,7 +194,7 @@ class RankLearner(ModuleLearner):
     def _project(self) -> Tensor | None:
         """The task's inputs projected by the frozen factors of the first layer, if they are the
         same in every epoch: computed once and not at every step."""
-        made, feed = self.feed.made, self.feed
+        made, feed = self.feed.fixed, self.feed
         if made is None or not self._first:
             return None
         (layer,) = self._first
@@ -208,7 +208,7 @@ class RankLearner(ModuleLearner):
             return None
         seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
         with torch.no_grad():
-            size, scale = _ROWS if made.is_cpu else feed.chunk(made), feed.byte_scale
+            size, scale = _ROWS if made.is_cpu else feed.chunk_size(made), feed.byte_scale
             for part, rows in zip(torch.split(made, size), torch.split(seen, size), strict=True):
                 x = feed.scaled(feed.floats(part)) if scale is None else part.to(layer.dtype)
                 rows[:, :old] = layer.project(x.flatten(1)).mul_(scale or 1)
