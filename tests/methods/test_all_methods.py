@@ -17,7 +17,8 @@ from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS
 from rankup.metrics import Footprint
-from rankup.runs.many_seeds import Seed, run_seeds
+from rankup.runs.many_seeds import run_seeds
+from rankup.runs.run import SeedRun
 from rankup.testing import Expected, MethodTests, accuracy, learn, make_method, split_digits
 
 
@@ -109,7 +110,7 @@ def test_what_is_stored_is_counted(name: str, stream: Stream) -> None:
     assert method.footprint() == Footprint(wanted, buffer)
 
 
-def seeds_of(name: str, net: str, out: Path, **recipe: Any) -> list[Seed]:
+def seeds_of(name: str, net: str, out: Path, **recipe: Any) -> list[SeedRun]:
     seeds = []
     chosen = {"epochs": 15, "batch": 50, **METHODS[name].recipe, **EXPECTED[name].recipe, **recipe}
     for seed in range(2):
@@ -121,7 +122,7 @@ def seeds_of(name: str, net: str, out: Path, **recipe: Any) -> list[Seed]:
             seed=seed,
             device="cuda",
         )
-        seeds.append(Seed(config, None, out / f"seed-{seed}", False))
+        seeds.append(SeedRun(config, None, out / f"seed-{seed}"))
     return seeds
 
 

@@ -216,6 +216,7 @@ def test_seeds_that_were_stopped_in_different_epochs_begin_their_task_again(
     assert learn([r.method for r in whole], [stream[0]] * 2, Engine(), None, watches) == [None] * 2
     again = seed_runs("again")
     for own, points, epochs in zip(again, kept, found, strict=True):
+        own.open()
         if epochs is not None:
             points[epochs].seconds = 1000.0
             write_checkpoint(own.out, 0, points[epochs])
