@@ -23,7 +23,8 @@ class Teacher(nn.Module):
         super().__init__()
         if uninitialised(module):
             raise RankupError("the teacher is not initialised yet: run it once on an input")
-        self.module = copy_of(module).eval().to(feed.device, feed.dtype)
+        self.module = copy_of(module).to(feed.device, feed.dtype)
+        self.module.eval()  # not chained: a module's own may return nothing
         for parameter in self.module.parameters():
             parameter.requires_grad_(False)
         self._check(feed)
