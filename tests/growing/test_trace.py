@@ -1,15 +1,21 @@
-"""It does not matter how a module is written, only what it computes."""
+"""Traces: what a module computes matters, not how it is written."""
 
+import random
 from collections.abc import Callable
+from types import BuiltinFunctionType
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rankup
-from helpers.zoo import blobs, relative_error, teach
+from helpers.threads import meanwhile
+from helpers.zoo import blobs, inputs, relative_error, taught, teach
 from rankup.layers import FactoredConv2d, FactoredLinear, TaskHead, TaskNorm
 from rankup.rank import Rank
+from rankup.seeds import drawn_from
 from rankup.training.batches import Feed
 from rankup.training.engine.mlp import is_chain
 from rankup.training.recipe import Recipe
@@ -37,7 +43,7 @@ def with_own_classes() -> nn.Sequential:
     ).double()
 
 
-def test_classes_that_only_say_how_a_layer_is_made_are_that_layer() -> None:
+def test_derived_class_with_its_own_init_is_replaced() -> None:
     net = rankup.grow(with_own_classes(), Rank(2, 1))
     found = [type(net.body[place]) for place in (0, 1, 4, 6)]
     assert found == [FactoredConv2d, TaskNorm, FactoredLinear, TaskHead]
@@ -49,7 +55,7 @@ def test_classes_that_only_say_how_a_layer_is_made_are_that_layer() -> None:
 
 
 @pytest.mark.parametrize("options", [{"last": 1}, {"include": "4"}])
-def test_layers_of_such_classes_may_be_left_dense(options: dict[str, object]) -> None:
+def test_derived_class_may_be_left_dense(options: dict[str, object]) -> None:
     net = rankup.grow(with_own_classes(), Rank(2, 1), **options)
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
     teach(net, "a", x)
@@ -59,158 +65,121 @@ def test_layers_of_such_classes_may_be_left_dense(options: dict[str, object]) ->
     assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
 
 
-class Doubling(nn.Conv2d):
-    def _conv_forward(self, *args: object) -> Tensor:
-        return 2 * super()._conv_forward(*args)
-
-
-class DoublingWhenCalled(nn.Conv2d):
-    def __call__(self, x: Tensor) -> Tensor:
-        return 2 * super().__call__(x)
-
-
-class Scaled(nn.Conv2d):
-    def __init__(self, *args: int) -> None:
-        super().__init__(*args)
-        self.register_buffer("scale", torch.ones(1))
-
-
-class Holding(nn.Conv2d):
-    def __init__(self, *args: int) -> None:
-        super().__init__(*args)
-        self.activation = nn.PReLU()
-
-
-def doubling_alone() -> nn.Conv2d:
-    made = Conv3x3(1, 4)
-    made.forward = lambda x: 2 * nn.Conv2d.forward(made, x)
-    return made
-
-
-@pytest.mark.parametrize(
-    "conv",
-    [
-        lambda: Doubling(1, 4, 1),
-        lambda: DoublingWhenCalled(1, 4, 1),
-        lambda: Scaled(1, 4, 1),
-        lambda: Holding(1, 4, 1),
-        doubling_alone,
-    ],
-    ids=["_conv_forward", "__call__", "buffer", "module", "its own forward"],
-)
-def test_a_class_that_computes_or_holds_more_is_not_taken_for_its_kind(conv: object) -> None:
-    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    module = nn.Sequential(conv(), nn.BatchNorm2d(4), pooled, nn.Linear(4, 3))
-    with pytest.raises(rankup.RankupError, match="cannot factor '0' .* is not a plain Conv2d"):
-        rankup.grow(module, Rank(2, 1))
-
-
 class Scored(nn.Module):
     """A convolution that is read by more than the norm after it."""
 
-    def __init__(self, reads: str) -> None:
+    def __init__(self, reader: str) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
         self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.reads, self.calls = reads, 0
+        self.reader = reader
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
         y = self.conv(x)
-        z = self.norm(y)
-        if self.reads == "its answers":
+        z = self.norm(y) if self.reader != "flag" else y
+        if self.reader == "sum":
+            z = z + y
+        elif self.reader == "evaluation":
             z = z if self.training else z + y.abs().mean()
-        elif self.reads == "now and then":
-            z = z if self.calls % 2 else z + y.abs().mean()
-        elif self.reads == "its weight":
+        elif self.reader == "weight":
             z = z + self.conv.weight.mean()
+        elif self.reader == "attribute":
+            self.kept = {"conv": [y]}
         return self.head(self.hidden(z.tanh().mean((2, 3))).tanh())
 
 
-def doubled(conv: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    return 2 * output
-
-
-@pytest.mark.parametrize("reads", ["its answers", "now and then", "its weight", "a hook"])
-def test_a_batch_norm_is_not_folded_where_more_looks_at_the_convolution(reads: str) -> None:
-    module = Scored(reads).double()
-    if reads == "a hook":
-        module.conv.register_forward_hook(doubled)
+@pytest.mark.parametrize("reader", ["sum", "evaluation", "weight", "attribute", "hook"])
+def test_norm_is_not_folded_if_more_reads_the_convolution(reader: str) -> None:
+    module = Scored(reader).double()
+    if reader == "hook":
+        module.conv.register_forward_hook(lambda conv, inputs, y: 2 * y)
     net = rankup.grow(module, Rank(2, 1), exclude="conv")
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
     teach(net, "a", x)
     plain = net.merged("a")
-    for _ in range(2):
-        assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
-
-
-class Watched(nn.Module):
-    """Keeps what its convolution computes, and can do without its norm."""
-
-    def __init__(self, keeps: bool) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.keeps, self.norms = keeps, True
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        if self.keeps:
-            self.kept = {"conv": [y]}
-        y = self.norm(y) if self.norms else y
-        return self.head(self.hidden(y.tanh().mean((2, 3))).tanh())
-
-
-def test_a_batch_norm_is_not_folded_into_what_the_module_keeps() -> None:
-    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
-    net = rankup.grow(Watched(keeps=True).double(), Rank(2, 1))
-    teach(net, "a", x)
-    plain = net.merged("a")
+    assert isinstance(plain.norm, nn.BatchNorm2d)
     assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
-    assert relative_error(plain.kept["conv"][0], net.body.kept["conv"][0]) < 1e-10
+    if reader == "attribute":
+        assert relative_error(plain.kept["conv"][0], net.body.kept["conv"][0]) < 1e-10
 
 
-def test_a_batch_norm_is_not_folded_once_the_module_goes_another_way() -> None:
+def test_norm_is_not_folded_once_the_module_takes_another_path() -> None:
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
-    net = rankup.grow(Watched(keeps=False).double(), Rank(2, 1))
+    net = rankup.grow(Scored("norm").double(), Rank(2, 1))
     teach(net, "a", x)
     assert isinstance(net.merged("a").norm, nn.Identity)
-    net.body.norms = False
+    net.body.reader = "flag"
     assert relative_error(net.merged("a")(x), net.eval()(x, task="a")) < 1e-10
 
 
 class Choosing(nn.Module):
-    """Takes another path if it is given an option.
+    """Takes another path with each of its options."""
 
-    Args:
-        usual: whether the batch norm sees the output of a ReLU without the option or with it.
-    """
-
-    def __init__(self, usual: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
         self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.usual = usual
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, embed: bool = False) -> Tensor:
+    def forward(self, x: Tensor, mask: Any = None, raw: Any = None, embed: bool = False) -> Tensor:
         y = self.conv(x)
-        if (mask is None) == self.usual:
-            y = y.relu()
-        features = self.norm(y).mean((2, 3))
-        answer: Tensor = self.embed(features) if embed else self.head(features)
-        return answer
+        if raw is None or mask is not None:
+            y = self.norm(y)
+        features = (y if mask is None else y * mask).relu().mean((2, 3))
+        return self.embed(features) if embed else self.head(features)
 
 
-@pytest.mark.parametrize("usual", [True, False])
-def test_a_module_is_read_as_it_runs_without_options_and_with_them(usual: bool) -> None:
-    """By itself, torch.fx does not treat an argument that is None by default as None."""
-    net = rankup.grow(Choosing(usual).double(), Rank(2, 1))
-    assert isinstance(net.body.head, TaskHead)
-    x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
+def test_module_with_options_is_traced_without_and_merged_with_them() -> None:
+    net = rankup.grow(Choosing().double(), Rank(2, 1))
+    assert isinstance(net.body.head, TaskHead)  # so None was None: torch.fx has a stand-in for it
+    x = torch.randn(8, 1, 6, 6, dtype=torch.float64) + 2
     teach(net, "a", x)
-    plain = net.merged("a")
-    for options in ({}, {"mask": x}):
-        assert relative_error(plain(x, **options), net.eval()(x, task="a", **options)) < 1e-10
+    plain = net.eval().merged("a")
+    for options in ({}, {"mask": 2.0}, {"raw": 1}, {"mask": 2.0, "raw": 1}):
+        assert relative_error(plain(x, **options), net(x, task="a", **options)) < 1e-10
+
+
+COINS = {
+    "torch": lambda: bool(torch.rand(()) < 0.5),
+    "python": lambda: random.random() < 0.5,
+    "numpy": lambda: np.random.rand() < 0.5,  # noqa: NPY002
+}
+
+
+@pytest.mark.parametrize("coin", COINS)
+def test_random_path_is_not_taken_for_constant(coin: str) -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x).relu()
+            if not self.training or COINS[coin]():
+                x = self.b(x).relu()
+            return self.head(x)
+
+    module = Dropped()
+    before = drawn_from()
+    net = rankup.grow(module, Rank(2, 1))
+    assert net.plan.paths[0] is None
+    assert net.plan.paths[1] is not None
+    assert net.plan.chain is None
+    assert drawn_from() == before
+
+
+def test_threads_answer_while_another_module_is_traced() -> None:
+    """Also those that run the very module that a network is grown from."""
+    net, x = taught("mlp", tasks=[3]), inputs("mlp")
+    module = nn.Sequential(*(nn.Linear(9, 9) for _ in range(40)), nn.Linear(9, 3))
+    expected = net(x, task=0), module(x)
+
+    def answer() -> None:
+        assert torch.equal(net(x, task=0), expected[0])
+        assert torch.equal(module(x), expected[1])
+
+    with meanwhile(answer, threads=2):
+        for _ in range(5):
+            rankup.grow(module, Rank(2, 1))
 
 
 Reshape = Callable[[Tensor], Tensor]
@@ -256,24 +225,24 @@ class Flattened(nn.Module):
         return self.head(self.b(self.a(self.flatten(x)).relu()).relu())
 
 
-@pytest.mark.parametrize("way", FLATTENING)
-def test_samples_may_be_flattened_in_any_way(way: str) -> None:
+@pytest.mark.parametrize("form", FLATTENING)
+def test_flattening_is_recognised(form: str) -> None:
     x = torch.randn(5, 3, 4)
-    assert torch.equal(FLATTENING[way](x), x.flatten(1))
-    net = rankup.grow(Flattened(FLATTENING[way]), Rank(2, 1))
+    assert torch.equal(FLATTENING[form](x), x.flatten(1))
+    net = rankup.grow(Flattened(FLATTENING[form]), Rank(2, 1))
     assert net.plan.chain == ("a", "b")
     assert net.plan.first == "a"
-    assert "len" not in globals()  # is Python's own again
+    assert isinstance(len, BuiltinFunctionType)  # Python's own again
 
 
-@pytest.mark.parametrize("way", NOT_FLATTENING)
-def test_what_may_do_more_than_flatten_is_not_taken_for_it(way: str) -> None:
-    net = rankup.grow(Flattened(NOT_FLATTENING[way]), Rank(2, 1))
+@pytest.mark.parametrize("form", NOT_FLATTENING)
+def test_other_reshaping_is_not_taken_for_flattening(form: str) -> None:
+    net = rankup.grow(Flattened(NOT_FLATTENING[form]), Rank(2, 1))
     assert net.plan.chain is None
     assert net.plan.first is None
 
 
-def test_a_view_that_takes_samples_apart_is_no_chain_for_them() -> None:
+def test_view_that_splits_samples_is_no_chain() -> None:
     net = rankup.grow(Flattened(FLATTENING["view to numbers"]), Rank(2, 1))
     net.begin_task("open", 3)
     whole, twice = (Feed(blobs(0, size), Recipe(), net.device) for size in (12, 24))

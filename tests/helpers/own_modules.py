@@ -6,7 +6,7 @@ from torch import Tensor, nn
 import rankup
 from rankup.training.recipe import Recipe
 
-RECIPE = Recipe(epochs=60, batch=32)
+RECIPE = Recipe(epochs=15, batch=32, lr=0.05)
 
 
 def halves(samples: int = 200) -> rankup.Task:
