@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rankup
+from helpers.outside import only_built_in
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -23,8 +24,9 @@ def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, object] = {}
-    for number, code in enumerate(examples(path), 1):
-        exec(compile(code, f"{path.name}, example {number}", "exec"), names)
+    with only_built_in(monkeypatch):
+        for number, code in enumerate(examples(path), 1):
+            exec(compile(code, f"{path.name}, example {number}", "exec"), names)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
