@@ -1,24 +1,16 @@
-"""Training and evaluation mode of modules, and modes of torch."""
+"""Context managers for modes: of modules, of autograd and of autocast."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 
 @contextmanager
-def outside_inference() -> Iterator[None]:
-    """Leave torch's inference mode, wherever this is called: tensors made in it can never be
-    trained, so all that makes those of a network runs in here."""
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-        yield
-
-
-@contextmanager
 def learning_on(device: torch.device) -> Iterator[None]:
     """Inside, gradients are enabled and deterministic, and the caller's autocast is off: it would
-    go on using the copies of weights that it cached before the first step."""
+    use copies of weights that it cached before the first step."""
     enabled, cached = torch.is_autocast_enabled(device.type), torch.is_autocast_cache_enabled()
     deterministic = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
@@ -37,28 +29,23 @@ def learning_on(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Afterwards, whatever happens, every part of the module is back in the mode it was in."""
-    before = [(part, part.training) for part in module.modules()]
+    """Afterwards, every submodule is back in the mode it was in."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     try:
         yield
     finally:
-        for part, training in before:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode; afterwards as it was before. Parts that were so
-    already are left alone: another thread may have begun to learn meanwhile."""
-    learning = [part for part in module.modules() if part.training]
+    """Inside, the module is in evaluation mode. Afterwards, submodules that were in training mode
+    are so again; the others are left alone."""
+    training = [submodule for submodule in module.modules() if submodule.training]
     try:
         module.eval()
         yield
     finally:
-        for part in learning:
-            part.training = True
-
-
-def has_hooks(module: nn.Module) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, key) for key in hooks)
+        for submodule in training:
+            submodule.training = True
