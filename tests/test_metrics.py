@@ -14,7 +14,7 @@ FORGETS = AccuracyMatrix([[0.9], [0.6, 0.8], [0.3, 0.7, 1.0]])
 IMPROVES = AccuracyMatrix([[0.5], [0.6, 0.7], [0.9, 0.8, 0.4]])
 
 
-def test_a_matrix_that_forgets() -> None:
+def test_forgetting_of_a_worked_example() -> None:
     assert FORGETS.average_accuracy(1) == pytest.approx(0.9)
     assert FORGETS.average_accuracy(2) == pytest.approx(0.7)  # (0.6 + 0.8) / 2
     assert FORGETS.average_accuracy(3) == pytest.approx(2 / 3)  # (0.3 + 0.7 + 1.0) / 3
@@ -24,14 +24,14 @@ def test_a_matrix_that_forgets() -> None:
     assert FORGETS.backward_transfer(3) == pytest.approx(-0.35)
 
 
-def test_a_matrix_whose_forgetting_is_negative() -> None:
+def test_forgetting_may_be_negative() -> None:
     assert IMPROVES.average_accuracy() == pytest.approx(0.7)  # (0.9 + 0.8 + 0.4) / 3
     assert IMPROVES.forgetting(2) == pytest.approx(-0.1)  # 0.5 − 0.6
     assert IMPROVES.forgetting() == pytest.approx(-0.25)  # ((0.5 − 0.9) + (0.7 − 0.8)) / 2
     assert IMPROVES.backward_transfer() == pytest.approx(0.25)
 
 
-def test_forgetting_compares_with_when_the_task_was_learned_not_with_its_best() -> None:
+def test_forgetting_compares_with_when_learned() -> None:
     matrix = AccuracyMatrix([[0.5], [0.9, 0.7], [0.6, 0.7, 0.8]])
     assert matrix.forgetting() == pytest.approx(-0.05)  # not ((0.9 − 0.6) + 0) / 2 = 0.15
 
@@ -42,7 +42,7 @@ def test_forward_transfer_is_against_independent_networks() -> None:
     assert FORGETS.forward_transfer([1.0, 1.0, 1.0]) == pytest.approx(-0.1)
 
 
-def test_one_task() -> None:
+def test_first_task_has_no_forgetting() -> None:
     matrix = AccuracyMatrix([[0.25]])
     assert matrix.average_accuracy() == 0.25
     assert matrix.forgetting() == 0
@@ -88,7 +88,7 @@ def test_identities(matrix: AccuracyMatrix) -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_what_never_changes_has_forgetting_of_exactly_zero(accuracies: list[float]) -> None:
+def test_unchanged_accuracy_is_zero_forgetting(accuracies: list[float]) -> None:
     matrix = AccuracyMatrix([accuracies[: t + 1] for t in range(len(accuracies))])
     assert all(matrix.forgetting(t) == 0 for t in range(1, len(matrix) + 1))
 
@@ -109,7 +109,7 @@ def test_what_never_changes_has_forgetting_of_exactly_zero(accuracies: list[floa
         ("ab", "a row of accuracies is expected after task 2, got 'ab'"),
     ],
 )
-def test_bad_rows_are_refused_and_change_nothing(row: object, message: str) -> None:
+def test_bad_rows_are_refused(row: object, message: str) -> None:
     matrix = AccuracyMatrix([[0.9]])
     with pytest.raises(RankupError, match=message):
         matrix.add(row)
@@ -129,7 +129,7 @@ def test_bad_rows_are_refused_and_change_nothing(row: object, message: str) -> N
         (lambda: AccuracyMatrix([[0.5], [0.5]]), "each of 2 tasks is expected, got 1"),
     ],
 )
-def test_bad_questions_are_refused(ask: object, message: str) -> None:
+def test_bad_arguments_are_refused(ask: object, message: str) -> None:
     with pytest.raises(RankupError, match=message):
         ask()
 

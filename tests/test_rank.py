@@ -9,7 +9,7 @@ from rankup.rank import LayerRank, Rank, Shape, capped, resolve, rule_from_json,
 SHAPES = {"a": Shape(25, 100), "b.c": Shape(20, 30), "b.d": Shape(8, 6)}
 
 
-def test_fixed() -> None:
+def test_fixed_rank_is_the_same_for_all_layers() -> None:
     ranks = resolve(Rank(first=5, step=1), SHAPES)
     assert set(ranks.values()) == {LayerRank(5, 1, 0)}
     assert [ranks["a"].added(t) for t in range(3)] == [5, 1, 1]
@@ -42,7 +42,7 @@ def test_seeded_as_number_multiple_and_per_layer() -> None:
     assert seeded([7, "2x", 0]) == [7, 40, 0]
 
 
-def test_seeded_factors_come_before_learned_ones_and_are_not_capped() -> None:
+def test_seeded_factors_are_not_capped() -> None:
     rank = resolve(Rank(1, 1, seeded=1000), SHAPES)["b.d"]
     assert [rank.used(t) for t in range(3)] == [1001, 1002, 1003]
 
@@ -58,13 +58,13 @@ def test_rules_by_name_pattern_first_match_counts() -> None:
     assert list(ranks) == list(SHAPES)
 
 
-def test_what_one_task_adds_is_capped_at_the_layers_rank() -> None:
+def test_learned_rank_is_capped_at_the_layers() -> None:
     assert capped(LayerRank(22, 7, 100), SHAPES["a"]) == LayerRank(22, 7, 100)
     assert capped(LayerRank(22, 7, 100), SHAPES["b.c"]) == LayerRank(20, 7, 100)
     assert capped(LayerRank(22, 7, 100), SHAPES["b.d"]) == LayerRank(6, 6, 100)
 
 
-def test_growing_warns_once_of_all_caps_at_the_callers_line() -> None:
+def test_grow_warns_once_of_all_caps() -> None:
     with pytest.warns(UserWarning, match="capped in hidden.0, hidden.2$") as caught:
         net = rankup.grow(rankup.models.mlp(2, hidden=[8, 7, 3]), Rank(first=5, step=1))
     assert len(caught) == 1
@@ -80,7 +80,7 @@ def test_growing_warns_once_of_all_caps_at_the_callers_line() -> None:
         {"b*": Rank(1, 0), "*": Rank(0, 0, seeded=5)},
     ],
 )
-def test_a_rule_survives_json(rule: object) -> None:
+def test_rule_survives_json(rule: object) -> None:
     assert rule_from_json(rule_to_json(rule)) == rule
 
 
@@ -110,12 +110,12 @@ def test_bad_rules_are_refused(make: object, message: str) -> None:
 
 
 @pytest.mark.parametrize("shares", [(11.0, 0.5), (0.1, 1.5)])
-def test_a_share_is_of_a_whole(shares: tuple[float, float]) -> None:
+def test_shares_above_one_are_refused(shares: tuple[float, float]) -> None:
     with pytest.raises(rankup.RankupError, match="must be a share of a layer's outputs, from 0 to"):
         rankup.Rank.proportional(*shares)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     given = Rank(np.int64(3), np.int32(1), seeded=[np.int64(7), "2x"])
     assert given == Rank(3, 1, seeded=[7, "2x"])
     assert [type(part) for part in (given.first, given.step)] == [int, int]

@@ -1,4 +1,4 @@
-"""Data is decoded once, whatever happens meanwhile."""
+"""Cache of decoded data: decoded once, whatever happens meanwhile."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def test_images_are_decoded_once(tmp_path: Path, decodes: list[str]) -> None:
         assert not array.flags.writeable
 
 
-def test_a_copy_elsewhere_is_the_same_data(tmp_path: Path, decodes: list[str]) -> None:
+def test_copy_elsewhere_is_not_decoded_again(tmp_path: Path, decodes: list[str]) -> None:
     load_source(str(hub_folder(tmp_path / "one")))
     decodes.clear()
     assert load_source(str(hub_folder(tmp_path / "two"))).name == "two"
@@ -51,7 +51,7 @@ def settle(folder: Path) -> None:
         os.utime(file, ns=(10**18, 10**18))
 
 
-def test_files_that_did_not_change_are_not_read_again(
+def test_unchanged_files_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = hub_folder(tmp_path / "bugs")
@@ -61,15 +61,13 @@ def test_files_that_did_not_change_are_not_read_again(
     assert_same(load_source(str(folder)), source)
 
 
-def test_files_that_changed_a_moment_ago_are_read_again(tmp_path: Path) -> None:
+def test_recently_changed_files_are_read_again(tmp_path: Path) -> None:
     load_source(str(hub_folder(tmp_path / "bugs")))
     assert not (cache_folder() / "sources").exists()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "images"])
-def test_a_changed_source_is_noticed_even_with_its_old_size_and_time(
-    tmp_path: Path, kind: str
-) -> None:
+def test_change_of_same_size_and_time_is_noticed(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "bugs"
     # PPM holds raw pixels: other pixels make a file of the same size.
     if kind == "parquet":
@@ -97,28 +95,27 @@ def test_a_changed_source_is_noticed_even_with_its_old_size_and_time(
     np.testing.assert_array_equal(new.test.x[:-1], old.test.x[:-1])
 
 
-@pytest.mark.parametrize("older", [1, 2])
-def test_what_an_older_release_decoded_is_decoded_anew(
-    older: int, tmp_path: Path, decodes: list[str], monkeypatch: pytest.MonkeyPatch
+def test_older_cache_version_is_decoded_anew(
+    tmp_path: Path, decodes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = hub_folder(tmp_path / "bugs")
     settle(folder)
     with monkeypatch.context() as then:
-        then.setattr(cache, "_VERSION", older)
+        then.setattr(cache, "_VERSION", 2)
         load_source(str(folder))
     decodes.clear()
     load_source(str(folder))
     assert len(set(decodes)) == 18
 
 
-def test_a_renamed_class_is_noticed(tmp_path: Path) -> None:
+def test_renamed_class_is_noticed(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "bugs")
     load_source(str(folder))
     (folder / "ant").rename(folder / "auk")  # the images stay the same, and their order
     assert load_source(str(folder)).class_names == ("auk", "bee")
 
 
-def test_a_source_that_changes_while_it_is_read_is_refused(
+def test_source_that_changes_while_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = image_folder(tmp_path / "bugs")
@@ -137,9 +134,17 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     np.testing.assert_array_equal(load_source(str(folder)).train.x[0], expected)
 
 
-@pytest.mark.parametrize("name", ["train_x.npy", "test_y.npy", "about.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone", "empty", "garbage", "another array"])
-def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train_x.npy", "cut"),
+        ("test_y.npy", "gone"),
+        ("about.json", "empty"),
+        ("about.json", "garbage"),
+        ("train_x.npy", "another array"),
+    ],
+)
+def test_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
     folder = hub_folder(tmp_path / "bugs")
     expected = load_source(str(folder))
     [file] = (cache_folder() / "decoded").glob(f"*/{name}")
@@ -161,9 +166,7 @@ def read_only(tmp_path: Path) -> Path:
     return tmp_path / "file" / "cache"
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub_folder(tmp_path / "bugs")
     settle(folder)
     expected = load_source(str(folder))
@@ -174,7 +177,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert_same(source, expected)
 
 
-def test_a_read_only_cache_that_has_the_data_is_used(
+def test_read_only_cache_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decodes: list[str]
 ) -> None:
     folder = hub_folder(tmp_path / "bugs")
@@ -192,7 +195,7 @@ def test_a_read_only_cache_that_has_the_data_is_used(
     assert decodes == []
 
 
-def test_a_full_disk_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -232,45 +235,43 @@ def begin(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def test_processes_that_start_at_once_decode_once_and_all_get_it_right(tmp_path: Path) -> None:
+def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
     folder = hub_folder(tmp_path / "bugs")
-    running = [start(LOAD, folder, 0.03) for _ in range(3)]
+    running = [start(LOAD, folder, 0.03) for _ in range(2)]
     for process in running:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in running:
         begin(process)
     ended = [process.communicate(timeout=60) for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], ended
+    assert [process.returncode for process in running] == [0, 0], ended
     results = [output.split() for output, _ in ended]
     assert len({digest for _, digest in results}) == 1
     # One decodes all 18 images; each may decode the first, to see its size.
     counts = sorted(int(count) for count, _ in results)
-    assert counts[2] == 19
-    assert counts[1] <= 1
+    assert counts[0] <= 1
+    assert counts[1] == 19
 
 
-def test_a_killed_decode_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> None:
+def test_killed_decode_is_not_taken_for_whole(tmp_path: Path) -> None:
     folder = hub_folder(tmp_path / "bugs")
     decoded = cache_folder() / "decoded"
-    for delay in (0.0, 0.1, 0.3):
-        process = start(LOAD, folder, 0.2)  # over three seconds of decoding
-        assert process.stdout is not None
-        process.stdout.readline()
-        begin(process)
-        while not list(decoded.glob(".*.tmp/train_x.npy")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert [entry.suffix for entry in decoded.iterdir() if entry.is_dir()] == [".tmp"]
+    process = start(LOAD, folder, 0.2)  # over three seconds of decoding
+    assert process.stdout is not None
+    process.stdout.readline()
+    begin(process)
+    while not list(decoded.glob(".*.tmp/train_x.npy")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert [entry.suffix for entry in decoded.iterdir() if entry.is_dir()] == [".tmp"]
     source = load_source(str(folder))
     np.testing.assert_array_equal(source.train.x, pictures(12, 5, 4)[:, None])
     assert not list(decoded.glob(".*.tmp"))
 
 
-def test_images_keep_their_order_over_many_groups_and_threads(
+def test_images_keep_their_order_over_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "_GROUP", 3)
@@ -279,7 +280,7 @@ def test_images_keep_their_order_over_many_groups_and_threads(
     np.testing.assert_array_equal(source.train.x, pictures(100, 5, 4)[:, None])
 
 
-def test_a_failed_decode_ends_its_threads(tmp_path: Path) -> None:
+def test_failed_decode_ends_its_threads(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "bugs")
     (folder / "bee" / "03.png").write_bytes(b"broken")
     before = threading.active_count()
@@ -298,7 +299,7 @@ def test_a_failed_decode_ends_its_threads(tmp_path: Path) -> None:
         ("win32", {"LOCALAPPDATA": "/l"}, "/l/rankup"),
     ],
 )
-def test_the_cache_is_where_the_platform_keeps_caches(
+def test_cache_is_where_the_platform_keeps_caches(
     platform: str, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANKUP_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
@@ -334,7 +335,7 @@ class FakeBar:
 @pytest.mark.parametrize(
     ("patience", "progress", "bars"), [(0.0, True, 1), (0.0, False, 0), (60.0, True, 0)]
 )
-def test_a_bar_appears_when_it_takes_long(
+def test_progress_bar_appears_when_it_takes_long(
     patience: float, progress: bool, bars: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "_BAR_DELAY", patience)

@@ -2,7 +2,7 @@
 
 import io
 import struct
-from pathlib import Path
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,18 @@ import pytest
 from PIL import ExifTags, Image
 
 from helpers.pictures import encoded, pictures
-from rankup.data import DataError, load_source
+from rankup.data import DataError
+from rankup.data.decode import pixels_of
+from rankup.errors import plain_warnings
 
 # From black to white, including values that truncating to 8 bits instead of scaling would merge.
 DEEP = np.array([[0, 255, 256], [12850, 25700, 38550], [51400, 65278, 65535]])
 SCALED = [[0, 1, 1], [50, 100, 150], [200, 254, 255]]
 
 
-def folder_of(root: Path, name: str, content: bytes) -> str:
-    """Two classes of five, all of them the same image."""
-    for place in ("ant", "bee"):
-        (root / place).mkdir(parents=True)
-        for number in range(5):
-            (root / place / f"{number}.{name}").write_bytes(content)
-    return str(root)
+def shown(content: bytes, side: int | None = None) -> "np.ndarray[Any, Any]":
+    """`[H, W, C]` of a decoded image."""
+    return pixels_of(content, "photo", side).transpose(1, 2, 0)
 
 
 def pgm(pixels: "np.ndarray[Any, Any]") -> bytes:
@@ -47,26 +45,21 @@ SIXTEEN_BITS = {
 
 
 @pytest.mark.parametrize("name", SIXTEEN_BITS)
-def test_grey_of_16_bits_is_scaled_to_8_where_a_size_is_asked_for(
-    name: str, tmp_path: Path
-) -> None:
-    folder = folder_of(tmp_path / "scans", name, SIXTEEN_BITS[name])
-    assert load_source(folder, side=3).train.x[0].tolist() == [SCALED] * 3
+def test_16_bit_grey_is_scaled_where_a_size_is_asked_for(name: str) -> None:
+    content = SIXTEEN_BITS[name]
+    assert pixels_of(content, name, side=3).tolist() == [SCALED] * 3
     with pytest.raises(DataError, match="of kind I;16, expected grey .*: the stream split:PATH@64"):
-        load_source(folder)
+        pixels_of(content, name, side=None)
 
 
 @pytest.mark.parametrize("side", [None, 3])
 @pytest.mark.parametrize("kind", ["I", "F"])
-def test_numbers_whose_white_is_not_known_are_refused(
-    kind: str, side: int | None, tmp_path: Path
-) -> None:
-    folder = folder_of(tmp_path / "heights", "tif", tiff(DEEP, kind))
+def test_numbers_whose_white_is_unknown_are_refused(kind: str, side: int | None) -> None:
     with pytest.raises(DataError) as caught:
-        load_source(folder, side=side)
+        pixels_of(tiff(DEEP, kind), "0.tif", side)
     assert str(caught.value) == (
-        f"{Path(folder, 'ant', '0.tif')}: the image is of kind {kind}, whose white is "
-        "unknown, expected grey or RGB with 8 bits per channel, or grey with 16"
+        f"0.tif: the image is of kind {kind}, whose white is unknown, expected grey or RGB with 8 "
+        "bits per channel, or grey with 16"
     )
 
 
@@ -90,42 +83,33 @@ def held(orientation: int) -> Image.Exif:
     return exif
 
 
-def first(folder: str, side: int | None = None) -> "np.ndarray[Any, Any]":
-    """`[H, W, C]` of the first image."""
-    return load_source(folder, side=side).train.x[0].transpose(1, 2, 0)
-
-
 @pytest.mark.parametrize("orientation", SEEN)
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
-def test_photos_are_upright(kind: str, orientation: int, tmp_path: Path) -> None:
+def test_photos_are_upright(kind: str, orientation: int) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
     content = encoded(STORED, kind, exif=held(orientation), **options)
-    folder = folder_of(tmp_path / "photos", kind.lower(), content)
-    np.testing.assert_array_equal(first(folder), SEEN[orientation])
+    np.testing.assert_array_equal(shown(content), SEEN[orientation])
     scaled = Image.fromarray(np.ascontiguousarray(SEEN[orientation])).resize((5, 5), Image.LANCZOS)
-    np.testing.assert_array_equal(first(folder, side=5), np.asarray(scaled))
+    np.testing.assert_array_equal(shown(content, side=5), np.asarray(scaled))
 
 
-def test_grey_of_16_bits_is_upright(tmp_path: Path) -> None:
-    content = encoded(DEEP.astype(np.uint16), exif=held(6))
-    pixels = first(folder_of(tmp_path / "scans", "png", content), side=3)
+def test_16_bit_grey_is_upright() -> None:
+    pixels = shown(encoded(DEEP.astype(np.uint16), exif=held(6)), side=3)
     assert pixels[..., 0].tolist() == np.array(SCALED)[::-1].T.tolist()
 
 
-def test_odd_exif_data_do_not_hide_the_orientation(tmp_path: Path) -> None:
+def test_odd_exif_data_do_not_hide_the_orientation() -> None:
     entries = [
         struct.pack("<HHIf", ExifTags.Base.ImageWidth, 11, 1, 1.5),
         struct.pack("<HHIHH", ExifTags.Base.Orientation, 3, 1, 6, 0),
     ]
     exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + b"".join(entries) + bytes(4)
-    folder = folder_of(tmp_path / "photos", "png", encoded(STORED, exif=exif))
-    np.testing.assert_array_equal(first(folder), SEEN[6])
+    np.testing.assert_array_equal(shown(encoded(STORED, exif=exif)), SEEN[6])
 
 
-def test_photos_with_broken_exif_data_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_broken_exif_data_are_ignored() -> None:
     content = encoded(STORED, exif=b"Exif\0\0not what a camera writes")
-    folder = folder_of(tmp_path / "photos", "png", content)
-    np.testing.assert_array_equal(first(folder), STORED)
+    np.testing.assert_array_equal(shown(content), STORED)
 
 
 # Three pixels side by side: the second cannot be seen; the third can be half seen, where an image
@@ -163,16 +147,28 @@ COLOURS = {
 
 
 @pytest.mark.parametrize("kind", CHANNELS | COLOURS)
-def test_what_can_be_seen_through_is_laid_on_white(kind: str, tmp_path: Path) -> None:
+def test_transparent_pixels_are_laid_on_white(kind: str) -> None:
     content, wanted = (CHANNELS | COLOURS)[kind]
-    folder = folder_of(tmp_path / "icons", "png", content)
     resized = Image.fromarray(np.array([wanted], dtype=np.uint8)).resize((6, 6), Image.LANCZOS)
-    np.testing.assert_array_equal(first(folder, side=6), np.asarray(resized))
+    np.testing.assert_array_equal(shown(content, side=6), np.asarray(resized))
 
 
 @pytest.mark.parametrize("kind", COLOURS)
-def test_transparent_colours_are_white_without_a_size_too(kind: str, tmp_path: Path) -> None:
+def test_transparent_colours_are_white_without_a_size(kind: str) -> None:
     content, wanted = COLOURS[kind]
-    pixels = first(folder_of(tmp_path / "icons", "png", content))
+    pixels = shown(content)
     assert pixels.shape == (1, 3, 1 if kind == "L" else 3)
     assert np.broadcast_to(pixels, (1, 3, 3)).tolist() == [wanted]
+
+
+def test_large_image_is_read_and_a_huge_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow warns of images beyond its limit and refuses those of twice as many pixels."""
+    content = encoded(STORED)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # the image has 12
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    with warnings.catch_warnings():
+        plain_warnings()  # as the command line shows them
+        np.testing.assert_array_equal(shown(content), STORED)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    with pytest.raises(DataError, match="photo: the image is too large to be read safely"):
+        shown(content)

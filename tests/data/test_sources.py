@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from helpers.pictures import assert_same, encoded, hub_folder, image_folder, pictures, write_parquet
-from rankup.data import DataError, digits, hub, load_source
+from rankup.data import DataError, digits, load_source
 from rankup.data.cache import cache_folder
 
 
-def test_digits_are_split_by_class_and_no_image_is_in_both_parts() -> None:
+def test_digits_are_split_by_class() -> None:
     source = digits()
     for split in (source.train, source.test):
         assert (split.x.dtype, split.y.dtype) == (np.uint8, np.int64)
@@ -39,7 +39,7 @@ def test_parquet_in_the_hubs_layout(tmp_path: Path, where: str) -> None:
     assert source.train.y.dtype == np.int64
 
 
-def test_cifars_columns_lossless_webp_and_no_class_names(tmp_path: Path) -> None:
+def test_cifar_columns_without_class_names(tmp_path: Path) -> None:
     images = pictures(4, 6, 6, 3)
     content = [encoded(image, "WEBP", lossless=True) for image in images]
     for split in ("train", "validation"):
@@ -50,14 +50,14 @@ def test_cifars_columns_lossless_webp_and_no_class_names(tmp_path: Path) -> None
     assert source.class_names == ("0", "1", "2", "3")
 
 
-def test_the_test_split_comes_before_the_validation_split(tmp_path: Path) -> None:
+def test_test_split_comes_before_validation(tmp_path: Path) -> None:
     hub_folder(tmp_path)
     file = tmp_path / "data" / "validation-00000-of-00001.parquet"
     write_parquet(file, [encoded(pictures(1, 5, 4)[0])], [0], names=["ant", "bee", "cow"])
     assert len(load_source(str(tmp_path)).test.y) == 6
 
 
-@pytest.mark.parametrize("test", ["test", "validation", "val"])
+@pytest.mark.parametrize("test", ["test", "validation", "valid", "val"])
 def test_image_folders_with_splits(test: str, tmp_path: Path) -> None:
     source = load_source(str(image_folder(tmp_path, "train", test)))
     assert source.class_names == ("ant", "bee")
@@ -66,7 +66,7 @@ def test_image_folders_with_splits(test: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(source.train.x, expected.transpose(0, 3, 1, 2))
 
 
-def test_of_image_folders_without_splits_every_fifth_is_for_testing(tmp_path: Path) -> None:
+def test_every_fifth_image_is_for_testing_without_splits(tmp_path: Path) -> None:
     source = load_source(str(image_folder(tmp_path, count=11)))
     ants = pictures(11, 4, 4, 3).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(source.test.x[:2], ants[[4, 9]])
@@ -74,13 +74,13 @@ def test_of_image_folders_without_splits_every_fifth_is_for_testing(tmp_path: Pa
     assert source.test.y.tolist() == [0, 0, 1, 1]
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_class_may_be_called_train(tmp_path: Path) -> None:
     image_folder(tmp_path)
     (tmp_path / "ant").rename(tmp_path / "train")
     assert load_source(str(tmp_path)).class_names == ("bee", "train")
 
 
-def test_hidden_and_other_files_are_no_images(tmp_path: Path) -> None:
+def test_hidden_and_other_files_are_ignored(tmp_path: Path) -> None:
     image_folder(tmp_path)
     (tmp_path / "ant" / "notes.txt").write_text("six legs")
     (tmp_path / "ant" / "._00.png").write_text("not an image")
@@ -96,7 +96,7 @@ def test_palettes_become_rgb_and_bitmaps_grey(tmp_path: Path) -> None:
         assert load_source(str(root)).train.x.shape[1] == channels
 
 
-def test_mini_imagenet_is_brought_to_84_pixels_and_rgb(tmp_path: Path) -> None:
+def test_mini_imagenet_is_84_pixels_and_rgb(tmp_path: Path) -> None:
     images = [
         encoded(pictures(1, 100, 120, 3)[0], "JPEG"),
         encoded(pictures(1, 90, 60)[0], "JPEG"),
@@ -114,7 +114,7 @@ def test_mini_imagenet_is_brought_to_84_pixels_and_rgb(tmp_path: Path) -> None:
 # Where data is
 
 
-def test_named_data_is_looked_for_where_the_caller_or_the_environment_says(
+def test_named_data_is_found_by_argument_or_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_folder(tmp_path / "given" / "mnist")
@@ -126,7 +126,7 @@ def test_named_data_is_looked_for_where_the_caller_or_the_environment_says(
     assert source.name == "mnist"
 
 
-def test_missing_data_says_where_it_was_looked_for_and_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_data_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_source("cifar100", data=tmp_path)
     assert str(caught.value) == (
@@ -149,7 +149,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> list[str]:
     return asked
 
 
-def test_a_download_happens_only_when_asked_and_once(
+def test_download_happens_when_asked_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = fake_hub(monkeypatch, lambda folder: hub_folder(folder, where="mnist"))
@@ -163,7 +163,7 @@ def test_a_download_happens_only_when_asked_and_once(
     assert asked == ["ylecun/mnist"]
 
 
-def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path) -> None:
         raise ConnectionError("Name or service not known\nand much more")
 
@@ -176,7 +176,7 @@ def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_interrupted_download_is_not_taken_for_the_whole(
+def test_interrupted_download_is_not_taken_for_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(folder: Path) -> None:
@@ -188,14 +188,6 @@ def test_an_interrupted_download_is_not_taken_for_the_whole(
         load_source("mnist", download=True)
     fake_hub(monkeypatch, lambda folder: hub_folder(folder, where="mnist"))
     assert len(load_source("mnist", download=True).train.y) == 12
-
-
-def test_all_named_data_sets_are_on_the_hub() -> None:
-    assert {name: named.repository for name, named in hub.NAMED.items()} == {
-        "mnist": "ylecun/mnist",
-        "cifar100": "uoft-cs/cifar100",
-        "mini-imagenet": "timm/mini-imagenet",
-    }
 
 
 def break_(what: str, root: Path) -> None:
@@ -211,13 +203,6 @@ def break_(what: str, root: Path) -> None:
             write_parquet(first, [good[0], None, good[2]], [0, 1, 2], names=names)
         case "other size":
             write_parquet(test, [*good, encoded(pictures(1, 6, 4)[0])], [0, 1, 2, 0], names=names)
-        case "other channels":
-            write_parquet(test, [encoded(pictures(1, 5, 4, 3)[0])], [0], names=names)
-        case "four channels":
-            write_parquet(first, [encoded(pictures(1, 5, 4, 4)[0])], [0], names=names)
-        case "sixteen bits":
-            deep = np.full((5, 4), 4000, dtype=np.uint16)
-            write_parquet(first, [encoded(deep)], [0], names=names)
         case "label too high":
             write_parquet(test, good, [0, 3, 2], names=names)
         case "label negative":
@@ -226,17 +211,12 @@ def break_(what: str, root: Path) -> None:
         case "labels are ids":
             for file in data.iterdir():
                 write_parquet(file, good, [0, 1, 10**12 if file == test else 2])
-        case "label without an image":  # 9 images: one of the classes 0 to 9 must be empty
-            for file in data.iterdir():
-                write_parquet(file, good, [0, 9 if file == first else 1, 2])
         case "two divisions":
             write_parquet(data / "train-00000-of-00001.parquet", good, [0, 1, 2], names=names)
         case "no label":
             write_parquet(first, good, [0, None, 2], names=names)
         case "image column":
             write_parquet(first, good, [0, 1, 2], columns=("picture", "label"))
-        case "label column":
-            write_parquet(test, good, [0, 1, 2], columns=("image", "class"))
         case "image column type":
             pq.write_table(pa.table({"image": good, "label": [0, 1, 2]}), first)
         case "label column type":
@@ -250,9 +230,6 @@ def break_(what: str, root: Path) -> None:
             test.write_bytes(b"hello")
         case "no test split":
             test.unlink()
-        case "no train split":
-            for file in data.glob("train-*"):
-                file.unlink()
         case "missing file":
             first.unlink()
         case "several data sets":
@@ -288,9 +265,6 @@ def break_(what: str, root: Path) -> None:
             r"test-.*, row 3: the image is 4×6 grey, but the first one \(.*train-00000.*, row 0\) "
             "is 4×5 grey",
         ),
-        ("other channels", "", "test-.*, row 0: the image is 4×5 RGB, but .* is 4×5 grey"),
-        ("four channels", "", "row 0: the image is of kind RGBA, expected grey .* or RGB"),
-        ("sixteen bits", "", "row 0: the image is of kind I;16, expected grey"),
         ("label too high", "", "test-.*, row 1: label 3 is outside the 3 classes, 0 to 2"),
         ("label negative", "", "train-00000-.*, row 2: label -1 is outside the 3 classes"),
         (
@@ -299,17 +273,14 @@ def break_(what: str, root: Path) -> None:
             "test-00000-.*, row 2: label 1000000000000 is outside the classes that 9 images can "
             "have, 0 to 8, and the files name no classes$",
         ),
-        ("label without an image", "", "train-00000-.*, row 1: label 9 is outside .*, 0 to 8"),
         ("no label", "", "train-00000-.*, row 1: there is no label"),
         ("image column", "", "train-.* has no column 'image' or 'img', only picture, label"),
-        ("label column", "", "test-.* has no column 'label' or 'fine_label', only image, class"),
         ("image column type", "", "'image' is binary, expected a struct with the field 'bytes'"),
         ("label column type", "", "column 'label' is string, expected whole numbers"),
         ("empty split", "", "test-.*parquet holds no images: the split is empty"),
         ("other names", "", "test-.* names different classes than .*train-"),
         ("not parquet", "", "test-.* cannot be read as a parquet file: "),
         ("no test split", "", "no test or validation split: expected files named test-00000"),
-        ("no train split", "", "no train split: expected files named train-00000"),
         ("missing file", "", "is incomplete: of the files train-…-of-00002.parquet, number 00000"),
         (
             "two divisions",
