@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
+from helpers.sampling import sampled
 from helpers.zoo import GPU, KINDS, RANKS, inputs, relative_error, taught
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, active
 from rankup.layers.dispatch import (
@@ -165,8 +166,7 @@ def factored(kind: str, bias: bool, base: str, tasks: int) -> FactoredLayer:
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("base", ["new", "keep"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("tasks", [1, 4, 20])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("kind", "tasks"), sampled([*LAYERS], [1, 4, 20]))
 def test_every_way_through_layer_equals_one_task(
     kind: str, tasks: int, bias: bool, base: str
 ) -> None:
@@ -209,9 +209,9 @@ def test_way_through_layer_follows_from_shapes(device: str, shape: MixedShape, w
     assert mixed_way(shape, device) == way
 
 
-@pytest.mark.parametrize("way", ["hidden", "factors", "weights"])
-@pytest.mark.parametrize("base", ["new", "keep"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "base", "way"), sampled(KINDS, ["new", "keep"], ["hidden", "factors", "weights"])
+)
 def test_gradients_reach_inputs_of_mixed_batch(
     kind: str, base: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

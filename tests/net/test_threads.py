@@ -1,11 +1,12 @@
-"""What one thread does, another does not notice."""
+"""Answers, growing and loading in several threads."""
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rankup
 from helpers.clusters import QUICK, clusters
@@ -81,3 +82,28 @@ def test_copy_may_be_made_while_tasks_come_and_go() -> None:
     assert any(opened)
     net.abandon_task()
     assert opened == kept
+
+
+def knowing_a_task() -> tuple[rankup.IncrementalNet, Tensor]:
+    """A network, and what it can be asked."""
+    net = rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
+    net.begin_task("a", 3)
+    net.commit_task()
+    return net.eval(), torch.randn(4, 8)
+
+
+def test_networks_answer_while_others_are_grown() -> None:
+    net, x = knowing_a_task()
+    answer, answers = net(x, task=0), Counter[bool]()
+    with meanwhile(lambda: answers.update([torch.equal(net(x, task=0), answer)])):
+        for _ in range(20):
+            rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
+    assert answers.keys() == {True}
+
+
+def test_networks_are_grown_in_several_threads() -> None:
+    module, before = rankup.models.mlp(8, [16]), nn.Module.__call__
+    with meanwhile(lambda: rankup.grow(module, rankup.Rank(2, 1))):
+        for _ in range(20):
+            assert rankup.grow(module, rankup.Rank(2, 1)).plan.chain
+    assert nn.Module.__call__ is before

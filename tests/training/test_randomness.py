@@ -1,12 +1,8 @@
-"""Several threads at once, and modules that draw or keep things besides what is learned."""
+"""Modules that draw random numbers by themselves, and epochs that are kept."""
 
 import gc
 import random
-import threading
 import weakref
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,12 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rankup
-from helpers.threads import (
-    meanwhile,
-)
 from helpers.zoo import GPU
-from rankup.data.tasks import Task
-from rankup.training import memory_format
 from rankup.training.batches import in_equal_parts
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.engine.rank import RankLearner
@@ -28,81 +19,6 @@ from rankup.training.loop import Epoch
 
 DIGITS = rankup.data.make_stream("s-digits", tasks=2)
 FEW = rankup.Recipe(epochs=8)
-
-
-def knowing_a_task() -> tuple[rankup.IncrementalNet, Tensor]:
-    """A network, and what it can be asked."""
-    net = rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
-    net.begin_task("a", 3)
-    net.commit_task()
-    return net.eval(), torch.randn(4, 8)
-
-
-def test_networks_answer_while_others_are_grown() -> None:
-    net, x = knowing_a_task()
-    answer, answers = net(x, task=0), Counter[bool]()
-    with meanwhile(lambda: answers.update([torch.equal(net(x, task=0), answer)])):
-        for _ in range(20):
-            rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
-    assert answers.keys() == {True}
-
-
-def test_networks_are_grown_in_several_threads() -> None:
-    module, before = rankup.models.mlp(8, [16]), nn.Module.__call__
-    with meanwhile(lambda: rankup.grow(module, rankup.Rank(2, 1))):
-        for _ in range(20):
-            assert rankup.grow(module, rankup.Rank(2, 1)).plan.chain
-    assert nn.Module.__call__ is before
-
-
-class Waiting(nn.Module):
-    """Makes the thread called B wait in its first forward."""
-
-    def __init__(self, *parts: nn.Module) -> None:
-        super().__init__()
-        self.parts, self.head = nn.Sequential(*parts), nn.Linear(32, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.parts(x)
-        if threading.current_thread().name == "B" and not IS_INSIDE.is_set():
-            IS_INSIDE.set()
-            GO_ON.wait()
-        answer: Tensor = self.head(y)
-        return answer
-
-
-IS_INSIDE, GO_ON = threading.Event(), threading.Event()
-
-
-@contextmanager
-def asked_for_its_accuracy(net: rankup.IncrementalNet, task: Task) -> Iterator[None]:
-    """Another thread is in the middle of that, inside, unless `GO_ON` is set."""
-    IS_INSIDE.clear()
-    GO_ON.clear()
-    thread = threading.Thread(target=lambda: rankup.accuracy(net, task), name="B")
-    thread.start()
-    assert IS_INSIDE.wait(20)
-    try:
-        yield
-    finally:
-        GO_ON.set()
-        thread.join()
-
-
-def test_commit_while_another_thread_tries_channels_last() -> None:
-    convolution = nn.Conv2d(1, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    net, x = rankup.grow(Waiting(*convolution), rankup.Rank(2, 1)), torch.rand(4, 1, 8, 8)
-    net.begin_task(DIGITS[0].name, DIGITS[0].classes)
-    net.commit_task()
-    net.eval()
-    memory_format._FOUND.clear()
-    with asked_for_its_accuracy(net, DIGITS[0]):
-        net.begin_task("b", 2)
-        net(x, task="b").sum().backward()
-        assert all(p.grad is not None for p in net.parameters())
-        net.commit_task()
-        answer = net(x, task="b")
-    assert torch.equal(net(x, task="b"), answer)
 
 
 class Drawing(nn.Module):
