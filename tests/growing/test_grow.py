@@ -1,4 +1,4 @@
-"""Any module can be grown: all of it, its last layers, or the parts that can be factored."""
+"""Growing of modules: all layers, the last ones, or those that can be factored."""
 
 import copy
 from pathlib import Path
@@ -25,20 +25,20 @@ from rankup.rank import Rank
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_given_module_is_not_modified(kind: str) -> None:
+def test_given_module_is_not_modified(kind: str) -> None:
     given = module(kind)
     state = copy.deepcopy(given.state_dict())
-    kinds = [type(part) for part in given.modules()]
+    kinds = [type(layer) for layer in given.modules()]
     for base in ("new", "keep"):
         net = rankup.grow(given, Rank(2, 1), base=base)
-        teach(net, "a", inputs(kind))
-        assert [type(part) for part in given.modules()] == kinds
+        teach(net, "a", inputs(kind), steps=1)
+        assert [type(layer) for layer in given.modules()] == kinds
         assert all(torch.equal(state[key], value) for key, value in given.state_dict().items())
         pointers = {tensor.data_ptr() for tensor in given.state_dict().values() if tensor.numel()}
         assert pointers.isdisjoint(b.data_ptr() for b in net.buffers() if b.numel())
 
 
-def test_a_layer_used_twice_stays_one_layer() -> None:
+def test_layer_used_twice_stays_one_layer() -> None:
     net = taught("head_first")
     assert isinstance(net.body.again, FactoredLayer)
     assert net.body.same is net.body.again
@@ -46,13 +46,20 @@ def test_a_layer_used_twice_stays_one_layer() -> None:
     assert plain.same is plain.again
 
 
-def test_the_head_is_the_linear_that_runs_last_whatever_its_place() -> None:
+def test_head_is_the_linear_that_runs_last() -> None:
     assert isinstance(rankup.grow(module("head_first"), Rank(2, 1)).body.head, TaskHead)
 
 
-def test_layers_to_factor_by_name() -> None:
+def factored_layers(net: rankup.IncrementalNet) -> list[str]:
+    layers = net.body.named_modules()
+    return [name for name, layer in layers if isinstance(layer, FactoredLayer)]
+
+
+def test_include_chooses_layers_by_name() -> None:
     net = rankup.grow(Transformer(), Rank(2, 1), include="attention.*")
-    factored = [name for name, part in net.body.named_modules() if isinstance(part, FactoredLayer)]
+    factored = [
+        name for name, layer in net.body.named_modules() if isinstance(layer, FactoredLayer)
+    ]
     assert factored == ["attention.qkv", "attention.out"]
     assert isinstance(net.body.mlp[0], nn.Linear)
 
@@ -69,7 +76,7 @@ def features(net: nn.Module, x: Tensor, **task: object) -> Tensor:
 
 
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
-def test_a_kept_module_starts_as_it_was_and_goes_on_learning(rank: Rank) -> None:
+def test_kept_module_starts_as_it_was_and_goes_on_learning(rank: Rank) -> None:
     given = module("transformer")
     x = inputs("transformer")
     net = rankup.grow(given, rank, base="keep")
@@ -82,10 +89,8 @@ def test_a_kept_module_starts_as_it_was_and_goes_on_learning(rank: Rank) -> None
         assert torch.equal(net(x, task=task).argmax(1), labels)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_norm_that_leaves_epsilon_to_torch_computes_as_it_did(
-    dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_norm_that_leaves_epsilon_to_torch_computes_the_same(tmp_path: Path) -> None:
+    dtype = torch.bfloat16
     layers = nn.Linear(8, 16), nn.RMSNorm(16), nn.ReLU(), nn.Linear(16, 3)
     given = nn.Sequential(*layers).to(dtype)
     net = rankup.grow(given, Rank(2, 1), base="keep")
@@ -106,11 +111,13 @@ def test_a_norm_that_leaves_epsilon_to_torch_computes_as_it_did(
 
 
 @pytest.mark.parametrize("base", ["new", "keep"])
-def test_last_layers_alone_are_factored_and_the_rest_stays_as_task_1_left_it(base: str) -> None:
+def test_last_factors_last_layers_and_rest_stays_constant(base: str) -> None:
     given = module("resnet18")
     x = inputs("resnet18")
     net = rankup.grow(given, Rank(2, 1), last=3, base=base)
-    factored = [name for name, part in net.body.named_modules() if isinstance(part, FactoredLayer)]
+    factored = [
+        name for name, layer in net.body.named_modules() if isinstance(layer, FactoredLayer)
+    ]
     # In the order in which they run, the shortcut of a block is computed after its convolutions.
     assert factored == ["blocks.6.shortcut.0", "blocks.7.conv1", "blocks.7.conv2"]
     teach(net, "one", x)
@@ -165,7 +172,7 @@ class Mixture(nn.Module):
 LEFT_DENSE = ["position", "rnn", "attention", "grouped", "running"]
 
 
-def test_what_cannot_be_factored_is_named_with_the_way_out() -> None:
+def test_refusal_names_layers_and_what_to_exclude() -> None:
     with pytest.raises(rankup.RankupError) as caught:
         rankup.grow(Mixture(), Rank(2, 1))
     assert str(caught.value) == (
@@ -183,9 +190,7 @@ def test_what_cannot_be_factored_is_named_with_the_way_out() -> None:
 
 
 @pytest.mark.parametrize("base", ["new", "keep"])
-def test_what_is_excluded_is_trained_with_the_first_task_then_constant(
-    base: str, tmp_path: object
-) -> None:
+def test_excluded_layers_learn_with_first_task_only(base: str, tmp_path: object) -> None:
     given = Mixture()
     x = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(1))
     net = rankup.grow(given, Rank(2, 1), exclude=LEFT_DENSE, base=base)
@@ -200,7 +205,7 @@ def test_what_is_excluded_is_trained_with_the_first_task_then_constant(
     assert torch.equal(net.body.rnn.weight_hh_l0, start) == (base == "keep")
     assert torch.equal(net.body.rnn.weight_hh_l0, given.rnn.weight_hh_l0) == (base == "keep")
     before = logits(net.eval(), x)
-    for index in range(3):
+    for index in range(2):
         teach(net.train(), f"more {index}", x + 3)
     net.train()
     net(x + 5, task="one")
@@ -212,7 +217,7 @@ def test_what_is_excluded_is_trained_with_the_first_task_then_constant(
     assert_same_bits(logits(net, x), logits(again, x))
 
 
-def test_abandoning_the_first_task_restores_buffers_where_nothing_dense_is_trained() -> None:
+def test_abandoning_first_task_restores_buffers() -> None:
     given = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3))
     x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
     net = rankup.grow(given, Rank(2, 1), exclude="1").train()
@@ -229,7 +234,7 @@ def test_abandoning_the_first_task_restores_buffers_where_nothing_dense_is_train
     assert not torch.equal(moved, start)
 
 
-def test_tied_weights_that_stay_dense_stay_tied() -> None:
+def test_tied_dense_weights_stay_tied() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -251,51 +256,32 @@ def test_tied_weights_that_stay_dense_stay_tied() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_is_a_plain_module_that_computes_the_same(kind: str) -> None:
-    for rank in RANKS.values():
-        for base in ("new", "keep"):
-            net = taught(kind, rank=rank, base=base, dtype=torch.float64)
-            x = inputs(kind, batch=5, seed=3, dtype=torch.float64)
-            for task in net.tasks:
-                plain = net.merged(task)
-                assert relative_error(plain(x), net(x, task=task)) < 1e-10
-                assert not any(isinstance(part, TaskLayer) for part in plain.modules())
-                # Weights of its own: training them leaves the network alone.
-                before = logits(net, x)
-                with torch.no_grad():
-                    for parameter in plain.parameters():
-                        parameter.add_(1)
-                assert_same_bits(before, logits(net, x))
+@pytest.mark.parametrize(("rank", "base"), [("learned", "new"), ("with seeded", "keep")])
+def test_merged_is_a_plain_module_that_computes_the_same(kind: str, rank: str, base: str) -> None:
+    net = taught(kind, (3, 2), RANKS[rank], base=base, dtype=torch.float64)
+    x = inputs(kind, batch=5, seed=3, dtype=torch.float64)
+    before = logits(net, x)
+    for task in net.tasks:
+        plain = net.merged(task)
+        assert relative_error(plain(x), net(x, task=task)) < 1e-10
+        assert not any(isinstance(layer, TaskLayer) for layer in plain.modules())
+        # Weights of its own: training them leaves the network alone.
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter.add_(1)
+        assert_same_bits(before, logits(net, x))
 
 
-def test_merged_folds_a_batch_norm_only_where_that_is_exact() -> None:
-    def left(kind: str) -> int:
-        plain = taught(kind).merged(0)
-        return sum(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) for part in plain.modules())
+def test_merged_folds_norms_after_convolutions_only() -> None:
+    def norms_left(kind: str) -> int:
+        plain = taught(kind, [3]).merged(0)
+        return sum(isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) for layer in plain.modules())
 
-    assert left("resnet18") == 0
-    assert left("convolutions") == 1  # after a Linear, where channels may be another dimension
-
-    class TwoReaders(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 1)
-            self.norm = nn.BatchNorm2d(4)
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(x)
-            return self.head((self.norm(y) + y).mean((2, 3)))
-
-    net = rankup.grow(TwoReaders().double(), Rank(2, 1))
-    x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
-    teach(net, "a", x)
-    plain = net.merged("a")
-    assert isinstance(plain.norm, nn.BatchNorm2d)
-    assert relative_error(plain(x), net(x, task="a")) < 1e-10
+    assert norms_left("resnet18") == 0
+    assert norms_left("convolutions") == 1  # a Linear's channels may be another dimension
 
 
-def test_a_kept_module_may_lie_in_memory_channels_last() -> None:
+def test_kept_module_may_be_in_channels_last() -> None:
     given = module("resnet18")
     plain = rankup.grow(given, Rank(2, 1), base="keep")
     last = rankup.grow(given.to(memory_format=torch.channels_last), Rank(2, 1), base="keep")
@@ -315,13 +301,13 @@ class Bracketed(nn.Module):
         return answer
 
 
-def test_a_name_with_brackets_stands_for_itself() -> None:
+def test_name_with_brackets_matches_itself() -> None:
     with pytest.raises(rankup.RankupError, match=r"pass exclude=\['parts\.c\[0\]'\]"):
         rankup.grow(Bracketed(), Rank(2, 1))
     assert rankup.grow(Bracketed(), Rank(2, 1), exclude="parts.c[0]").plan.dense.trained
 
 
-def test_buffers_may_be_expanded_and_belong_to_a_container() -> None:
+def test_container_may_have_expanded_buffer() -> None:
     module = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
     module.register_buffer("mask", torch.ones(4, 4).tril().expand(2, 4, 4))
     net = rankup.grow(module, Rank(2, 1))

@@ -1,4 +1,4 @@
-"""Hooks that others put on modules run in every step."""
+"""Hooks on modules and layers."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ import rankup
 from helpers.own_modules import RECIPE, halves, mlp, right
 from helpers.zoo import teach
 from rankup.rank import Rank
-from rankup.training.recipe import Recipe
 
 
 def turned(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -33,7 +32,7 @@ def test_hooks_run_in_every_step(given: bool) -> None:
         assert right(net, task, len(net.tasks) - 1) > 0.9
 
 
-def test_hooks_of_the_network_itself_are_refused() -> None:
+def test_hooks_of_network_are_refused() -> None:
     """Steps call the module inside: what was learned would be wrong with them."""
     net = rankup.grow(mlp(), Rank(2, 1))
     hook = net.register_forward_pre_hook(turned)
@@ -48,11 +47,11 @@ def test_backward_hooks_run_in_every_step() -> None:
     seen: list[int] = []
     net = rankup.grow(mlp(), Rank(2, 1))
     net.body[2].register_full_backward_hook(lambda *_: seen.append(1))
-    rankup.fit(net, halves(), Recipe(epochs=30, batch=100))
-    assert len(seen) == 30 * 2  # steps
+    rankup.fit(net, halves(), RECIPE)
+    assert len(seen) == RECIPE.epochs * 7  # steps
 
 
-def test_a_merged_module_has_the_hooks_of_layers() -> None:
+def test_merged_module_has_hooks_of_layers() -> None:
     net = rankup.grow(mlp(), Rank(2, 1))
     net.body[0].register_forward_hook(lambda module, inputs, y: 2 * y)
     net.body[2].register_forward_pre_hook(
@@ -63,7 +62,7 @@ def test_a_merged_module_has_the_hooks_of_layers() -> None:
     torch.testing.assert_close(net.merged(0)(x), net.eval()(x, 0))
 
 
-def test_a_batch_norm_is_not_folded_past_a_hook() -> None:
+def test_norm_is_not_folded_past_a_hook() -> None:
     net = rankup.grow(
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3)),
         Rank(2, 1),

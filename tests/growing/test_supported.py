@@ -43,22 +43,10 @@ def mlp() -> nn.Module:
     return rankup.models.mlp(9, hidden=[8, 7])
 
 
-def hooked() -> nn.Module:
-    made = mlp()
-    made.hidden[0].register_forward_hook(lambda *_: None)
-    return made
-
-
-def weight_normed() -> nn.Module:
-    made = mlp()
-    nn.utils.parametrizations.weight_norm(made.hidden[0])
-    return made
-
-
-def mixed_dtypes() -> nn.Module:
-    made = mlp()
-    made.hidden[0].double()
-    return made
+def changed(change: Callable[[Any], object], make: Callable[[], nn.Module] = mlp) -> nn.Module:
+    module = make()
+    change(module)
+    return module
 
 
 class OwnCopy(Pair):
@@ -68,23 +56,11 @@ class OwnCopy(Pair):
         return made
 
 
-def with_a_sparse_buffer() -> nn.Module:
-    made = mlp()
-    made.register_buffer("near", torch.eye(4).to_sparse())
-    return made
-
-
 def quietly(make: Callable[..., nn.Module], *given: object) -> nn.Module:
     """Make a module, ignoring torch's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make(*given)
-
-
-def with_a_buffer_of(dtype: torch.dtype) -> nn.Module:
-    made = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
-    made.register_buffer("waves", torch.ones(4, dtype=dtype))
-    return made
 
 
 class Shortens(Pair):
@@ -114,12 +90,6 @@ class TwoHeads(Pair):
         return (answer, self.aside(features)) if self.training else answer
 
 
-def with_hidden_layers() -> nn.Module:
-    made = Pair()
-    made.more = {"layers": [nn.Linear(6, 6)]}
-    return made
-
-
 class WantsX(Pair):
     def forward(self, images: Tensor, x: Tensor) -> Tensor:
         return super().forward(images + x)
@@ -127,7 +97,7 @@ class WantsX(Pair):
 
 CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "no module": (lambda: 5, {}, "grow takes an nn.Module, got int"),
-    "a grown network": (lambda: taught("mlp"), {}, "is already a grown network"),
+    "a grown network": (lambda: taught("mlp", [3]), {}, "is already a grown network"),
     "nothing but a head": (lambda: nn.Sequential(nn.Linear(5, 2)), {}, "nothing to factor"),
     "everything excluded": (mlp, {"exclude": "hidden"}, "nothing to factor"),
     "no Linear": (lambda: nn.Conv2d(3, 2, 1), {}, "no Linear that could be the head"),
@@ -157,8 +127,16 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a base that is none": (mlp, {"base": "old"}, "base must be 'new' or 'keep', got 'old'"),
     "a seed that is none": (mlp, {"seed": "one"}, "seed must be a whole number, got 'one'"),
     "a rank that is none": (mlp, {"rank": 11}, "rank must be a Rank .* got 11"),
-    "hooks": (hooked, {}, "'hidden.0' .it has hooks."),
-    "weight norm": (weight_normed, {}, "cannot factor 'hidden.0'"),
+    "hooks": (
+        lambda: changed(lambda m: m.hidden[0].register_full_backward_pre_hook(print)),
+        {},
+        "'hidden.0' .it has hooks.",
+    ),
+    "weight norm": (
+        lambda: changed(lambda m: nn.utils.parametrizations.weight_norm(m.hidden[0])),
+        {},
+        "cannot factor 'hidden.0'",
+    ),
     "weights read directly": (ReadsWeights, {}, "'hidden' .the module's forward reads its weights"),
     "a lazy layer": (
         lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)),
@@ -172,14 +150,18 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     ),
     "a copy of its own kind": (OwnCopy, {}, "a layer 'hidden' of its own, as when a class"),
     "layers in a dict": (
-        with_hidden_layers,
+        lambda: changed(lambda m: setattr(m, "more", {"layers": [nn.Linear(6, 6)]}), Pair),
         {"head": "head"},
         "'more' holds layers that torch does not know",
     ),
     "a second argument x": (WantsX, {}, "an argument named x that is not its first"),
-    "a sparse buffer": (with_a_sparse_buffer, {}, "'near' is a sparse tensor, which cannot be st"),
+    "a sparse buffer": (
+        lambda: changed(lambda m: m.register_buffer("near", torch.eye(4).to_sparse())),
+        {},
+        "'near' is a sparse tensor, which cannot be stored",
+    ),
     "a complex buffer": (
-        lambda: with_a_buffer_of(torch.complex128),
+        lambda: changed(lambda m: m.register_buffer("waves", torch.ones(4).to(torch.complex128))),
         {},
         "'waves' is a complex128 tensor, which cannot be stored",
     ),
@@ -198,7 +180,11 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "a task of its own": (WantsATask, {"head": "head"}, "requires an argument named task"),
     "two heads": (TwoHeads, {}, "last is 'aside' in training and 'head' in evaluation"),
     "a wrapper": (lambda: nn.DataParallel(mlp()), {}, "the module inside a DataParallel"),
-    "two dtypes": (mixed_dtypes, {}, "one dtype .* got torch.float32, torch.float64"),
+    "two dtypes": (
+        lambda: changed(lambda m: m.hidden[0].double()),
+        {},
+        "one dtype .* got torch.float32, torch.float64",
+    ),
     "torch's own encoder": (
         lambda: nn.Sequential(
             nn.TransformerEncoderLayer(8, 2, batch_first=True), nn.Flatten(), nn.Linear(16, 2)
