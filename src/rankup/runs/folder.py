@@ -234,7 +234,7 @@ def _has_moved(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
 def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
     may_differ = {"versions"}
     if _grows(stored, wanted):
-        may_differ |= {"tasks", "task_names"}
+        may_differ |= {"tasks", "task_names", "data"}  # the checksum is of all tasks
     if _has_moved(stored, wanted):
         may_differ.add("stream")
     for name, now in wanted.items():
