@@ -84,7 +84,7 @@ def measured(way: str, steps: int) -> float:
     if way not in ("memory", "dense"):
         keep_freed_memory()
     without = {
-        "layout": patch("rankup.training.memory_format._answers", lambda *_: False),
+        "layout": patch("rankup.training.memory_format._runs", lambda *_: False),
         "factors": patch.object(FactoredConv, "_factored", FactoredLayer._factored),
     }
     with without.get(way, nullcontext()):
@@ -109,12 +109,12 @@ def main() -> None:
         return
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(options.repeats):
-        for way, found in times.items():
+        for way, values in times.items():
             numbers = ["--steps", str(options.steps), "--threads", str(options.threads)]
             command = [sys.executable, __file__, "--one", way, *numbers]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found.append(float(done.stdout))
-    medians = {way: statistics.median(found) for way, found in times.items()}
+            values.append(float(done.stdout))
+    medians = {way: statistics.median(values) for way, values in times.items()}
     print(f"ResNet18 of width {WIDTH}, batch {BATCH}, {options.threads} threads, ms per batch")
     for way, median in medians.items():
         print(f"  {WAYS[way]:42} {median:8.0f}   {median / medians['rankup']:.2f} times ours")
