@@ -14,7 +14,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_without_a_terminal_a_line_is_said_now_and_then(
+def test_log_gets_a_line_now_and_then(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress.bars() as bars:
@@ -39,7 +39,7 @@ def test_lines_in_a_log_name_the_method(
     assert line == "rankup: ewc, seed 0, task 1/3, epoch 2/10, loss 0.500, 75.0% right"
 
 
-def test_bars_leave_room_for_what_ctrl_c_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_leave_room_for_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
     with progress.bars() as bars:

@@ -22,7 +22,7 @@ def result(seed: int, seconds: float) -> Result:
     return Result(seed, config, [[0.5]], 10, 0, seconds, "2026-11-16", "a machine", "rankup paper")
 
 
-def test_what_is_left_takes_as_long_as_what_was_run_on_the_same_stream(tmp_path: Path) -> None:
+def test_time_left_is_estimated_from_runs_on_the_same_stream(tmp_path: Path) -> None:
     results = Results(tmp_path)
     quick = Experiment.of("p-mnist", "ewc", epochs=5, seeds=2)
     slow = Experiment.of("p-mnist", "agem", epochs=5, seeds=2)
@@ -42,7 +42,7 @@ def test_what_is_left_takes_as_long_as_what_was_run_on_the_same_stream(tmp_path:
     assert share_of([other], results, pace) == Share(0, 1, 0.0, None)
 
 
-def test_a_run_that_several_parts_show_counts_once(tmp_path: Path) -> None:
+def test_run_shown_in_several_tables_counts_once(tmp_path: Path) -> None:
     (shared,) = {*part("last-layers").experiments()} & {*part("resnet18").experiments()}
     add(Results(tmp_path), shared, *[60.0] * shared.seeds)
     asked = ["paper", "--results", str(tmp_path)]
@@ -55,13 +55,11 @@ def test_a_run_that_several_parts_show_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_all_experiments_say_how_many_epochs_they_take(name: str) -> None:
+def test_all_experiments_have_epochs(name: str) -> None:
     assert all(experiment.epochs >= 1 for experiment in part(name).experiments())
 
 
-def test_every_file_of_results_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overview_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Experiment] = []
     read_file = Results._read
 

@@ -34,7 +34,8 @@ def runner(results: Results) -> Runner:
     return Runner(results, Device.cpu, None, "rankup paper")
 
 
-def test_a_experiment_is_run_once_and_leaves_nothing_else_behind(results: Results) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_experiment_leaves_its_results_alone(results: Results) -> None:
     experiment, runs = tiny(), runner(results)
     assert results.of(experiment) is None
     assert runs.left([experiment]) == [experiment]
@@ -52,7 +53,8 @@ def test_a_experiment_is_run_once_and_leaves_nothing_else_behind(results: Result
     assert not list((results.root / WORK).rglob("*.jsonl"))
 
 
-def test_only_seeds_that_are_missing_are_run(results: Results) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_only_missing_seeds_are_run(results: Results) -> None:
     experiment, runs = tiny(seeds=3), runner(results)
     results.add(experiment, [result(1, [[0.5], [0.5, 0.5]])])
     assert results.missing(experiment) == [0, 2]
@@ -63,7 +65,7 @@ def test_only_seeds_that_are_missing_are_run(results: Results) -> None:
     assert measured.accuracy[1] == 0.5
 
 
-def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_run_is_resumed(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, runs = tiny(seeds=1), runner(results)
 
     def stop(now: object) -> None:
@@ -80,16 +82,15 @@ def test_a_run_that_was_stopped_goes_on(results: Results, monkeypatch: pytest.Mo
     assert results.missing(experiment) == []
 
 
-def test_what_others_have_run_meanwhile_is_not_run(results: Results) -> None:
+def test_experiment_run_elsewhere_is_not_repeated(results: Results) -> None:
     experiment = tiny()
     results.add(experiment, [result(seed, [[0.9], [0.9, 0.8]]) for seed in range(2)])
     assert runner(results).run(experiment, None, print) == ""
     assert not results.failures(experiment)
 
 
-def test_results_that_cannot_be_written_are_said_in_a_sentence(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_unwritable_results_are_said(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -100,7 +101,7 @@ def test_results_that_cannot_be_written_are_said_in_a_sentence(
     assert "traceback" not in failed
 
 
-def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:
+def test_diverged_run_is_a_result(results: Results) -> None:
     experiment, runs = tiny(lr=1e6, seeds=1), runner(results)
     assert "diverged" in runs.run(experiment, None, lambda _: None)
     assert results.of(experiment) is None
@@ -111,7 +112,7 @@ def test_a_run_that_fails_is_marked_and_not_run_again(results: Results) -> None:
     assert list(lines(table, results)) == [["s", "accuracy %"], ["ours", "failed"]]
 
 
-def test_what_was_refused_or_found_no_memory_is_tried_again(
+def test_refused_run_is_tried_again(
     results: Results, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = Runner(results, Device.cpu, tmp_path, "rankup paper")
@@ -127,7 +128,7 @@ def test_what_was_refused_or_found_no_memory_is_tried_again(
     assert runs.left([tiny()]) == [tiny()]
 
 
-def test_several_are_run_at_once_and_come_to_the_same(results: Results, tmp_path: Path) -> None:
+def test_parallel_jobs_give_the_same_results(results: Results, tmp_path: Path) -> None:
     experiments = [tiny(seeds=1), tiny("finetune", seeds=1), tiny("ewc", seeds=1, lr=1e6)]
     said: list[Message] = []
     ended = {
@@ -170,9 +171,7 @@ def test_small_networks_share_the_cores_of_a_gpu(
     assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
 
 
-def test_cores_are_shared_where_all_networks_are_small(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_small_networks_share_cores(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
 
     def in_processes(work: object, order: list[Any], *_: object, **__: object) -> Iterator[None]:
@@ -190,7 +189,7 @@ def test_cores_are_shared_where_all_networks_are_small(
     assert {job.experiment for job in jobs if job.small} == {small, taught[0]}
 
 
-def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None:
+def test_phases_limit_large_networks_and_put_long_first() -> None:
     small = [tiny(epochs=epochs) for epochs in (3, 50, 4)]
     resnet = [tiny(epochs=epochs, net="resnet18") for epochs in (20, 80)]
     wide = [replace(tiny(epochs=7), stream="s-miniimagenet")]
@@ -204,7 +203,7 @@ def test_large_networks_are_run_few_at_once_and_of_all_long_ones_first() -> None
     assert [experiment.method for experiment in order] == ["nscl", "finetune"]
 
 
-def test_shares_are_all_experiments_and_each_once() -> None:
+def test_shares_cover_each_experiment_once() -> None:
     experiments = part("accuracy").experiments()
     parts = [experiment for number in (1, 2, 3) for experiment in share(experiments, f"{number}/3")]
     assert sorted(map(str, parts)) == sorted(map(str, experiments))
@@ -214,7 +213,7 @@ def test_shares_are_all_experiments_and_each_once() -> None:
             share(experiments, wrong)
 
 
-def test_pieces_say_how_long_one_waited(results: Results, tmp_path: Path) -> None:
+def test_page_says_how_long_runs_took(results: Results, tmp_path: Path) -> None:
     experiments, page = [tiny(seeds=1), tiny("finetune", seeds=1)], tmp_path / "page.md"
     rows = [Row(experiment.method, experiment, [None]) for experiment in experiments]
     table = Table("A table", [Section("digits", ("accuracy",), rows)])
@@ -233,7 +232,7 @@ def test_pieces_say_how_long_one_waited(results: Results, tmp_path: Path) -> Non
     assert len(read_timings(results.root)) == 2
 
 
-def test_a_page_names_every_torch_that_a_run_went_on_with(results: Results, tmp_path: Path) -> None:
+def test_page_names_every_version_of_torch(results: Results, tmp_path: Path) -> None:
     experiment, page = tiny(seeds=2), tmp_path / "page.md"
     for seed, torch in enumerate(("2.1", ["2.1", "2.2"])):
         config = {"versions": {"torch": torch}}
@@ -244,7 +243,7 @@ def test_a_page_names_every_torch_that_a_run_went_on_with(results: Results, tmp_
     assert "- 1 on a GPU, torch 2.1\n- 1 on a GPU, torch 2.1, 2.2\n" in page.read_text()
 
 
-def test_a_piece_that_was_stopped_counts_with_what_it_finished(results: Results) -> None:
+def test_stopped_timing_keeps_finished_experiments(results: Results) -> None:
     experiments = [tiny("finetune", seeds=1), tiny(seeds=1)]
     with closing(runner(results).run_all(experiments, lambda _: None)) as ended:
         next(ended)
@@ -252,9 +251,7 @@ def test_a_piece_that_was_stopped_counts_with_what_it_finished(results: Results)
     assert timing.cells == [str(experiments[0].folder())]
 
 
-def test_the_time_of_a_piece_is_known_while_it_runs(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timing_is_written_while_running(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed writes nothing more."""
     monkeypatch.setattr(timings, "_OFTEN", 0.0)
     seconds: list[float] = []
@@ -269,7 +266,7 @@ def test_the_time_of_a_piece_is_known_while_it_runs(
     assert seconds[-1] > 0
 
 
-def test_where_nothing_can_be_written_nothing_is_run(tmp_path: Path) -> None:
+def test_nothing_runs_if_timings_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "pieces").write_text("a file")
     said: list[Message] = []
     with pytest.raises(RankupError, match=r"pieces/.*\.json cannot be written: "):
@@ -277,7 +274,7 @@ def test_where_nothing_can_be_written_nothing_is_run(tmp_path: Path) -> None:
     assert not said
 
 
-def test_a_file_that_is_no_piece_is_named(results: Results) -> None:
+def test_damaged_timing_is_named(results: Results) -> None:
     path = results.root / "pieces" / "broken.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
@@ -285,7 +282,7 @@ def test_a_file_that_is_no_piece_is_named(results: Results) -> None:
         read_timings(results.root)
 
 
-def test_a_taught_experiment_learns_from_its_teachers_networks(results: Results) -> None:
+def test_pupil_learns_from_its_teachers_networks(results: Results) -> None:
     teacher = tiny(seeds=1, rank="0,0", seeded="64", epochs=8)
     pupil, alone = tiny(seeds=1, teacher=teacher), tiny(seeds=1)
     assert pupil.folder() not in (teacher.folder(), alone.folder())
@@ -304,7 +301,7 @@ def test_a_taught_experiment_learns_from_its_teachers_networks(results: Results)
     assert told == str(teacher.folder())
 
 
-def test_a_taught_experiment_alone_has_its_teacher_learn_first(results: Results) -> None:
+def test_missing_teacher_is_trained_first(results: Results) -> None:
     teacher = tiny(seeds=1, epochs=8)
     pupil = tiny(seeds=1, epochs=1, teacher=teacher)
     assert runner(results).run(pupil, None, pytest.fail) == ""
@@ -316,7 +313,7 @@ def test_a_taught_experiment_alone_has_its_teacher_learn_first(results: Results)
     assert not list((results.root / WORK).rglob("net"))
 
 
-def test_a_pupil_of_a_teacher_that_failed_is_not_run(results: Results) -> None:
+def test_pupil_of_a_failed_teacher_is_not_run(results: Results) -> None:
     teacher = tiny(seeds=1, lr=1e9)
     pupil = tiny(seeds=1, teacher=teacher)
     assert "its teacher failed" in runner(results).run(pupil, None, pytest.fail)
@@ -324,7 +321,7 @@ def test_a_pupil_of_a_teacher_that_failed_is_not_run(results: Results) -> None:
     assert results.failures(teacher)
 
 
-def test_teachers_come_first_and_pupils_among_all_others() -> None:
+def test_phases_put_teachers_first() -> None:
     teacher = Experiment.of("p-mnist", epochs=5)
     pupil = Experiment.of("s-cifar100", net="resnet18", epochs=20, teacher=teacher)
     others = [Experiment.of("s-cifar100", net="resnet18", epochs=epochs) for epochs in (10, 30)]

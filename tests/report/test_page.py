@@ -47,7 +47,7 @@ def runs(folder: Path) -> list[Run]:
 # Run folders
 
 
-def test_a_run_is_read_back(runs: list[Run]) -> None:
+def test_run_is_read_back(runs: list[Run]) -> None:
     rank, finetune = runs
     assert (rank.method, rank.stream, len(rank.tasks)) == ("rank", "p-digits", 10)
     assert rank.tasks[0] == "permutation 01"
@@ -57,7 +57,7 @@ def test_a_run_is_read_back(runs: list[Run]) -> None:
     assert finetune.selectors == {}
 
 
-def test_selectors_and_where_their_factors_came_from(runs: list[Run]) -> None:
+def test_selectors_are_read_with_factor_sources(runs: list[Run]) -> None:
     selectors = runs[0].selectors
     assert list(selectors) == ["hidden.0", "hidden.1"]
     assert selectors["hidden.0"].shape == (10, 20)  # 11 factors of the first task, 1 of each other
@@ -70,7 +70,7 @@ def test_selectors_and_where_their_factors_came_from(runs: list[Run]) -> None:
 # Words
 
 
-def test_runs_are_told_apart_by_as_little_as_it_takes() -> None:
+def test_labels_name_the_fewest_settings() -> None:
     assert labels([named(), named(method="ewc", seed=1)]) == ["rank", "ewc"]
     assert labels([named(), named(seed=1)]) == ["rank (seed 0)", "rank (seed 1)"]
     longer = {**RECIPE, "epochs": 20}
@@ -80,7 +80,7 @@ def test_runs_are_told_apart_by_as_little_as_it_takes() -> None:
     assert labels([named(seeded=None), named(seeded="256")]) == ["rank", "rank (seeded 256)"]
 
 
-def test_the_summary_is_a_sentence(runs: list[Run]) -> None:
+def test_summary_is_a_sentence(runs: list[Run]) -> None:
     rank = "rank learned 10 tasks of p-digits: 95.47 % on average, forgetting 0.00"
     finetune = "finetune learned 10 tasks of p-digits: 53.26 % on average, forgetting 48.60"
     assert summary(runs[:1]) == rank
@@ -90,7 +90,7 @@ def test_the_summary_is_a_sentence(runs: list[Run]) -> None:
     assert summary([*runs, named(), named(stream="r-digits")]) == "4 runs on 2 streams"
 
 
-def test_the_summary_of_many_runs_finds_the_best_among_the_finished() -> None:
+def test_summary_finds_the_best_finished_run() -> None:
     ended = [named(seed=0, tasks=1), named(seed=1, tasks=1, width=9)]
     begun = [named(seed=seed, tasks=2) for seed in (2, 3, 4, 5)]
     for run in begun:
@@ -102,7 +102,7 @@ def test_the_summary_of_many_runs_finds_the_best_among_the_finished() -> None:
     assert summary(begun[:2]).startswith(told)  # and not the mean of both
 
 
-def test_a_mean_is_called_what_its_runs_are_called_less_the_seed() -> None:
+def test_mean_is_named_without_seeds() -> None:
     def means(*runs: Run) -> list[str]:
         return [mean["name"].removesuffix(", mean of 2 seeds") for mean in mean_results(runs)]
 
@@ -129,35 +129,33 @@ def cells(text: str, start: str) -> list[str]:
     return line.split()
 
 
-def test_the_table_of_a_run(runs: list[Run]) -> None:
+def test_run_table(runs: list[Run]) -> None:
     text = printed(run_table(runs[1]))
     assert cells(text, "1 ") == ["1", "permutation", "01", "97.00", "28.60", "68.40"]
     assert cells(text, "average") == ["average", "97.00", "53.26", "48.60"]
     assert cells(printed(run_table(runs[0])), "average") == ["average", "95.47", "95.47", "0.00"]
 
 
-def test_the_table_that_compares_runs(runs: list[Run]) -> None:
+def test_comparison_table(runs: list[Run]) -> None:
     text = printed(comparison_table(runs))
     assert cells(text, "rank") == ["rank", "95.47", "0.00", "39,000", "0", "25.0", "s"]
     assert cells(text, "finetune")[1:3] == ["53.26", "48.60"]
 
 
-def test_the_table_of_a_run_says_that_it_is_not_finished(tmp_path: Path, runs: list[Run]) -> None:
+def test_run_table_says_if_unfinished(tmp_path: Path, runs: list[Run]) -> None:
     begun = read_run(write_run(tmp_path / "run", constant(2), tasks=6))
     assert "rank on p-digits, 2 of 6 tasks\n" in re.sub(" +\n", "\n", printed(run_table(begun)))
     assert " of " not in printed(run_table(runs[0]))
 
 
-def test_the_table_that_compares_runs_says_which_are_not_finished(
-    tmp_path: Path, runs: list[Run]
-) -> None:
+def test_comparison_table_says_which_are_unfinished(tmp_path: Path, runs: list[Run]) -> None:
     begun = read_run(write_run(tmp_path / "run", constant(2), tasks=6, method="ewc"))
     text = printed(comparison_table([*runs, begun]))
     assert cells(text, "ewc")[:6] == ["ewc,", "2", "of", "6", "tasks", "96.95"]
     assert text.count(" of ") == 1
 
 
-def test_means_are_of_finished_seeds_alone(tmp_path: Path) -> None:
+def test_means_are_of_finished_seeds(tmp_path: Path) -> None:
     def seed(seed: int, rows: list[list[float]]) -> Run:
         return read_run(write_run(tmp_path / f"seed-{seed}", rows, seed=seed, tasks=2))
 
@@ -171,7 +169,7 @@ def test_means_are_of_finished_seeds_alone(tmp_path: Path) -> None:
     assert "rank, mean of 2 60.00 ± 14.14 0.00 ± 0.00 15,000 0 5.0 s seeds" in text
 
 
-def test_means_on_several_streams_say_which(tmp_path: Path) -> None:
+def test_means_name_their_stream(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / f"{stream}-{seed}", [[0.5]], stream=stream, seed=seed))
         for stream in ("p-digits", "r-digits")
@@ -192,7 +190,7 @@ def test_tables_keep_long_and_odd_names(tmp_path: Path) -> None:
 # The page
 
 
-def test_the_page_holds_all_it_shows(folder: Path) -> None:
+def test_page_is_self_contained(folder: Path) -> None:
     page = Page(folder / "page/report.html")
     assert page.html.startswith("<!doctype html>")
     assert not re.search(r"https?:|url\(|@import|<script", page.html)
@@ -201,7 +199,7 @@ def test_the_page_holds_all_it_shows(folder: Path) -> None:
     assert page.tags.count("img") == page.tags.count("source") == 4
 
 
-def test_the_page_has_the_results_of_both_runs(folder: Path, runs: list[Run]) -> None:
+def test_page_has_results_of_both_runs(folder: Path, runs: list[Run]) -> None:
     words = Page(folder / "page/report.html").words
     assert summary(runs) in words
     assert "rank 95.47 0.00 0.00 39,000 0 25.0 s" in " ".join(words.split())
@@ -212,7 +210,7 @@ def test_the_page_has_the_results_of_both_runs(folder: Path, runs: list[Run]) ->
         assert f" {heading} " in words
 
 
-def test_plots_lie_beside_the_page_in_light_and_dark(folder: Path) -> None:
+def test_plots_lie_beside_the_page(folder: Path) -> None:
     names = ["average", "matrix-1", "matrix-2", "selectors-1"]
     expected = {f"{name}{theme}.png" for name in names for theme in ("", "-dark")}
     assert {path.name for path in (folder / "page").glob("*.png")} == expected
@@ -225,7 +223,7 @@ def test_plots_lie_beside_the_page_in_light_and_dark(folder: Path) -> None:
         assert len(content) < 200_000
 
 
-def test_a_page_of_another_name_leaves_other_files_alone(tmp_path: Path, runs: list[Run]) -> None:
+def test_page_of_another_name_writes_no_plots(tmp_path: Path, runs: list[Run]) -> None:
     (tmp_path / "average.png").write_text("mine")
     page = write_report(runs, tmp_path / "mine.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["average.png", "mine.html"]
@@ -233,7 +231,7 @@ def test_a_page_of_another_name_leaves_other_files_alone(tmp_path: Path, runs: l
     assert Page(page).tags.count("img") == 4
 
 
-def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
+def test_page_escapes_names(tmp_path: Path) -> None:
     odd = '<b>x</b> & "y" $z$'
     run = write_run(tmp_path / "run", [[0.5]], method=odd, stream="<i>", task_names=[odd])
     page = Page(write_report([read_run(run)], tmp_path / "report.html"))
@@ -242,7 +240,7 @@ def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
     assert "Selectors" not in page.words  # there are none to show
 
 
-def test_runs_of_different_length_stand_side_by_side(tmp_path: Path) -> None:
+def test_page_of_runs_of_different_length(tmp_path: Path) -> None:
     long = read_run(write_run(tmp_path / "long", constant(3), task_names=["a", "b", "c"]))
     short = read_run(write_run(tmp_path / "short", constant(2), task_names=["a", "x"], seed=1))
     words = " ".join(Page(write_report([long, short], tmp_path / "report.html")).words.split())
@@ -251,7 +249,7 @@ def test_runs_of_different_length_stand_side_by_side(tmp_path: Path) -> None:
     assert "3 c 96.80 0.00 – –" in words
 
 
-def test_the_page_says_once_which_runs_are_not_finished(tmp_path: Path) -> None:
+def test_page_says_once_which_are_unfinished(tmp_path: Path) -> None:
     ended = read_run(write_run(tmp_path / "ended", constant(3), tasks=3))
     begun = read_run(write_run(tmp_path / "begun", constant(2), tasks=3, seed=1))
     few = Page(write_report([ended, begun], tmp_path / "few.html")).words
@@ -263,7 +261,7 @@ def test_the_page_says_once_which_runs_are_not_finished(tmp_path: Path) -> None:
     assert "rank, mean of 3 finished seeds 96.90 ± 0.00" in words
 
 
-def test_the_seed_that_came_furthest_is_drawn_for_all(tmp_path: Path) -> None:
+def test_furthest_seed_is_drawn_for_all(tmp_path: Path) -> None:
     begun = read_run(write_run(tmp_path / "begun", constant(2), tasks=3))
     ended = read_run(write_run(tmp_path / "ended", constant(3), tasks=3, seed=1))
     write_report([begun, ended], tmp_path / "page/report.html")
@@ -279,7 +277,7 @@ def test_the_seed_that_came_furthest_is_drawn_for_all(tmp_path: Path) -> None:
         {"tasks": 2, "first": 2, "step": 1, "layers": tuple(f"conv{i}" for i in range(8))},
     ],
 )
-def test_selectors_of_any_shape_can_be_drawn(tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_selectors_of_any_shape_are_drawn(tmp_path: Path, shape: dict[str, Any]) -> None:
     write_net(write_run(tmp_path / "run", constant(shape["tasks"])) / "net", **shape)
     run = read_run(tmp_path / "run")
     figure = selectors_plot(run, LIGHT)
@@ -302,7 +300,7 @@ def test_binned_selectors_keep_their_mean(tmp_path: Path) -> None:
     np.testing.assert_allclose(shown, expected)
 
 
-def test_a_page_that_cannot_be_written(tmp_path: Path, runs: list[Run]) -> None:
+def test_unwritable_page_is_said(tmp_path: Path, runs: list[Run]) -> None:
     with pytest.raises(RankupError, match="a report needs at least one run"):
         write_report([], tmp_path / "report.html")
     (tmp_path / "file").write_text("")

@@ -19,7 +19,7 @@ from rankup.runs.read import read_run
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "page", "page.html.gz"])
-def test_a_page_is_written_over_no_other_file(tmp_path: Path, name: str) -> None:
+def test_page_overwrites_no_other_file(tmp_path: Path, name: str) -> None:
     run = read_run(write_run(tmp_path / "run", constant(2)))
     (tmp_path / name).write_text("mine")
     before = sorted(tmp_path.iterdir())
@@ -29,7 +29,7 @@ def test_a_page_is_written_over_no_other_file(tmp_path: Path, name: str) -> None
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_page_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [read_run(write_run(tmp_path / f"run {n}", constant(n))) for n in (2, 3)]
     page = write_report(runs[:1], tmp_path / "pages" / "PAGE.HTM")
     before = page.read_bytes()
@@ -50,7 +50,7 @@ class Full(io.StringIO):
 
 
 @pytest.mark.parametrize("of", ["a run", "a comparison"])
-def test_a_table_that_cannot_be_printed_costs_no_page(
+def test_page_and_table_fail_separately(
     of: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path / "c" / "rank" / "seed-0", constant(2))

@@ -64,7 +64,7 @@ def words(text: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [20, 40, 50, 60, 80])
 @pytest.mark.parametrize("table", [of_methods, of_runs, of_a_run])
-def test_a_table_has_all_its_words_in_any_terminal(table: Callable[[], Table], width: int) -> None:
+def test_table_keeps_its_words_in_any_width(table: Callable[[], Table], width: int) -> None:
     whole = printed(table(), 300)
     text = printed(table(), width)
     assert words(text) == words(whole)
@@ -72,7 +72,7 @@ def test_a_table_has_all_its_words_in_any_terminal(table: Callable[[], Table], w
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_table_too_wide_for_a_terminal_has_a_line_for_each_row() -> None:
+def test_too_wide_table_has_a_line_per_row() -> None:
     lines = [line.rstrip() for line in printed(of_methods(), 40).splitlines()]
     for name in NAMES:
         assert re.search(rf"^ {name} +\S+ ± .* 1\.0 s$", "\n".join(lines), re.M)
@@ -81,7 +81,7 @@ def test_a_table_too_wide_for_a_terminal_has_a_line_for_each_row() -> None:
     assert max(map(len, caption)) <= 40
 
 
-def test_a_blank_edge_goes_before_a_table_is_too_wide(tmp_path: Path) -> None:
+def test_blank_edge_goes_first(tmp_path: Path) -> None:
     (shown,) = tables.rich_tables(of_the_paper(Results(tmp_path)), Results(tmp_path))
     text = printed(shown, 79)
     assert re.search(r"^multitask +85\.00 ± 0\.00 .* 21,938,900$", text, re.M)
@@ -89,7 +89,7 @@ def test_a_blank_edge_goes_before_a_table_is_too_wide(tmp_path: Path) -> None:
     assert re.search(r"^width 32,  *\n60 epochs", text, re.M)
 
 
-def test_a_note_breaks_between_words_in_a_terminal_alone(
+def test_note_is_wrapped_only_in_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = Results(tmp_path)
@@ -107,7 +107,7 @@ def test_a_note_breaks_between_words_in_a_terminal_alone(
 
 
 @pytest.mark.parametrize("of", ["runs", "a comparison"])
-def test_the_report_in_a_narrow_terminal_is_whole(
+def test_report_is_whole_in_a_narrow_terminal(
     of: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
