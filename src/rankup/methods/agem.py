@@ -39,7 +39,7 @@ class AGEMLearner(ReplayLearner):
         if not self.held:
             return loss, grads
         remembered = self.loss(self.replayed(draw))
-        return loss, projected(grads, self.by_leaves(remembered))
+        return loss, projected(grads, self.gradients_of(remembered))
 
 
 class AGEM(ReplayMethod):

@@ -1,1 +1,1 @@
-"""Learning one task."""
+"""Training on one task, and testing."""

@@ -1,4 +1,4 @@
-"""What Ctrl-C must not interrupt."""
+"""Blocks of code that Ctrl-C must not interrupt."""
 
 import signal
 import threading
@@ -10,19 +10,19 @@ from typing import Any
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Defer Ctrl-C and SIGTERM until the end of the block."""
-    came: list[int] = []
+    received: list[int] = []
     handlers: dict[int, Callable[[int, Any], Any]] = {}
     if threading.current_thread() is threading.main_thread():  # others are never interrupted
-        for one in (signal.SIGINT, signal.SIGTERM):
-            if callable(handler := signal.getsignal(one)):
-                handlers[one] = handler
+        for which in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(which)):
+                handlers[which] = handler
     try:
         # On a stack, because a restored handler may interrupt restoring the other.
-        with ExitStack() as put_back:
+        with ExitStack() as restore:
             for number, handler in handlers.items():
-                put_back.callback(signal.signal, number, handler)
-                signal.signal(number, lambda which, _: came.append(which))
+                restore.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, _: received.append(number))
             yield
     finally:
-        for number in came[:1]:
+        for number in received[:1]:
             handlers[number](number, None)

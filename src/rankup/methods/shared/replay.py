@@ -173,7 +173,7 @@ class ReplayLearner(ModuleLearner):
             x = self.feed.batch(self.memory_x, drawn)
         else:
             x = self.feed.scaled(self.feed.floats(take(self.memory_x, rows)))
-        return Batch(self._laid_out(x), take(self.memory_y, rows), take(self.memory_tasks, rows))
+        return Batch(self.formatted(x), take(self.memory_y, rows), take(self.memory_tasks, rows))
 
     def loss(self, batch: Batch) -> Tensor:
         """The loss, with every sample answered by its own task's head."""

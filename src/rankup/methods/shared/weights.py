@@ -49,7 +49,7 @@ class WeightLearner(ModuleLearner):
 
     def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
         super().__init__(body, feed, index)
-        self._reads |= {
+        self._step_inputs |= {
             f"body.{name}.{key}": part.get_buffer(key)
             for name, part in body.named_modules()
             if isinstance(part, TaskWeight)

@@ -1,1 +1,1 @@
-"""Training steps, and how they are run: one by one, or captured in a CUDA graph."""
+"""Training steps, run one by one or captured in a CUDA graph."""

@@ -13,11 +13,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from rankup import kernels, seeds
 from rankup.layers import Tensors
 from rankup.training.batches import Draws
-from rankup.training.engine.eager import Steps, precise
+from rankup.training.engine.eager import Steps, matmul_precision
 from rankup.training.engine.learner import Form, Learner
-from rankup.training.optim import PerReplica, flattened, make_optimiser, aligned_size, views
+from rankup.training.optim import PerReplica, aligned_size, flattened, make_optimiser, views
 
-_BESIDE = 2  # streams
+_SIDE_STREAMS = 2  # of each learner
 _POOL = 32  # streams that torch has per device
 
 
@@ -37,8 +37,8 @@ class Graph(Steps):
             self._allocate()
             self._capture()
         except BaseException:
-            for learner in learners:  # eager steps know nothing of streams
-                learner.forget_streams()
+            for learner in learners:  # eager steps use no streams
+                learner.drop_side_streams()
             raise
 
     def start(self, learners: Sequence[Learner]) -> None:
@@ -50,9 +50,9 @@ class Graph(Steps):
         self.optimiser.restart()
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        for number, drawn in enumerate(draws):
-            for name, entries in drawn.items():
-                self.drawn[number][name].copy_(entries)
+        for buffers, tensors in zip(self.draws, draws, strict=True):
+            for name, entries in tensors.items():
+                buffers[name].copy_(entries)
         self.rates.copy_(torch.tensor(rates).t(), non_blocking=True)
         self.now.zero_()
         self.total.zero_()
@@ -83,16 +83,16 @@ class Graph(Steps):
         alike = len(set(recipes)) == 1
         self.optimiser = make_optimiser(recipes[0], flat) if alike else PerReplica(recipes, flat)
         self.grad = torch.empty_like(flat)
-        read = [learner.step_inputs() for learner in self.learners]
+        inputs = [learner.step_inputs() for learner in self.learners]
         draws = [learner.sample_epoch(generator) for learner in self.learners]
-        # Tables with a leading dimension of replicas, or one per replica; either way `tensors` and
-        # `drawn` are each learner's own part of them.
+        # Tensors with a leading dimension of replicas, or one per replica; either way `tensors` and
+        # `draws` are each learner's slice of them.
         if self.form == "branches":
-            self.tensors = [_copies(tensors) for tensors in read]
-            self.drawn = [_copies(drawn) for drawn in draws]
+            self.tensors = [_copies(tensors) for tensors in inputs]
+            self.draws = [_copies(tensors) for tensors in draws]
         else:
-            self.stacked, self.tensors = _stacked(read)
-            self.stacked_draws, self.drawn = _stacked(draws)
+            self.stacked, self.tensors = _stacked(inputs)
+            self.stacked_draws, self.draws = _stacked(draws)
             self.stacked |= views(flat, learned[0])
         for number, tensors in enumerate(self.tensors):
             tensors |= views(flat[number], learned[number])
@@ -104,13 +104,13 @@ class Graph(Steps):
 
     def _capture(self) -> None:
         count = len(self.captured)
-        main, *others = _streams((1 + _BESIDE) * count + 1, self.device)
+        main, *others = _streams((1 + _SIDE_STREAMS) * count + 1, self.device)
         self.streams = others[:count]
         for number, learner in enumerate(self.captured):
-            learner.beside = others[count + number :: count]
+            learner.side_streams = others[count + number :: count]
         self.graph = torch.cuda.CUDAGraph()
         with ExitStack() as stack:
-            stack.enter_context(precise(self.captured[0].feed.recipe))
+            stack.enter_context(matmul_precision(self.captured[0].feed.recipe))
             stack.enter_context(torch.cuda.device(self.device))
             if self.form == "stacked":
                 stack.enter_context(self.captured[0].bound(self.stacked))
@@ -156,16 +156,16 @@ class Graph(Steps):
         learner = self.captured[0]
         names = list(learner.learned())
 
-        def one(learned: Tensors, read: Tensors, drawn: Draws) -> tuple[Tensors, Tensor]:
+        def one(learned: Tensors, inputs: Tensors, draws: Draws) -> tuple[Tensors, Tensor]:
             def loss(learned: Tensors) -> Tensor:
-                answer: Tensor = functional_call(learner, read | learned, (self._entry(drawn),))
+                answer: Tensor = functional_call(learner, inputs | learned, (self._entry(draws),))
                 return answer
 
             return grad_and_value(loss)(learned)
 
         learned = {name: self.stacked[name] for name in names}
-        read = {name: tensor for name, tensor in self.stacked.items() if name not in learned}
-        grads, losses = vmap(one, randomness="different")(learned, read, self.stacked_draws)
+        inputs = {name: tensor for name, tensor in self.stacked.items() if name not in learned}
+        grads, losses = vmap(one, randomness="different")(learned, inputs, self.stacked_draws)
         flattened((grads[name] for name in names), 1, self.grad)
         answer: Tensor = losses
         return answer
@@ -176,22 +176,22 @@ class Graph(Steps):
             stream = self.streams[number]
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                loss, grads = learner.gradient(self._entry(self.drawn[number]))
+                loss, grads = learner.gradient(self._entry(self.draws[number]))
                 flattened(grads, 0, self.grad[number])
                 losses.append(loss.detach())
         for stream in self.streams:
             main.wait_stream(stream)
         return torch.stack(losses)
 
-    def _entry(self, drawn: Draws) -> Draws:
+    def _entry(self, draws: Draws) -> Draws:
         return {
-            name: entries.index_select(0, self.now).squeeze(0) for name, entries in drawn.items()
+            name: entries.index_select(0, self.now).squeeze(0) for name, entries in draws.items()
         }
 
 
 def _stacked(tensors: Sequence[Tensors]) -> tuple[Tensors, list[Tensors]]:
-    """Tensors by name with a leading dimension, and each one's part of them."""
-    stacked = {name: torch.stack([each[name] for each in tensors]) for name in tensors[0]}
+    """Tensors by name with a leading dimension of replicas, and each replica's slices of them."""
+    stacked = {name: torch.stack([replica[name] for replica in tensors]) for name in tensors[0]}
     return stacked, [
         {name: table[number] for name, table in stacked.items()} for number in range(len(tensors))
     ]
@@ -203,8 +203,8 @@ def _copies(tensors: Tensors) -> Tensors:
 
 def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
     """`count` streams: the first differs from all others, and these differ while there are enough.
-    Torch takes them from a pool in turn; if one were, say, the stream that it captures on by
-    default, what should run beside that would wait for it."""
+    Torch takes streams from a pool in turn; one could otherwise be the stream that is captured on,
+    and operations meant to run beside it would wait for it."""
     first, *others = (
         torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         for _ in range(min(count, _POOL))

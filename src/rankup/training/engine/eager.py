@@ -21,10 +21,10 @@ class Steps(ABC):
     """The steps of one task, for one or for several learners."""
 
     learners: Sequence[Learner]
-    tensors: Sequence[Tensors]  # each learner's tensors, as its steps know them
+    tensors: Sequence[Tensors]  # that the steps of each learner use
 
     def on_epoch_start(self, epoch: int) -> None:
-        """Let every learner do what it does before an epoch."""
+        """Call every learner's `on_epoch_start`."""
         for learner, tensors in zip(self.learners, self.tensors, strict=True):
             if type(learner).on_epoch_start is Learner.on_epoch_start:
                 continue  # binding takes longer than doing nothing
@@ -33,16 +33,16 @@ class Steps(ABC):
 
     @abstractmethod
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        """Take the steps of an epoch, with a rate for each learner and step; return each
-        learner's losses, summed. The seed is for what a module draws by itself, such as dropout."""
+        """Take the steps of an epoch, with a rate for each learner and step, and return the sum of
+        each learner's losses. The seed is for random operations of modules, such as dropout."""
 
     @abstractmethod
     def state(self, number: int) -> Tensors:
-        """What one learner needs to resume from here."""
+        """The tensors that one learner needs to resume from here."""
 
     @abstractmethod
     def adopt(self) -> None:
-        """Hand to every learner what it has learned so far."""
+        """Hand every learner the parameters learned so far."""
 
     def resume(self, number: int, state: Tensors) -> None:
         for name, tensor in self.state(number).items():
@@ -50,7 +50,7 @@ class Steps(ABC):
 
 
 class Eager(Steps):
-    """Step after step, learner after learner."""
+    """Steps run one by one in Python, learner after learner."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = learners
@@ -63,20 +63,19 @@ class Eager(Steps):
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
         with seeds.drawing(self.learners[0].feed.device, seed):
-            return torch.stack([self._one(n, d, rates[n]) for n, d in enumerate(draws)])
+            return torch.stack([self._epoch_of(n, d, rates[n]) for n, d in enumerate(draws)])
 
-    def _one(self, number: int, drawn: Draws, rates: Sequence[float]) -> Tensor:
+    def _epoch_of(self, number: int, draws: Draws, rates: Sequence[float]) -> Tensor:
         learner, optimiser = self.learners[number], self.optimisers[number]
         total = torch.zeros((), device=learner.feed.device, dtype=torch.float32)
         with (
             learner.bound(self.tensors[number]),
-            precise(learner.feed.recipe),
+            matmul_precision(learner.feed.recipe),
             at_most(learner.threads),
         ):
-            names, entries = list(drawn), (drawn[name].unbind() for name in drawn)
-            for lr, *own in zip(rates, *entries, strict=True):
-                draw = dict(zip(names, own, strict=True))
-                loss, grads = learner.gradient(draw)
+            entries = (tensor.unbind() for tensor in draws.values())
+            for lr, *entry in zip(rates, *entries, strict=True):
+                loss, grads = learner.gradient(dict(zip(draws, entry, strict=True)))
                 optimiser.step(flattened(grads, 0), lr)
                 learner.after_step()
                 learner.sync_buffers(self.tensors[number])
@@ -94,28 +93,28 @@ class Eager(Steps):
             learner.adopt({name: tensors[name] for name in learner.learned()})
 
 
-def precise(recipe: Recipe) -> AbstractContextManager[None]:
+def matmul_precision(recipe: Recipe) -> AbstractContextManager[None]:
     """Inside, float32 matrices are multiplied as the recipe says."""
-    return _multiplied("tf32") if recipe.precision == "tf32" else nullcontext()
+    return _float32_products("tf32") if recipe.precision == "tf32" else nullcontext()
 
 
 def exact() -> AbstractContextManager[None]:
     """Inside, matrices are multiplied in full precision, even if gradients need less."""
-    return _multiplied("ieee")
+    return _float32_products("ieee")
 
 
 @contextmanager
-def _multiplied(precision: str) -> Iterator[None]:
+def _float32_products(precision: str) -> Iterator[None]:
     # Not by torch.set_float32_matmul_precision, which fails if somebody has set these.
-    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = [own.fp32_precision for own in products]
-    for own in products:
-        own.fp32_precision = precision
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = precision
     try:
         yield
     finally:
-        for own, was in zip(products, before, strict=True):
-            own.fp32_precision = was
+        for backend, value in zip(backends, before, strict=True):
+            backend.fp32_precision = value
 
 
 @contextmanager

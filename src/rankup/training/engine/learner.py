@@ -25,113 +25,112 @@ _SAME_STREAM = nullcontext()
 class Learner(nn.Module, ABC):
     """One network learning one task.
 
-    Its tensors are named as attributes of the learner, as in `named_parameters()`. A method with
-    steps of its own overrides `gradient` (other gradients, or a second backward pass), `after_step`
-    (what must hold after every update) or `sample_epoch` (rows of a replay memory), and must not
-    wait for the device in any of them.
+    Tensors have their names in the learner, as in `named_parameters()`. A method with its own steps
+    overrides `gradient` (other gradients, or a second backward pass), `after_step` (what must hold
+    after every update) or `sample_epoch` (rows of a replay memory). None of them may wait for the
+    device.
     """
 
-    # How several learners of this kind are captured in one graph: `gradient` itself takes tensors
-    # with a leading dimension of replicas; or torch can `vmap` its loss; or each is a branch.
+    # How one CUDA graph runs several learners: `gradient` itself takes tensors with a leading
+    # dimension of replicas ("stacked"), torch maps its loss ("vmap"), or each is a branch.
     replicas: Form = "branches"
-    # Side streams of a captured step, for what need not wait for its data.
-    beside: Sequence[torch.cuda.Stream] = ()
-    threads: int | None = None  # CPU threads that a step is worth, if all would be too many
-    mutated: tuple[str, ...] = ()  # what a step may change besides the parameters
+    side_streams: Sequence[torch.cuda.Stream] = ()  # of a captured step
+    threads: int | None = None  # most CPU threads that speed up a step, if not all
+    mutated: tuple[str, ...] = ()  # tensors that a step may change besides the parameters
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
         self.feed = feed
-        self._begun: set[torch.cuda.Stream] = set()  # side streams with something to wait for
+        self._busy: set[torch.cuda.Stream] = set()  # side streams to wait for
 
     @abstractmethod
     def learned(self) -> Tensors:
-        """The parameters that steps change, as they are now."""
+        """The parameters that steps change."""
 
     @abstractmethod
     def step_inputs(self) -> Tensors:
-        """All else that a step reads: data, and what is frozen."""
+        """The other tensors that a step reads: data, and frozen ones."""
 
     @abstractmethod
     def adopt(self, learned: Tensors) -> None:
-        """Adopt parameters that were learned."""
+        """Make these the parameters of the network."""
 
     @abstractmethod
     def forward(self, draw: Draws) -> Tensor:
         """The loss of one step."""
 
     def key(self) -> Hashable:
-        """Learners with equal keys and tensors of equal shapes take the same steps, so that one
-        captured graph serves them all."""
+        """Learners with equal keys and tensors of equal shapes take the same steps, so one captured
+        graph serves them all."""
         return id(self)
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
-        """All that is random in an epoch, with an entry for each step."""
+        """An epoch's random numbers, with an entry for each step."""
         return self.feed.sample_epoch(generator)
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         """The loss of one step and its gradient for each parameter."""
         loss = self(draw)
-        return loss, self.by_leaves(loss)
+        return loss, self.gradients_of(loss)
 
-    def by_leaves(self, loss: Tensor) -> Sequence[Tensor]:
-        """Gradients for each parameter; zeros for those that the module did not use."""
+    def gradients_of(self, loss: Tensor) -> Sequence[Tensor]:
+        """The gradient of a loss for each parameter: zeros for unused ones."""
         return torch.autograd.grad(loss, self._leaves, materialize_grads=True)
 
     def after_step(self) -> None:
-        """What to do after the parameters were changed: nothing by default."""
+        """Called after each update of the parameters; does nothing by default."""
 
     def on_epoch_start(self, epoch: int) -> None:
-        """Change what `step_inputs` and `learned` name before an epoch, counted from 0. By
-        default does nothing."""
+        """Called before each epoch, counted from 0, to change tensors of `step_inputs` and
+        `learned` in place; does nothing by default."""
 
     def side_stream(self, number: int = 0) -> AbstractContextManager[object]:
-        """Inside, compute concurrently with what comes after, if there are streams for it. What is
-        read or made inside has to be held until `join`, or its memory could be reused before."""
-        if not self.beside:
+        """Inside, operations run concurrently with those after the block, if there are streams.
+        Hold tensors that are used inside until `join`, or their memory could be reused."""
+        if not self.side_streams:
             return _SAME_STREAM
-        stream = self.beside[number % len(self.beside)]
+        stream = self.side_streams[number % len(self.side_streams)]
         stream.wait_stream(torch.cuda.current_stream())
-        self._begun.add(stream)
+        self._busy.add(stream)
         return torch.cuda.stream(stream)
 
     def join(self) -> None:
-        """Wait until all that was begun aside is done."""
-        while self._begun:
-            torch.cuda.current_stream().wait_stream(self._begun.pop())
+        """Wait for the side streams."""
+        while self._busy:
+            torch.cuda.current_stream().wait_stream(self._busy.pop())
 
-    def forget_streams(self) -> None:
-        self.beside = ()
-        self._begun.clear()
+    def drop_side_streams(self) -> None:
+        self.side_streams = ()
+        self._busy.clear()
 
     @contextmanager
     def bound(self, tensors: Tensors) -> Iterator[None]:
-        """Inside, the learner's tensors are these."""
+        """Inside, the learner uses these tensors in place of its own."""
         before = {}
         self._leaves = [self.get_parameter(name) for name in self.learned()]
         try:
             for name, tensor in tensors.items():
-                before[name] = self._exchange(name, tensor)
+                before[name] = self._swap(name, tensor)
             yield
         finally:
             for name, tensor in before.items():
-                self._exchange(name, tensor)
+                self._swap(name, tensor)
 
     @torch.no_grad()
     def sync_buffers(self, tensors: Tensors) -> None:
-        """After a step, copy what the module assigned in place of the tensors that steps know back
-        into these."""
+        """After a step, copy buffers that the module has replaced back into these tensors."""
         for name in self.mutated:
-            now = self._exchange(name, tensors[name])
-            if now is not tensors[name] and now.shape == tensors[name].shape:
-                tensors[name].copy_(now)
+            buffer = self._swap(name, tensors[name])
+            if buffer is not tensors[name] and buffer.shape == tensors[name].shape:
+                tensors[name].copy_(buffer)
 
-    def _exchange(self, name: str, tensor: Tensor) -> Tensor:
-        owner, _, key = name.rpartition(".")
-        part = self.get_submodule(owner)
-        if (parameter := part._parameters.get(key)) is not None:
+    def _swap(self, name: str, tensor: Tensor) -> Tensor:
+        """Bind a tensor to a name and return the one it replaces."""
+        path, _, key = name.rpartition(".")
+        module = self.get_submodule(path)
+        if (parameter := module._parameters.get(key)) is not None:
             before, parameter.data = parameter.data, tensor
         else:
-            before = part.get_buffer(key)
-            part._buffers[key] = tensor
+            before = module.get_buffer(key)
+            module._buffers[key] = tensor
         return before

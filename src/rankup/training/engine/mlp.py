@@ -1,4 +1,4 @@
-"""The step of a network that is a chain of Linears with a ReLU after each, written by hand.
+"""The learner of a chain of Linears with a ReLU after each: its gradients are written by hand.
 
 Most of such a step's time goes to launching operations. Without autograd there are half as many,
 and frozen parts cost nothing. All tensors may have a leading dimension of replicas, in which
@@ -39,15 +39,17 @@ class ChainLearner(RankLearner):
         super().__init__(net, feed, pad)
         self.replicas = "stacked"
         self._chain = chain_layers(net)
-        self._heads = [part for part in net.parts if isinstance(part, TaskHead)]
+        self._heads = [layer for layer in net.parts if isinstance(layer, TaskHead)]
         self._names = [f"body.{name}" for name, _ in net.body.named_parameters()]
         # A GPU gathers floats as fast as bytes, so they may as well be scaled beforehand.
-        made = feed.fixed
+        fixed = feed.fixed
         self._is_ready = (
-            made is not None and made.is_cuda and feed.dtype.itemsize * made.numel() <= MOST_BYTES
+            fixed is not None
+            and fixed.is_cuda
+            and feed.dtype.itemsize * fixed.numel() <= MOST_BYTES
         )
-        if made is not None and self._is_ready:
-            self.x = self._reads["x"] = feed.scaled(feed.floats(made)).flatten(1)
+        if fixed is not None and self._is_ready:
+            self.x = self._step_inputs["x"] = feed.scaled(feed.floats(fixed)).flatten(1)
         self._scale = None if self._is_ready else feed.byte_scale
         products = (
             layer.spec.rank.used(self.index) * layer.out_features * feed.batch_size
@@ -95,7 +97,7 @@ class ChainLearner(RankLearner):
             if bias is not None:
                 grads[f"{name}bias"] = grad.sum(-1)
         to_y = product(weight.mT, grad)
-        held: list[object] = [read]  # until `join`: operations run aside read it
+        held: list[object] = [read]  # until `join`, for operations on side streams
         for link in reversed(self._links):
             back = self._backward(link, to_y, product, wants_x=link is not first)
             grads |= {f"body.{link.name}.new_{key}": g for key, g in back.grads.items()}
@@ -132,7 +134,7 @@ class ChainLearner(RankLearner):
 
     def _backward(self, link: Link, to_y: Tensor, product: Product, *, wants_x: bool) -> Backward:
         """Gradients of what the layer learns, and of its input if `wants_x`. The path to the
-        preceding layer comes first; all else may be computed aside."""
+        preceding layer comes first; all else may be computed on side streams."""
         added, grads = link.added, {}
         grad = torch.ops.aten.threshold_backward(to_y, link.y, 0)
         with self.side_stream():
@@ -183,24 +185,27 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
             for layer in layers
         )
         and _learns_nothing_else(net, layers)
-        and _answers_as_one(net, layers, feed)
+        and _answers_as_chain(net, layers, feed)
     )
 
 
 def _learns_nothing_else(net: IncrementalNet, layers: Sequence[FactoredLinear]) -> bool:
-    """A module may hold parts that it never runs."""
-    heads = (part for part in net.parts if isinstance(part, TaskHead))
-    parts = {part.spec.name: part for part in (*layers, *heads)}
-    # By name: those of a body that somebody compiled differ.
-    known = {f"{name}.{key}" for name, part in parts.items() for key, _ in part.named_parameters()}
+    """Whether all parameters are the chain's: a module may hold layers that it never runs."""
+    heads = (layer for layer in net.parts if isinstance(layer, TaskHead))
+    # By name: those of a compiled body differ.
+    known = {
+        f"{layer.spec.name}.{key}"
+        for layer in (*layers, *heads)
+        for key, _ in layer.named_parameters()
+    }
     return all(name in known for name, _ in net.body.named_parameters())
 
 
 @torch.no_grad()
-def _answers_as_one(net: IncrementalNet, layers: Sequence[FactoredLinear], feed: Feed) -> bool:
-    """Whether the module still is a chain and nothing else: since it was traced, something that is
-    not a layer may have changed, such as its dropout or a scale."""
-    (head,) = (part for part in net.parts if isinstance(part, TaskHead))
+def _answers_as_chain(net: IncrementalNet, layers: Sequence[FactoredLinear], feed: Feed) -> bool:
+    """Whether the module still answers as the chain does: since it was traced, something that is
+    not a layer may have changed, such as a dropout or a scale."""
+    (head,) = (layer for layer in net.parts if isinstance(layer, TaskHead))
     x, _ = next(feed.train(2))
     answer, y = trial(net.body, x, len(net.tasks)), x.flatten(1)
     with active(len(net.tasks)):

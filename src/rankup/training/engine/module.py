@@ -1,4 +1,4 @@
-"""How any module with a head per task learns a task, as the engine sees it."""
+"""The learner of any module: all its parameters that are not frozen, by autograd."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
     # Not F.one_hot: torch's deterministic scatter on a GPU cannot be mapped over seeds.
     wanted = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
     squares = (logits.softmax(1) - wanted.to(logits.dtype)).square()
-    # Among tasks of different sizes, classes that a sample's own lacks are −∞ and do not count.
+    # In batches of tasks of different sizes, classes that a sample's task lacks are −∞.
     return (squares.sum(1) / (logits > -math.inf).sum(1)).mean()
 
 
 class ModuleLearner(Learner):
-    """Learns all parameters of a module that are not frozen. Its layers know about tasks if they
-    need to."""
+    """Learns the parameters of `body` that are not frozen, for the task of that index."""
 
     x: Tensor
     y: Tensor
@@ -39,43 +38,42 @@ class ModuleLearner(Learner):
         super().__init__(feed)
         self.body, self.index = body, index
         self.kind: Hashable = id(body)  # bodies of one kind take the same steps
-        self._reads = self._constant()
-        self.mutated = tuple(self._reads) if self._parameters_of_body() else ()
+        self._step_inputs = self._buffers_without_task()
+        self.mutated = tuple(self._step_inputs) if self._parameters_of_body() else ()
         self.register_input("x", feed.x)
         self.register_input("y", feed.task.train_y)
         self._convolves = convolves(body)
-        own_steps = type(self).gradient is not Learner.gradient or (
+        overrides_steps = type(self).gradient is not Learner.gradient or (
             type(self).after_step is not Learner.after_step
         )
-        alone = self._convolves or self.mutated or own_steps
-        self.replicas = "branches" if alone else "vmap"
+        cannot_vmap = self._convolves or self.mutated or overrides_steps
+        self.replicas = "branches" if cannot_vmap else "vmap"
 
     def learned(self) -> Tensors:
         return dict(self._parameters_of_body())
 
     def step_inputs(self) -> Tensors:
-        return self._reads
+        return self._step_inputs
 
-    def register_input(self, name: str, it: Tensor | nn.Module) -> None:
-        """Register a tensor, or all tensors of a module, for steps to read."""
-        if isinstance(it, Tensor):
-            self.register_buffer(name, it)
-            self._reads[name] = it
+    def register_input(self, name: str, value: Tensor | nn.Module) -> None:
+        """Register a tensor, or all tensors of a module, as inputs of the steps."""
+        if isinstance(value, Tensor):
+            self.register_buffer(name, value)
+            self._step_inputs[name] = value
         else:
-            self.add_module(name, it)
+            self.add_module(name, value)
             # Not from its state dict, to which a module may add other things.
-            parameters = it.named_parameters(remove_duplicate=False)
-            tensors = chain(parameters, it.named_buffers(remove_duplicate=False))
-            self._reads |= {f"{name}.{key}": tensor.detach() for key, tensor in tensors}
+            parameters = value.named_parameters(remove_duplicate=False)
+            tensors = chain(parameters, value.named_buffers(remove_duplicate=False))
+            self._step_inputs |= {f"{name}.{key}": tensor.detach() for key, tensor in tensors}
 
     def adopt(self, learned: Tensors) -> None:
         for name, parameter in self._parameters_of_body().items():
             parameter.data = learned[name].detach()
 
     def key(self) -> Hashable:
-        # Data that is made at every step goes through the task's own transform.
         transform = id(self.feed.task.transform) if self.feed.transforms_batches else None
-        # What steps change tells whether a module learns its statistics or uses them.
+        # What steps mutate tells whether a norm learns its statistics or uses them.
         return type(self), self.kind, transform, self.mutated
 
     def forward(self, draw: Draws) -> Tensor:
@@ -87,12 +85,13 @@ class ModuleLearner(Learner):
         return logits
 
     def inputs(self, draw: Draws) -> Tensor:
-        return self._laid_out(self.feed.batch(self.x, draw))
+        return self.formatted(self.feed.batch(self.x, draw))
 
-    def _laid_out(self, x: Tensor) -> Tensor:
+    def formatted(self, x: Tensor) -> Tensor:
+        """Inputs in the memory format that the body runs on fastest."""
         if not (self._convolves and takes_channels_last(self.body, x)):
             return x
-        self.feed.channels_last = True  # batches are made so from now on, if possible
+        self.feed.channels_last = True  # a kernel makes the next batches in this format
         return channels_last(x)
 
     @property
@@ -108,11 +107,11 @@ class ModuleLearner(Learner):
         named = self.body.named_parameters()
         return {f"body.{name}": p for name, p in named if p.requires_grad}
 
-    def _constant(self) -> Tensors:
-        """Buffers of modules that know nothing of tasks."""
+    def _buffers_without_task(self) -> Tensors:
+        """Buffers of all modules but per-task layers."""
         return {
             f"body.{name}.{key}" if name else f"body.{key}": tensor
-            for name, part in self.body.named_modules()
-            if not isinstance(part, TaskLayer)
-            for key, tensor in part.named_buffers(recurse=False)
+            for name, module in self.body.named_modules()
+            if not isinstance(module, TaskLayer)
+            for key, tensor in module.named_buffers(recurse=False)
         }

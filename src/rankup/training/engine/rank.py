@@ -1,5 +1,5 @@
-"""How a grown network learns a task, as the engine sees it: like any module, except that the data
-is projected by frozen factors once, and kernels of convolutions are built aside."""
+"""The learner of a grown network: inputs are projected by frozen factors once for all steps, and
+weights of convolutions are built on side streams."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ _ROWS = 512  # samples that a CPU projects at once: few enough for its cache
 
 
 def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
-    """Whether only layers process the inputs: no hooks, and no indices, which a Linear cannot
-    take."""
+    """Whether nothing but the traced layers processes the inputs: no hooks, and no indices."""
     return not any(map(has_hooks, body.modules())) and feed.x.dtype != torch.int64
 
 
-def _reads_what_is_fed(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -> bool:
-    """Whether a layer still reads the inputs as they are: since the module was traced, something
+def _gets_raw_inputs(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -> bool:
+    """Whether a layer gets the module's inputs unchanged: since the module was traced, something
     that is not a layer may have changed."""
     x, _ = next(feed.train(2))
-    read: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     try:
         trial(body, x, task)
     finally:
         hook.remove()
-    return len(read) == 1 and torch.equal(read[0].flatten(1), x.flatten(1))
+    return len(inputs) == 1 and torch.equal(inputs[0].flatten(1), x.flatten(1))
 
 
 class RankLearner(ModuleLearner):
@@ -54,12 +53,12 @@ class RankLearner(ModuleLearner):
         pad: fill the tables of frozen factors up to a multiple of this many rows with zeros, which
             change nothing and get no gradient. So tasks of different rank have the same shapes,
             and one captured graph serves them all.
-        teacher: already answers for the task; learned from in place of labels.
+        teacher: its answers are learned, in place of labels.
     """
 
     seen: Tensor | None
     teacher: Teacher | None
-    was_tried = False  # whether it is known to run still as traced
+    was_tried = False  # whether the module is known to run as it was traced
 
     def __init__(
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None
@@ -69,31 +68,32 @@ class RankLearner(ModuleLearner):
         if teacher is not None:
             self.register_input("teacher", teacher)
         # In lists, because the tensors of a module that is an attribute are listed twice.
-        first = [part for part in net.parts if part.spec.name == net.plan.first]
         self._first = [
-            part
-            for part in first
-            if isinstance(part, FactoredLinear)
-            and len(part.U)
+            layer
+            for layer in net.parts
+            if layer.spec.name == net.plan.first
+            and isinstance(layer, FactoredLinear)
+            and len(layer.U)
             and runs_as_traced(net.body, feed)
-            and (self.was_tried or _reads_what_is_fed(net.body, part, feed, self.index))
+            and (self.was_tried or _gets_raw_inputs(net.body, layer, feed, self.index))
         ]
         self._factored = {
-            f"body.{part.spec.name}": part for part in net.parts if isinstance(part, FactoredLayer)
+            f"body.{layer.spec.name}": layer
+            for layer in net.parts
+            if isinstance(layer, FactoredLayer)
         }
         self._extra = {name: -len(layer.U) % pad for name, layer in self._factored.items()}
         if self.index or net.options.base == "keep":
-            # After the first task, what is not factored stays as it is.
-            self.mutated = ()
-        # It has steps of its own only for convolutions.
+            self.mutated = ()  # after the first task, shared buffers are constant
+        # `gradient` is overridden for convolutions only.
         self.replicas = "branches" if self._convolves or self.mutated else "vmap"
         self._builder: Builder | None = None
-        # Kernels that are built aside have their channels last, and so would their outputs.
+        # Weights that are built have their channels last, and so would their outputs.
         self._builds = self._convolves and self._takes_channels_last()
         self.register_buffer("seen", self._project())
-        self._reads |= self._padded_tables()
+        self._step_inputs |= self._padded_tables()
         if self.seen is not None:
-            self._reads["seen"] = self.seen
+            self._step_inputs["seen"] = self.seen
 
     def learned(self) -> Tensors:
         learned = super().learned()
@@ -113,12 +113,12 @@ class RankLearner(ModuleLearner):
                 layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
-        if not (self.beside and self._builds):
+        if not (self.side_streams and self._builds):
             return super().gradient(draw)
-        with built(self._build_aside()):
-            answer = super().gradient(draw)
+        with built(self._build_weights()):
+            loss_and_gradients = super().gradient(draw)
         self.join()
-        return answer
+        return loss_and_gradients
 
     @contextmanager
     def bound(self, tensors: Tensors) -> Iterator[None]:
@@ -126,7 +126,7 @@ class RankLearner(ModuleLearner):
             together = [layer for layer in self._convolutions() if layer.is_built_with_others]
             self._builder = None
             if (
-                self.beside
+                self.side_streams
                 and self._is_bf16
                 and together
                 and self._builds
@@ -142,36 +142,36 @@ class RankLearner(ModuleLearner):
         return [layer for layer in self._factored.values() if isinstance(layer, FactoredConv)]
 
     def _takes_channels_last(self) -> bool:
-        some = next(iter(self.feed.sample(2, seeds.generator(0, "layout"))))
-        return takes_channels_last(self.body, some)
+        x = next(iter(self.feed.sample(2, seeds.generator(0, "layout"))))
+        return takes_channels_last(self.body, x)
 
-    def _build_aside(self) -> dict[str, Built]:
-        """All kernels, which depend on no data. Autograd uses the same streams: what is done with
-        a kernel's gradient does not hold up the layers before it."""
-        main, made = torch.cuda.current_stream(), dict[str, Built]()
+    def _build_weights(self) -> dict[str, Built]:
+        """The weights of all convolutions, which depend on no data, built on side streams. Autograd
+        uses the same streams, so their gradients do not hold up the layers before them."""
+        main, weights = torch.cuda.current_stream(), dict[str, Built]()
         if self._builder is not None:
             with self.side_stream():
-                found = self._builder()
+                tensors = self._builder()
                 ready = torch.cuda.current_stream().record_event()
-            named = zip(self._built_with_others, found, strict=True)
-            made = {name: Built(kernel, ready) for name, kernel in named}
+            named = zip(self._built_with_others, tensors, strict=True)
+            weights = {name: Built(weight, ready) for name, weight in named}
         dtype = torch.bfloat16 if self._is_bf16 else self.feed.dtype
-        alone = [layer for layer in self._convolutions() if layer.spec.name not in made]
-        for number, layer in enumerate(alone):
+        others = [layer for layer in self._convolutions() if layer.spec.name not in weights]
+        for number, layer in enumerate(others):
             with self.side_stream(number):
-                kernel = layer.build(dtype)
+                weight = layer.build(dtype)
                 ready = torch.cuda.current_stream().record_event()
-            kernel.record_stream(main)
-            made[layer.spec.name] = Built(kernel, ready)
-        return made
+            weight.record_stream(main)
+            weights[layer.spec.name] = Built(weight, ready)
+        return weights
 
     def forward(self, draw: Draws) -> Tensor:
         if self.teacher is None:
             return super().forward(draw)
         with active(self.index), self._autocast():
             x = self.inputs(draw)
-            wanted = self.teacher(x.clone())  # either may change its input
-            return divergence(self._answers(x, draw["rows"]), wanted, self.feed.recipe.softness)
+            target = self.teacher(x.clone())  # either may change its input
+            return divergence(self._answers(x, draw["rows"]), target, self.feed.recipe.softness)
 
     def logits(self, draw: Draws) -> Tensor:
         if self.seen is None:
@@ -179,38 +179,38 @@ class RankLearner(ModuleLearner):
         rows, (first,) = draw["rows"], self._first
         if first.spec.rank.added(self.index):
             x = self.inputs(draw)
-        else:  # Without factors of its own, the layer reads nothing but the projection.
+        else:  # Without new factors, the layer uses nothing but the projection.
             x = self.feed.scaled(self.feed.floats(self.x[:1])).expand(len(rows), *self.x.shape[1:])
         return self._answers(x, rows)
 
     def _answers(self, x: Tensor, rows: Tensor) -> Tensor:
-        own: AbstractContextManager[object] = nullcontext()
+        projection: AbstractContextManager[object] = nullcontext()
         if self.seen is not None:
-            own = projected(self._first[0].spec.name, take(self.seen, rows))
-        with own:
+            projection = projected(self._first[0].spec.name, take(self.seen, rows))
+        with projection:
             logits: Tensor = self.body(x)
         return logits
 
     def _project(self) -> Tensor | None:
         """The task's inputs projected by the frozen factors of the first layer, if they are the
         same in every epoch: computed once and not at every step."""
-        made, feed = self.feed.fixed, self.feed
-        if made is None or not self._first:
+        inputs, feed = self.feed.fixed, self.feed
+        if inputs is None or not self._first:
             return None
         (layer,) = self._first
         old = len(layer.U)
         columns = old + self._extra[f"body.{layer.spec.name}"]
         if (
             layer.base_weight is not None
-            or made[0].numel() != layer.in_features
+            or inputs[0].numel() != layer.in_features
             or not 0 < layer.dtype.itemsize * columns * len(feed) <= MOST_BYTES
         ):
             return None
         seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
         with torch.no_grad():
-            size, scale = _ROWS if made.is_cpu else feed.chunk_size(made), feed.byte_scale
-            for part, rows in zip(torch.split(made, size), torch.split(seen, size), strict=True):
-                x = feed.scaled(feed.floats(part)) if scale is None else part.to(layer.dtype)
+            size, scale = _ROWS if inputs.is_cpu else feed.chunk_size(inputs), feed.byte_scale
+            for chunk, rows in zip(torch.split(inputs, size), torch.split(seen, size), strict=True):
+                x = feed.scaled(feed.floats(chunk)) if scale is None else chunk.to(layer.dtype)
                 rows[:, :old] = layer.project(x.flatten(1)).mul_(scale or 1)
         return seen
 
@@ -226,7 +226,7 @@ class RankLearner(ModuleLearner):
 
 
 class ApartLearner(RankLearner):
-    """A learner whose selectors over earlier tasks' factors stay at zero, where they must start."""
+    """A learner whose selectors over earlier tasks' factors stay at zero."""
 
     def __init__(
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None

@@ -1,5 +1,4 @@
-"""How steps are taken, by a fixed rule: one after another in Python, or captured and replayed as a
-CUDA graph, for one learner or for several seeds together."""
+"""The choice between eager steps and a captured CUDA graph, for one learner or for several."""
 
 from __future__ import annotations
 
@@ -16,9 +15,10 @@ from rankup.training.engine.learner import Form, Learner
 
 
 class Engine:
-    """Chooses how steps are taken, by a fixed rule, and captures a graph only when it must.
+    """Chooses how steps run, by a fixed rule, and keeps a captured graph for later tasks.
 
     Args:
+        note: called with a sentence when steps have to run in a slower way.
         alike: whether learners differ in their seeds alone. Those that differ in more share no
             operations, only a graph.
     """
@@ -60,7 +60,7 @@ class Engine:
         if len({learner.feed.recipe.precision for learner in learners}) > 1:
             self.note("runs are trained one by one because they multiply in different precisions")
             return None
-        # One of them takes the steps of all only if they differ in tensors alone.
+        # One learner takes the steps of all only if they differ in tensors alone.
         alike = (
             self.alike
             and len({_shapes(learner.step_inputs()) for learner in learners}) == 1
