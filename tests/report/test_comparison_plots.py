@@ -17,8 +17,15 @@ from matplotlib.lines import Line2D
 from helpers.comparisons import entry, known_run
 from rankup.report.comparison.placement import Box, place_labels, spread_apart
 from rankup.report.comparison.plots import averages_plot, matrices_plot, memory_plot
-from rankup.report.figures import write_figures
-from rankup.report.theme import DARK, LIGHT, Theme, colour, line_style, marker
+from rankup.report.figures import (
+    DARK,
+    LIGHT,
+    Theme,
+    colour,
+    line_style,
+    marker,
+    write_figures,
+)
 from rankup.runs.comparison import Entry
 
 

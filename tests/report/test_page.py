@@ -21,11 +21,11 @@ from helpers.reports import (
 )
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
+from rankup.report.figures import LIGHT
 from rankup.report.page import write_report
 from rankup.report.plots import selectors_plot
 from rankup.report.tables import comparison_table, run_table
 from rankup.report.text import labels, mean_results, summary
-from rankup.report.theme import LIGHT
 from rankup.runs.read import Run, read_run
 
 

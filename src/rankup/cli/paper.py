@@ -168,7 +168,7 @@ def _run(
 
 
 def _reached(runner: "Runner", experiment: "Experiment") -> str:
-    from rankup.report.text import spread
+    from rankup.runs.read import spread
 
     measured = runner.results.of(experiment)
     assert measured is not None

@@ -124,7 +124,7 @@ def _table(outcome: "Outcome") -> "Table":
     from rich import box
     from rich.table import Table
 
-    from rankup.report.text import spread
+    from rankup.runs.read import spread
 
     title = f"{outcome.method} on {outcome.stream}, scored on held-out training data"
     table = Table(title=title, box=box.SIMPLE_HEAD)

@@ -15,6 +15,7 @@ from rankup.paper.mlp import rival
 from rankup.paper.ours import EPOCHS
 from rankup.paper.results import Measured, Results
 from rankup.report.figures import (
+    Theme,
     draw_averages,
     draw_matrix,
     finish_heat_map,
@@ -22,7 +23,6 @@ from rankup.report.figures import (
     percent_range,
     write_figures,
 )
-from rankup.report.theme import Theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -13,9 +13,9 @@ from rankup.paper.plots import Figure
 from rankup.paper.results import Results
 from rankup.paper.tables import Table, markdown, rich_tables
 from rankup.paper.timings import waits
+from rankup.report.figures import THEMES
 from rankup.report.tables import print_line, print_note, print_table
 from rankup.report.text import plain
-from rankup.report.theme import DARK, LIGHT
 from rankup.storage.atomic import write_file
 
 _INTRODUCTION = (
@@ -59,7 +59,7 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
         text += ["", part.differs] if part.differs else []
         if isinstance(part, Figure):
             for each in _pictures(name, part, results, page.parent / page.stem):
-                names = (f"{page.stem}/{each}{theme.suffix}.png" for theme in (LIGHT, DARK))
+                names = (f"{page.stem}/{each}{theme.suffix}.png" for theme in THEMES)
                 light, dark = map(quote, names)
                 text += [
                     "",

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from rankup.paper.experiment import Experiment
 from rankup.paper.results import Measured, Results
-from rankup.report.text import NOTHING, signed, spread
+from rankup.report.text import NOTHING, signed
+from rankup.runs.read import spread
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rankup.errors import RankupError
-from rankup.report import text, theme
+from rankup.report import text
+from rankup.report.figures import THEMES, colour, is_hollow
 from rankup.report.plots import MOST_STACKED, write_plots
-from rankup.runs.read import Run
+from rankup.runs.read import Run, percent
 from rankup.storage.atomic import write_file
 
 PAGE = "report.html"
@@ -65,14 +66,14 @@ def render(template: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(
-        themes=theme.THEMES, colour=theme.colour, is_hollow=theme.is_hollow, **context
+        themes=THEMES, colour=colour, is_hollow=is_hollow, **context
     )
 
 
 def embedded(plots: Sequence[str], folder: Path) -> dict[str, list[str]]:
     """Plots as embedded in a page, each in light and in dark."""
     return {
-        name: [_data((folder / f"{name}{each.suffix}.png").read_bytes()) for each in theme.THEMES]
+        name: [_data((folder / f"{name}{theme.suffix}.png").read_bytes()) for theme in THEMES]
         for name in plots
     }
 
@@ -102,9 +103,9 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
         "name": text.labels(runs)[index],
         # For a few runs the summary says it.
         "progress": text.so_far("", run) if len(runs) > text.MOST_TOLD else "",
-        "accuracy": text.percent(run.matrix.average_accuracy()),
-        "forgetting": text.percent(run.matrix.forgetting()),
-        "backward": text.percent(run.matrix.backward_transfer()),
+        "accuracy": percent(run.matrix.average_accuracy()),
+        "forgetting": percent(run.matrix.forgetting()),
+        "backward": percent(run.matrix.backward_transfer()),
         "parameters": text.count(run.parameters),
         "buffer": text.count(run.buffer),
         "time": text.duration(run.seconds),
@@ -128,7 +129,7 @@ def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for run in runs:
             if task < len(run.tasks):
                 now, learned = run.matrix.rows[-1][task], run.matrix.rows[task][task]
-                cells.append((text.percent(now), text.percent(learned - now)))
+                cells.append((percent(now), percent(learned - now)))
             else:
                 cells.append((text.NOTHING, text.NOTHING))
         rows.append({"name": " / ".join(names), "classes": list(shown), "cells": cells})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankup.report.figures import (
+    Theme,
     draw_averages,
     draw_matrix,
     every,
@@ -21,7 +22,6 @@ from rankup.report.figures import (
     write_figures,
 )
 from rankup.report.text import labels
-from rankup.report.theme import Theme
 from rankup.runs.read import Array, Run, seed_groups
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankup.report.text import count, duration, labels, mean_results, percent, so_far
-from rankup.runs.read import Run
+from rankup.report.text import count, duration, labels, mean_results, so_far
+from rankup.runs.read import Run, percent
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

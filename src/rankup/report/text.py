@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankup.runs.read import Run, by_setting, finished_groups
-from rankup.runs.read import percent as percent
-from rankup.runs.read import spread as spread
+from rankup.runs.read import Run, by_setting, finished_groups, percent, spread
 
 NOTHING = "–"  # in place of a missing setting or result
 MOST_TOLD = 3  # runs that the summary describes one by one

@@ -13,14 +13,18 @@ import numpy as np
 
 from rankup.report.comparison.placement import Box, place_labels, spread_apart
 from rankup.report.figures import (
+    Theme,
+    colour,
     every,
     finish_scale,
+    is_hollow,
+    line_style,
+    marker,
     new_figure,
     percent_range,
     quiet,
     write_figures,
 )
-from rankup.report.theme import Theme, colour, is_hollow, line_style, marker
 from rankup.runs.comparison import Comparison, Entry
 from rankup.runs.read import Array
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankup.report.tables import add_row, titled
-from rankup.report.text import NOTHING, count, duration, plain, settings, spread
+from rankup.report.text import NOTHING, count, duration, plain, settings
 from rankup.runs.comparison import Comparison, Entry
+from rankup.runs.read import spread
 
 if TYPE_CHECKING:
     from rich.table import Table
