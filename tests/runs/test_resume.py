@@ -10,26 +10,44 @@ from typing import Any
 import pytest
 import torch
 
+import rankup
 from helpers.calling import Call
-from helpers.command import rankup
 from helpers.pictures import encoded, pictures
 from rankup.errors import RankupError
+from rankup.runs import many_seeds
 from rankup.runs.records import as_begun
 from rankup.runs.request import Request
+from rankup.runs.run import OnProgress, SeedRun, run_together
 
-GIVEN = ("--stream", "s-digits", "--method", "supsup", "--share", 0.4, "--width", 16, "--seed", 3)
+SHORT = {"epochs": 2, "batch": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds learn in this process, because starting others takes longer than all of them."""
+
+    def together(runs: list[SeedRun], on_progress: OnProgress) -> dict[SeedRun, str]:
+        failures = run_together(runs, on_progress=on_progress)
+        return {run: str(why) for run, why in failures.items()}
+
+    monkeypatch.setattr(many_seeds, "_in_processes", together)
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no page, which takes longer than learning."""
+    monkeypatch.setattr("rankup.cli.run.show_runs", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run `alone`, and one of two seeds, `both`."""
+    """One run `alone`, and one of two seeds, `both`, only to be read."""
     folder = tmp_path_factory.mktemp("begun")
-    short = ("--epochs", 2, "--batch", 64)
-    alone = rankup("run", *GIVEN, *short, "--out", "alone", cwd=folder)
-    both = rankup(
-        "run", "--tasks", 2, "--seed", 1, "--seeds", 2, *short, "--out", "both", cwd=folder
-    )
-    assert alone.returncode == both.returncode == 0, alone.stderr + both.stderr
+    supsup = {"share": 0.4, "width": 16, "seed": 3, "out": folder / "alone"}
+    rankup.run("supsup", "s-digits", **supsup, **SHORT)
+    for seed in (1, 2):
+        out = folder / "both" / f"seed-{seed}"
+        rankup.run(tasks=2, seed=seed, threads=1, out=out, **SHORT)
     return folder
 
 
@@ -38,7 +56,7 @@ def held(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in files}
 
 
-def test_a_folder_is_enough_to_go_on(folder: Path, call: Call) -> None:
+def test_folder_is_enough_to_resume(folder: Path, call: Call) -> None:
     before = held(folder / "alone")
     again = call("run", "--resume", "--out", folder / "alone")
     assert again.code == 0, again.err
@@ -46,13 +64,16 @@ def test_a_folder_is_enough_to_go_on(folder: Path, call: Call) -> None:
     assert "split 05" in again.out
 
 
-def test_more_tasks_of_several_seeds_are_asked_for_by_themselves(folder: Path) -> None:
-    more = rankup("run", "--resume", "--out", "both", "--tasks", 3, cwd=folder)
-    assert "both continues to 3 tasks, 1 more than before" in more.stderr
+@pytest.mark.usefixtures("no_page")
+def test_all_seeds_learn_more_tasks(folder: Path, call: Call, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(folder / "both", both)
+    more = call("run", "--resume", "--out", both, "--tasks", 3)
+    assert "both continues to 3 tasks, 1 more than before" in more.err
     for seed in (1, 2):
-        config = json.loads(held(folder / "both" / f"seed-{seed}")["config.json"])
+        config = json.loads(held(both / f"seed-{seed}")["config.json"])
         assert (config["tasks"], config["seed"], config["recipe"]["batch"]) == (3, seed, 64)
-    assert not (folder / "both" / "seed-0").exists()
+    assert not (both / "seed-0").exists()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +87,7 @@ def test_more_tasks_of_several_seeds_are_asked_for_by_themselves(folder: Path) -
         (("--recipe", "paper"), "with recipe default, not paper"),
     ],
 )
-def test_what_is_said_holds_and_is_refused_where_it_differs(
+def test_differing_option_is_refused(
     said: tuple[object, ...], words: str, folder: Path, call: Call
 ) -> None:
     before = held(folder / "alone")
@@ -102,9 +123,7 @@ def stored(folder: Path, tmp_path: Path) -> Iterator[Any]:
         ({"recipe": None}, "its 'recipe' is None"),
     ],
 )
-def test_settings_that_are_none_are_refused(
-    edited: dict[str, Any], words: str, stored: Any
-) -> None:
+def test_damaged_settings_are_refused(edited: dict[str, Any], words: str, stored: Any) -> None:
     root = stored("run", **edited) / "run"
     with pytest.raises(RankupError, match=f"does not hold the settings of a run: {words}"):
         as_begun("rank", {}, Request(), root, nothing_said)
@@ -119,12 +138,12 @@ def test_seeds_with_gaps_are_not_guessed(stored: Any) -> None:
     assert (request.seed, request.seeds, method) == (5, 1, "supsup")
 
 
-def test_where_nothing_was_begun_nothing_changes(tmp_path: Path) -> None:
+def test_empty_folder_changes_nothing(tmp_path: Path) -> None:
     asked = "rank", {}, Request()
     assert as_begun(*asked, tmp_path / "none", nothing_said) == asked
 
 
-def test_seeds_that_had_not_begun_go_on_with_the_others(
+def test_seeds_that_had_not_begun_resume_too(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, **others: object) -> None:
@@ -145,21 +164,21 @@ def test_seeds_that_had_not_begun_go_on_with_the_others(
 
 
 @pytest.mark.parametrize(("command", "what"), [("run", "run"), ("compare", "comparison")])
-def test_nothing_goes_on_where_nothing_was_begun(
-    command: str, what: str, call: Call, tmp_path: Path
-) -> None:
+def test_resuming_nothing_is_refused(command: str, what: str, call: Call, tmp_path: Path) -> None:
     out = tmp_path / "nowhere"
     done = call(command, "--resume", "--out", out, "--threads", 1)
     assert (done.code, done.err) == (1, f"rankup: there is no {what} in {out} to continue\n")
     assert not out.exists()
 
 
-def test_who_says_what_it_is_to_be_may_begin_with_resume(call: Call, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_page")
+def test_resume_with_options_may_begin(call: Call, tmp_path: Path) -> None:
     short = ("--tasks", 1, "--epochs", 1, "--width", 16, "--lr", 0.05)
     assert call("run", *short, "--resume", "--out", tmp_path / "new").code == 0
 
 
-def test_a_recipe_whose_folder_is_gone_is_not_missed(
+@pytest.mark.usefixtures("no_page")
+def test_recipe_folder_may_be_gone(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -179,7 +198,7 @@ def test_a_recipe_whose_folder_is_gone_is_not_missed(
     assert (recipe["name"], recipe["lr"], recipe["epochs"]) == ("tuned", 0.05, 2)
 
 
-def test_bits_depend_on_threads_and_so_these_stay(folder: Path, call: Call) -> None:
+def test_number_of_threads_stays(folder: Path, call: Call) -> None:
     before = json.loads(held(folder / "alone")["config.json"])["threads"]
     assert call("run", "--resume", "--out", folder / "alone", "--threads", before).code == 0
     other = call("run", "--resume", "--out", folder / "alone", "--threads", before + 1)
@@ -187,7 +206,7 @@ def test_bits_depend_on_threads_and_so_these_stay(folder: Path, call: Call) -> N
     assert f"was started with threads {before}, not {before + 1}, on which exact" in other.err
 
 
-def test_another_torch_than_before_is_said_and_recorded(call: Call, tmp_path: Path) -> None:
+def test_other_torch_is_said_and_recorded(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "r"
     assert call("run", "--tasks", 1, "--epochs", 2, "--width", 16, "--out", out).code == 0
     config = json.loads(held(out)["config.json"])
@@ -208,9 +227,8 @@ def test_another_torch_than_before_is_said_and_recorded(call: Call, tmp_path: Pa
     assert json.loads(held(out)["config.json"])["versions"]["torch"] == ["1.0", now]
 
 
-def test_seeds_that_go_on_with_another_torch_are_said_in_one_line(
-    call: Call, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("no_page")
+def test_other_torch_of_seeds_is_said_once(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "both"
     short = ("--method", "finetune", "--tasks", 2, "--epochs", 2, "--width", 16)
     assert call("run", *short, "--seeds", 2, "--out", out).code == 0
@@ -229,7 +247,8 @@ def test_seeds_that_go_on_with_another_torch_are_said_in_one_line(
         assert versions == {"torch": ["1.0", torch.__version__]}
 
 
-def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_page")
+def test_changed_images_are_refused(call: Call, tmp_path: Path) -> None:
     for number, name in enumerate("abcd"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         for index, image in enumerate(pictures(12, 6, 6, seed=number)):
@@ -252,7 +271,7 @@ def test_other_images_than_before_are_not_gone_on_with(call: Call, tmp_path: Pat
 
 
 @pytest.mark.parametrize("asked", [("--tasks", 5), ("--seeds", 3)])
-def test_what_is_refused_leaves_all_folders_as_they_were(
+def test_refused_resume_changes_no_folder(
     asked: tuple[object, ...], folder: Path, tmp_path: Path, call: Call
 ) -> None:
     root = tmp_path / "both"
@@ -266,12 +285,9 @@ def test_what_is_refused_leaves_all_folders_as_they_were(
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
-def test_the_page_of_several_seeds_is_of_all_whichever_went_on(
-    folder: Path, tmp_path: Path, call: Call
-) -> None:
+def test_page_is_of_all_finished_seeds(folder: Path, tmp_path: Path, call: Call) -> None:
     root = tmp_path / "both"
     shutil.copytree(folder / "both", root)
-    (root / "report.html").unlink()
     again = call("run", "--resume", "--seed", 2, "--out", root)
     assert again.code == 0, again.err
     assert "mean of 2 seeds" in (root / "report.html").read_text()
@@ -283,7 +299,7 @@ def test_the_page_of_several_seeds_is_of_all_whichever_went_on(
 
 
 @pytest.mark.parametrize("tasks", [None, "2"])
-def test_a_number_of_tasks_that_is_none_is_not_guessed(
+def test_damaged_number_of_tasks_is_refused(
     tasks: object, tmp_path: Path, folder: Path, call: Call
 ) -> None:
     shutil.copytree(folder / "alone", tmp_path / "run")
@@ -294,7 +310,8 @@ def test_a_number_of_tasks_that_is_none_is_not_guessed(
     assert f"its 'tasks' is {tasks!r}, expected a whole number" in again.err
 
 
-def test_the_only_seed_of_several_goes_on(tmp_path: Path, folder: Path, call: Call) -> None:
+@pytest.mark.usefixtures("no_page")
+def test_single_seed_folder_resumes(tmp_path: Path, folder: Path, call: Call) -> None:
     shutil.copytree(folder / "both" / "seed-1", tmp_path / "both" / "seed-1")
     before = held(tmp_path / "both" / "seed-1")
     again = call("run", "--resume", "--out", tmp_path / "both")
