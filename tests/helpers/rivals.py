@@ -1,14 +1,11 @@
 """Shared by tests of single methods: small tasks, and checks that a step can be captured, without a
 GPU and with one."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
@@ -20,8 +17,6 @@ from rankup.methods.base import Method
 from rankup.methods.shared.dense import DenseMethod
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.learner import Learner
-from rankup.training.engine.select import Engine
-from rankup.training.loop import learn
 
 Inputs = tuple[Tensors, Tensors, Draws]
 
@@ -98,21 +93,6 @@ class Unwaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def assert_a_step_serves_later_tasks(method: Method, tasks: Sequence[Task]) -> None:
-    """A step recorded in the second task and run on the third one's tensors equals the third one's
-    own: nothing of the second is left in it, and nothing waited for a value."""
-    method.learn(tasks[0], None, None)
-    learner = method.begin(tasks[1])
-    recorded = make_fx(lambda *tensors: step(learner, *tensors))(*inputs(learner))
-    method.abandon()
-    method.learn(tasks[1], None, None)
-    later = method.begin(tasks[2])
-    assert later.key() == learner.key()
-    own = step(later, *inputs(later))
-    assert float(own[1]) > 0
-    _assert_equal(recorded(*inputs(later)), own)
-
-
 def assert_replicas_are_the_learners_alone(methods: list[Method], task: Task) -> None:
     learners = [method.begin(task) for method in methods]
     assert {learner.replicas for learner in learners} == {"vmap"}
@@ -127,22 +107,3 @@ def assert_replicas_are_the_learners_alone(methods: list[Method], task: Task) ->
         torch.testing.assert_close(together[1][number], loss)
         for name, grad in grads.items():
             torch.testing.assert_close(together[0][name][number], grad, rtol=1e-4, atol=1e-6)
-
-
-def assert_captured_once(method: Method, tasks: Sequence[Task]) -> None:
-    """On a GPU: one graph for all tasks; each is learned with it, and none is forgotten."""
-    engine, graphs, kept = Engine(pytest.fail), set(), []
-    for task in tasks:
-        assert learn([method], [task], engine) == [None]
-        graphs.add(engine._graph)
-        own = task.to(torch.device("cuda"))
-        assert right(method, own, len(kept)) > 0.6
-        kept.append((own, answer(method, own, len(kept))))
-        assert all(torch.equal(answer(method, t, j), old) for j, (t, old) in enumerate(kept))
-    assert len(graphs) == 1
-
-
-def _assert_equal(one: Any, other: Any) -> None:
-    assert torch.equal(one[1], other[1])
-    assert one[0].keys() == other[0].keys()
-    assert all(torch.equal(grad, other[0][name]) for name, grad in one[0].items())

@@ -10,8 +10,6 @@ from torch import Tensor
 from helpers.little import after, cross_entropies, entry, gradient, little_stream, make
 from rankup.data.streams import Stream, make_stream
 from rankup.methods.base import Method
-from rankup.training.checkpoint import Checkpoint
-from rankup.training.loop import Epoch
 
 
 def watched(method: Method) -> list[Tensor]:
@@ -50,20 +48,6 @@ def test_the_memory_is_first_in_first_out(memory: int) -> None:
             rings[int(task.train_y[row])].append(task.train_x[row])
         expected += [image for ring in rings for image in ring]
     assert torch.equal(method.buffer["images"], torch.stack(expected))
-
-
-def test_it_remembers_the_same_when_it_goes_on_after_its_last_epoch() -> None:
-    stream = make_stream("s-digits")
-    whole, again = (make("er-ring", stream, epochs=2) for _ in range(2))
-    kept: list[Checkpoint] = []
-
-    def keep(_: Epoch, checkpoint: Checkpoint) -> None:
-        state = {key: tensor.clone() for key, tensor in checkpoint.state.items()}
-        kept.append(Checkpoint(checkpoint.epoch, state))
-
-    whole.learn(stream[0], None, keep)
-    again.learn(stream[0], kept[-1], None)
-    assert torch.equal(whole.buffer["images"], again.buffer["images"])
 
 
 def test_a_step_is_on_both_batches_together_each_sample_by_its_own_head() -> None:

@@ -1,14 +1,12 @@
 """Elastic weight consolidation does what its papers say."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 
 import rankup
 from helpers.zoo import blobs
@@ -18,7 +16,7 @@ from rankup.growing.options import GrowOptions
 from rankup.layers import active
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
-from rankup.methods.ewc import EWC, HeldLearner
+from rankup.methods.ewc import EWC
 from rankup.methods.shared.dense import DenseMethod
 from rankup.rank import Rank
 from rankup.training.batches import Feed
@@ -271,66 +269,6 @@ def test_important_weights_hardly_move() -> None:
     assert float(held.mean()) > 0.3 * float(free.mean())  # all others are free to learn
 
 
-@pytest.mark.parametrize(("anchors", "stored"), [("latest", 584_904), ("all", 851_656)])
-def test_what_twenty_tasks_of_mnist_size_take(anchors: str, stored: int, tmp_path: Path) -> None:
-    net = rankup.models.mlp(784)
-    ewc = make(net=net, recipe=Recipe(epochs=2, batch=50), samples=5, anchors=anchors)
-    for seed in range(20):
-        ewc.learn(blobs(seed, 784, classes=10, samples=100), None, None)
-    assert ewc.footprint().parameters == stored
-    ewc.save(tmp_path)
-    (file,) = tmp_path.iterdir()
-    assert 0 <= file.stat().st_size - 4 * stored < 20_000  # the file's own table of names
-
-
-def test_replicas_under_vmap_are_the_replicas_alone() -> None:
-    """What a captured graph of several seeds computes, computed on the CPU."""
-    learners: list[HeldLearner] = []
-    for seed in range(2):
-        recipe = Recipe(epochs=8, batch=16, lr=0.03)
-        ewc = make(net=rankup.models.mlp(6, hidden=[5]), recipe=recipe, samples=20)
-        ewc.learn(blobs(seed, 6), None, None)
-        learners.append(ewc.begin(blobs(seed + 2, 6)))
-    first = learners[0]
-    assert first.replicas == "vmap"
-    drawn = [each.sample_epoch(torch.Generator().manual_seed(n)) for n, each in enumerate(learners)]
-    with torch.no_grad():
-        for learner in learners:
-            for parameter in learner.body.parameters():
-                parameter += 0.1
-
-    def stacked(tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.stack([t[name].detach() for t in tensors]) for name in tensors[0]}
-
-    def one(learned: Any, read: Any, draw: Any) -> Any:
-        def loss(learned: Any) -> Tensor:
-            return functional_call(first, read | learned, (draw,))
-
-        return grad_and_value(loss)(learned)
-
-    grads, losses = vmap(one)(
-        stacked([each.learned() for each in learners]),
-        stacked([each.step_inputs() for each in learners]),
-        stacked([{name: entries[0] for name, entries in each.items()} for each in drawn]),
-    )
-    for n, learner in enumerate(learners):
-        with learner.bound({}):
-            loss, alone = learner.gradient({k: entries[0] for k, entries in drawn[n].items()})
-        torch.testing.assert_close(losses[n], loss)
-        for name, own in zip(learner.learned(), alone, strict=True):
-            torch.testing.assert_close(grads[name][n], own)
-
-
-def test_the_first_task_has_a_graph_of_its_own_and_later_ones_share_theirs() -> None:
-    ewc = make(samples=5)
-    keys = []
-    for task in STREAM:
-        keys.append(ewc.begin(task).key())
-        ewc.abandon()
-        ewc.learn(task, None, None)
-    assert keys[0] != keys[1] == keys[2]
-
-
 def test_learners_of_different_classes_share_no_graph() -> None:
     class Other(ModuleLearner):
         pass
@@ -338,10 +276,3 @@ def test_learners_of_different_classes_share_no_graph() -> None:
     body, feed = nn.Linear(6, 3), Feed(blobs(0, 6), Recipe(), torch.device("cpu"))
     plain, again, other = (kind(body, feed, 0) for kind in (ModuleLearner, ModuleLearner, Other))
     assert _signature(plain) == _signature(again) != _signature(other)
-
-
-def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(rankup.RankupError, match="strength must be at least 0, got -1"):
-        make(strength=-1.0)
-    with pytest.raises(rankup.RankupError, match="anchors must be one of latest, all, got 'both'"):
-        make(anchors="both")

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rankup
-from helpers.replayed import Replayed
 from helpers.rivals import answers, same
-from helpers.zoo import GPU, Transformer
+from helpers.zoo import Transformer
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
@@ -23,10 +22,7 @@ from rankup.methods.hat import HardAttention, HatLearner, gated
 from rankup.methods.shared.guard import GuardedLearner
 from rankup.metrics import numbers
 from rankup.rank import Rank
-from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager, Steps
-from rankup.training.engine.select import Engine
-from rankup.training.loop import learn
 from rankup.training.recipe import Recipe
 
 
@@ -403,62 +399,3 @@ def test_a_mask_takes_a_bit_per_unit(stream: Stream) -> None:
         assert torch.equal(method.mask(number), embedding > 0)
     assert numbers(method.kept["masks"].nbytes) == 320
     assert method.footprint().parameters - before == 320 + 20 * 2570
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strength": -1.0}, "strength must be at least 0, got -1.0"),
-        ({"s_max": 0.5}, "s_max must be at least 1, got 0.5"),
-    ],
-)
-def test_what_cannot_be_set_is_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(rankup.RankupError, match=message):
-        method_options("hat", options)
-
-
-@pytest.mark.parametrize("net", ["mlp", "resnet18"])
-def test_steps_of_the_first_task_serve_all(net: str, stream: Stream) -> None:
-    plain, replayed = make(stream, net), make(stream, net)
-    steps: Replayed | None = None
-    for task in stream:
-        teach(plain, task, 1)
-        learner = begin(replayed, task)
-        steps = steps or Replayed(learner)
-        steps.start(learner)
-        train(steps, 1)
-        replayed.end()
-    for one, other in zip(answers(plain, stream), answers(replayed, stream), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@GPU
-@pytest.mark.parametrize("net", ["mlp", "resnet18"])
-def test_one_captured_graph_serves_all_tasks(net: str, stream: Stream) -> None:
-    method = make(stream, net, Recipe(epochs=10, batch=64), device="cuda")
-    engine, graphs, old = Engine(pytest.fail), set(), list[Tensor]()
-    torch.backends.cudnn.deterministic = True
-    for task in stream.to(method.device):
-        (failure,) = learn([method], [task], engine)
-        assert failure is None
-        graphs.add(engine._graph)
-        now = answers(method, stream.to(method.device))
-        assert not old or same(old, now)
-        old = now
-    assert len(graphs) == 1
-
-
-@GPU
-def test_captured_steps_are_the_same_steps(stream: Stream) -> None:
-    found = []
-    for captured in (False, True):
-        method = make(stream, recipe=Recipe(batch=64, lr=2.0**-7), device="cuda")
-        know(method, stream[0])
-        learner = begin(method, stream[1])
-        steps: Steps = Eager([learner])
-        if captured:
-            steps = graph = Graph("branches", [learner], None)
-            graph.start([learner])
-        train(steps, 1)
-        found.append(torch.cat([p.detach().flatten() for p in learner.learned().values()]))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-4)

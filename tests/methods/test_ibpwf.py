@@ -16,15 +16,11 @@ import rankup
 from helpers.rivals import (
     KINDS,
     answer,
-    assert_a_step_serves_later_tasks,
-    assert_captured_once,
-    assert_replicas_are_the_learners_alone,
     inputs,
     net,
     right,
     toys,
 )
-from helpers.zoo import GPU
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
 from rankup.layers import active
@@ -342,27 +338,6 @@ def test_a_task_without_a_free_factor_is_told_of_and_learns_with_the_old_ones() 
 # What is stored.
 
 
-def test_the_papers_network_is_counted_by_hand(tmp_path: Path) -> None:
-    """Tasks of zero epochs select what the prior expects: (20/21)^k is at least 1/2 14 times."""
-    x, y = torch.rand(10, 784), torch.arange(10)
-    tasks = [Task(f"{index}", 10, x, y, x, y) for index in range(20)]
-    options = method_options("ibpwf", {})
-    setting = Setting(rankup.models.mlp(784), GROWTH, Recipe(), 0, tasks, options)
-    method = WeightFactors(setting)
-    for each in tasks:
-        method.begin(each)
-        method.end()
-    heads, biases, factors = 20 * (256 * 10 + 10), 20 * 512, 14 * (784 + 256 + 256 + 256)
-    scales, bits, sticks = 20 * 2 * 14, 20 * 2 * 256 / 32, 2 * 2 * 256
-    assert heads + biases + factors + scales + bits + sticks == 85_272
-    assert method.footprint().parameters == 85_272
-    method.save(tmp_path)
-    loaded = WeightFactors.load(tmp_path, setting)
-    assert loaded.footprint() == method.footprint()
-    for one, other in zip(layers(loaded), layers(method), strict=True):
-        assert all(torch.equal(table, other.get_buffer(key)) for key, table in one.named_buffers())
-
-
 def test_the_file_holds_the_factors_in_use_and_no_others(tmp_path: Path) -> None:
     method = make()
     for each in method.setting.tasks:
@@ -385,33 +360,3 @@ def test_the_file_holds_the_factors_in_use_and_no_others(tmp_path: Path) -> None
 
 
 # How it is run.
-
-
-def test_one_captured_step_serves_all_tasks() -> None:
-    method = make()
-    assert_a_step_serves_later_tasks(method, method.setting.tasks)
-
-
-def test_seeds_can_learn_together() -> None:
-    assert_replicas_are_the_learners_alone([make(seed=0), make(seed=1)], toys(64)[0])
-
-
-@GPU
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_captures_it_once(kind: str) -> None:
-    method = make(kind, device="cuda")
-    assert_captured_once(method, method.setting.tasks)
-
-
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        ({"dictionary": 0}, "dictionary must be at least 1, got 0"),
-        ({"alpha": 0.0}, "alpha must be more than 0, got 0.0"),
-        ({"keep": 1.5}, "keep must be at most 1, got 1.5"),
-        ({"temperature": 0.0}, "temperature must be more than 0, got 0.0"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(option: dict[str, float], reason: str) -> None:
-    with pytest.raises(rankup.RankupError, match=reason):
-        make(**option)

@@ -13,7 +13,7 @@ import rankup
 from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.data.transforms import Permutation, Rotation, to_float, transform_each
+from rankup.data.transforms import Permutation, Rotation, transform_each
 from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
@@ -25,9 +25,7 @@ from rankup.runs.run import SeedRun, run, run_together, versions
 from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager
-from rankup.training.engine.select import Engine
 from rankup.training.evaluate import training_accuracy, why_not_learned
-from rankup.training.loop import learn
 from rankup.training.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -315,17 +313,3 @@ def test_captured_steps_agree_with_steps_one_by_one(name: str) -> None:
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=0)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
-
-
-@GPU
-def test_seeds_together_learn_each_their_own_stream() -> None:
-    streams = [make_stream("p-digits", tasks=3, seed=seed).to("cuda") for seed in range(2)]
-    methods = [make(stream, device="cuda", epochs=10) for stream in streams]
-    engine = Engine()
-    assert learn(methods, [stream[0] for stream in streams], engine) == [None, None]
-    assert isinstance(engine._graph, Graph)
-    for method, stream in zip(methods, streams, strict=True):
-        for index, task in enumerate(stream):
-            x = task.transform(to_float(task.test_x))
-            right = method.predict(x, index).argmax(1) == task.test_y
-            assert float(right.float().mean()) > 0.8

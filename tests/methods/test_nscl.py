@@ -392,18 +392,6 @@ def test_norms_are_each_tasks_own() -> None:
         assert torch.equal(nscl.predict(x, 0), before)
 
 
-def test_what_twenty_tasks_of_mnist_size_take(tmp_path: Path) -> None:
-    """Extrapolated from two: later ones add only their heads."""
-    nscl = make(net=rankup.models.mlp(784), recipe=Recipe(epochs=2, batch=50))
-    for seed in range(2):
-        nscl.learn(blobs(seed, 784, classes=10, samples=100), None, None)
-    stored, head = 318_152 + 341_658, 2570
-    assert nscl.footprint().parameters + 18 * head == stored
-    nscl.save(tmp_path)
-    (file,) = tmp_path.iterdir()
-    assert 0 <= file.stat().st_size - 4 * (stored - 18 * head) < 20_000  # its table of names
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

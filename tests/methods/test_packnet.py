@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import rankup
-from helpers.replayed import Replayed
 from helpers.rivals import answers, same
-from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
@@ -19,13 +17,9 @@ from rankup.methods.base import Setting
 from rankup.methods.packnet import PackNet, PackNetLearner
 from rankup.methods.shared.bits import pack, unpack
 from rankup.methods.shared.guard import GuardedLearner
-from rankup.metrics import numbers
 from rankup.rank import Rank
 from rankup.training.batches import Feed
-from rankup.training.checkpoint import Checkpoint
 from rankup.training.engine.eager import Eager, Steps
-from rankup.training.engine.select import Engine
-from rankup.training.loop import Epoch, learn
 from rankup.training.recipe import Recipe
 
 TASKS = 4
@@ -104,24 +98,6 @@ def test_weights_stay_as_their_owner_left_them(net: str, optimiser: str, stream:
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_steps_of_the_first_task_serve_all(net: str, stream: Stream) -> None:
-    recipe = Recipe(epochs=2, batch=64)
-    plain, replayed = make(stream, net, recipe), make(stream, net, recipe)
-    steps: Replayed | None = None
-    for task in stream.tasks[:3]:
-        teach(plain, task)
-        learner = begin(replayed, task)
-        steps = steps or Replayed(learner)
-        steps.start(learner)
-        train(steps)
-        replayed.end()
-    for name in plain.weights:
-        assert torch.equal(plain.owners(name), replayed.owners(name))
-    for one, other in zip(answers(plain, stream), answers(replayed, stream), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("net", NETS)
 def test_every_task_gets_an_equal_share_of_every_layer(net: str, stream: Stream) -> None:
     method = make(stream, net)
     for task in stream:
@@ -143,7 +119,7 @@ def test_weight_decay_would_move_them(
     owned = {name: method.owners(name) == 1 for name in method.weights}
     before = {name: weight[owned[name]].clone() for name, weight in method.weights.items()}
     if not kept:
-        monkeypatch.setattr(GuardedLearner, "settle", lambda learner: None)
+        monkeypatch.setattr(GuardedLearner, "after_step", lambda learner: None)
     teach(method, stream[1])
     for name, weight in method.weights.items():
         assert torch.equal(weight[owned[name]], before[name]) == kept
@@ -242,38 +218,6 @@ def test_it_is_pruned_when_it_ends(retrain: float, stream: Stream) -> None:
         assert int(used.sum()) == round(weight.numel() / TASKS)
 
 
-def test_a_checkpoint_knows_what_was_pruned(stream: Stream) -> None:
-    recipe = Recipe(epochs=4, batch=8)
-    whole = make(stream, recipe=recipe)
-    kept: dict[int, Checkpoint] = {}
-
-    def keep(epoch: Epoch, checkpoint: Checkpoint) -> None:
-        state = {key: tensor.clone() for key, tensor in checkpoint.state.items()}
-        kept[epoch.number] = Checkpoint(checkpoint.epoch, state)
-
-    whole.learn(stream[0], None, keep)
-    for epoch in (1, 2, 3):  # before, at and after the pruning
-        again = make(stream, recipe=recipe)
-        again.learn(stream[0], kept[epoch], None)
-        assert same(answers(whole, stream), answers(again, stream))
-
-
-def test_an_owner_takes_five_bits_for_twenty_tasks() -> None:
-    grow_options = GrowOptions(Rank(3, 1))
-    options = method_options("packnet", {})
-    image = torch.rand(10, 784)
-    task = Task("any", 10, image, torch.arange(10), image, torch.arange(10))
-    module = rankup.models.mlp(784)
-    method = PackNet(Setting(module, grow_options, Recipe(), 0, [task] * 20, options))
-    for _ in range(2):
-        begin(method, task).prune()
-        method.end()
-    owners = sum(t.nbytes for name, t in method.kept.items() if name.endswith("owners"))
-    assert numbers(owners) == 41_600
-    weights, head = 784 * 256 + 256 * 256, 2570
-    assert method.footprint().parameters == weights + 41_600 + 2 * (512 + head)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 3, 5, 8, 9])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 61])
 def test_bits_come_back_and_leave_no_gap(bits: int, count: int) -> None:
@@ -282,33 +226,6 @@ def test_bits_come_back_and_leave_no_gap(bits: int, count: int) -> None:
     assert packed.dtype == torch.uint8
     assert packed.nbytes == -(-bits * count // 8)
     assert unpack(packed, bits, count).tolist() == given.tolist()
-
-
-@pytest.mark.parametrize(("retrain", "bound"), [(-0.1, "least 0"), (1.5, "most 1")])
-def test_a_share_is_at_most_all_of_it(retrain: float, bound: str) -> None:
-    with pytest.raises(rankup.RankupError, match=f"retrain must be at {bound}, got {retrain}"):
-        method_options("packnet", {"retrain": retrain})
-
-
-@GPU
-@pytest.mark.parametrize("net", NETS)
-def test_one_captured_graph_serves_all_tasks(net: str, stream: Stream) -> None:
-    method = make(stream, net, Recipe(epochs=10, batch=64, weight_decay=0.1), "cuda")
-    engine, graphs, old = Engine(pytest.fail), set(), list[Tensor]()
-    torch.backends.cudnn.deterministic = True
-    there = stream.to(method.device)
-    for number, task in enumerate(there, start=1):
-        (failure,) = learn([method], [task], engine)
-        assert failure is None
-        graphs.add(engine._graph)
-        now = answers(method, there)
-        assert not old or same(old, now)
-        old = now
-        for name, weight in method.weights.items():
-            owners = method.owners(name)
-            assert torch.equal(owners > 0, weight != 0)
-            assert abs(int((owners == number).sum()) - weight.numel() / TASKS) <= 1
-    assert len(graphs) == 1
 
 
 def test_one_more_task_than_weights_were_divided_among_is_refused(stream: Stream) -> None:

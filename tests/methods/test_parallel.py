@@ -1,7 +1,6 @@
 """Every task has its own network, the same as it would be without any other task."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 import rankup
-from helpers.zoo import GPU
 from rankup.data.streams import make_stream
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
@@ -18,11 +16,8 @@ from rankup.methods import method_options
 from rankup.methods.base import Setting
 from rankup.methods.parallel import Parallel
 from rankup.methods.rank import RankUpdate
-from rankup.metrics import Footprint
 from rankup.rank import Rank
-from rankup.training.engine.cuda_graph import Graph
-from rankup.training.engine.select import Engine, _signature
-from rankup.training.loop import learn
+from rankup.training.engine.select import _signature
 from rankup.training.recipe import Recipe
 
 SIZES = ["2", "full"]
@@ -52,16 +47,6 @@ def blobs(size: int, classes: int = 10, samples: int = 200) -> Task:
     centres = torch.rand(classes, size, generator=draw)
     x = (centres[y] + 0.1 * torch.randn(samples, size, generator=draw)).clamp(0, 1)
     return Task("blobs", classes, x, y, x, y)
-
-
-@pytest.mark.parametrize(("size", "twenty"), [("2", 123_800), ("4", 185_960), ("full", 5_386_440)])
-def test_twenty_networks_for_mnist_store(size: str, twenty: int) -> None:
-    task = blobs(784)
-    method = make(size, [task] * 20)
-    method.setting = replace(method.setting, module=rankup.models.mlp(784, hidden=[256, 256]))
-    for count in (1, 2):
-        method.learn(replace(task, name=f"{count}"), None, None)
-        assert method.footprint() == Footprint(count * twenty / 20, 0)
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -145,25 +130,3 @@ def test_a_save_writes_what_is_new_and_a_killed_one_leaves_a_whole_method(
     for folder in ("a", "b"):
         method.save(tmp_path / folder)
         assert Parallel.load(tmp_path / folder, method.setting).learned == 3
-
-
-@pytest.mark.parametrize("size", ["0", "-1", "2.5", "", "dense"])
-def test_a_size_that_is_none_is_refused(size: str) -> None:
-    with pytest.raises(rankup.RankupError, match="size must be a rank of at least 1 or 'full'"):
-        method_options("parallel", {"size": size})
-
-
-@GPU
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("size", ["2", "full"])
-def test_one_graph_is_captured_for_all_tasks(size: str, net: str) -> None:
-    stream = make_stream("p-digits", tasks=3).to("cuda")
-    engine, method = Engine(), make(size, stream.tasks, net, "cuda", epochs=10)
-    graphs = set()
-    for index, task in enumerate(stream):
-        assert learn([method], [task], engine) == [None]
-        assert isinstance(engine._graph, Graph)
-        graphs.add(engine._graph)
-        x = task.transform(task.test_x / 255)
-        assert float((method.predict(x, index).argmax(1) == task.test_y).float().mean()) > 0.5
-    assert len(graphs) == 1

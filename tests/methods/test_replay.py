@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
 import rankup
-from helpers.little import CLASSES, after, entry, gradient, little_stream, make, tasks
-from helpers.rivals import Unwaiting
-from helpers.zoo import GPU
-from rankup import kernels, seeds
+from helpers.little import CLASSES, after, entry, little_stream, make, tasks
 from rankup.data.streams import Stream, make_stream
 from rankup.data.transforms import Augmentation, Rotation, augment
 from rankup.layers import Start, TaskHead, active
@@ -21,10 +17,6 @@ from rankup.layers.spec import HeadSpec
 from rankup.methods.shared.heads import FEATURES, LearningHeads
 from rankup.methods.shared.replay import ReplayLearner, Slots, remembered, rows_by_class
 from rankup.training.batches import Feed
-from rankup.training.engine.cuda_graph import Graph
-from rankup.training.engine.eager import Eager
-from rankup.training.engine.select import Engine, _signature
-from rankup.training.loop import learn
 from rankup.training.recipe import Recipe
 
 CPU, F64 = torch.device("cpu"), torch.float64
@@ -268,132 +260,3 @@ def test_transformed_images_are_replayed_as_they_were_remembered() -> None:
     draw = entry(learner)
     x = learner.replayed(draw).x
     torch.testing.assert_close(x, learner.memory_x[draw["memory"]].float())
-
-
-@pytest.mark.parametrize("net", ["mlp", "resnet18"])
-@pytest.mark.parametrize("name", REPLAY)
-def test_one_captured_graph_would_serve_all_tasks_but_the_first(name: str, net: str) -> None:
-    stream = make_stream("p-digits", tasks=4)
-    method = make(name, stream, net, options=REPLAY[name])
-    signatures = []
-    for task in stream:
-        signatures.append(_signature(method.begin(task)))
-        method.end()
-    assert signatures[0] != signatures[1]
-    assert signatures[1] == signatures[2] == signatures[3]
-
-
-@pytest.mark.parametrize("net", ["mlp", "resnet18"])
-@pytest.mark.parametrize("name", REPLAY)
-def test_what_differs_between_tasks_is_in_what_a_step_reads(name: str, net: str) -> None:
-    """An earlier task's step on a later one's tensors, as in a captured graph, is the later's."""
-    stream = little_stream(3, 3, 3, 3)
-    method = make(name, stream, net, options=REPLAY[name])
-    earlier = after(method, stream, 1)
-    shift(method.body)
-    method.end()
-    later = method.begin(stream[2])
-    shift(method.body)  # no longer where it began, so that distillation pulls
-    draw = entry(later)
-    tensors = {
-        name: t.detach().clone() for name, t in (later.step_inputs() | later.learned()).items()
-    }
-    loss, grads = gradient(later, draw)
-    with earlier.bound(tensors):
-        captured, found = earlier.gradient(draw)
-    torch.testing.assert_close(captured, loss)
-    for one, other in zip(found, grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("recipe", [{}, {"flip": True, "crop": 1}])
-@pytest.mark.parametrize("name", REPLAY)
-def test_steps_never_wait_for_the_device(name: str, recipe: dict[str, Any]) -> None:
-    stream = little_stream()
-    for learned in (0, 2):
-        learner = after(
-            make(name, stream, "resnet18", options=REPLAY[name], **recipe), stream, learned
-        )
-        draw = entry(learner)
-        with learner.bound(learner.step_inputs()), Unwaiting():
-            _, grads = learner.gradient(draw)
-            learner.after_step()
-        assert all(bool(g.isfinite().all()) for g in grads)
-    with pytest.raises(AssertionError), Unwaiting():
-        float(torch.ones(()))
-
-
-@pytest.mark.parametrize("name", ["icarl", "er-ring"])
-def test_several_seeds_may_be_mapped_over(name: str) -> None:
-    """What a captured graph of several MLPs computes, computed on the CPU."""
-    stream = little_stream(3, 3, 3, 3)
-    learners = [after(make(name, stream, options=REPLAY[name]), stream, 2) for _ in range(2)]
-    shift(learners[1].body)
-    assert learners[0].replicas == "vmap"
-    draws = [entry(learner, seed=seed) for seed, learner in enumerate(learners)]
-
-    def stacked(tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
-
-    def gradients(learned: Any, read: Any, draw: Any) -> Any:
-        return grad(lambda own: functional_call(learners[0], read | own, (draw,)))(learned)
-
-    mapped = vmap(gradients)(
-        stacked([each.learned() for each in learners]),
-        stacked([each.step_inputs() for each in learners]),
-        stacked(draws),
-    )
-    for number, learner in enumerate(learners):
-        _, alone = gradient(learner, draws[number])
-        for found, own in zip(mapped.values(), alone, strict=True):
-            torch.testing.assert_close(found[number], own, rtol=1e-4, atol=1e-6)
-
-
-@GPU
-@pytest.mark.parametrize("net", ["mlp", "resnet18"])
-@pytest.mark.parametrize("name", REPLAY)
-def test_captured_steps_are_the_steps_one_by_one(
-    name: str, net: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The memory layout of one-channel images differs, and with it rounding, which these norms, of a
-    # handful of numbers each, would amplify to a tenth of a gradient.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    stream = little_stream(3, 3, 3, 3).to("cuda")
-    found = []
-    for captured in (False, True):
-        method = make(name, stream, net, "cuda", REPLAY[name], flip=True)
-        learner = after(method, stream, 2)
-        steps = Graph("branches", [learner], None) if captured else Eager([learner])
-        if captured:
-            steps.start([learner])
-        draws = learner.sample_epoch(seeds.generator(0, "test", device="cuda"))
-        with (
-            kernels.in_use()
-        ):  # as captured ones: Adam makes much of little, where gradients are small
-            losses = steps.epoch([draws], [[2.0**-7] * learner.feed.steps_per_epoch], 0)
-        steps.adopt()
-        found.append((losses, [p.detach().clone() for p in method.body.parameters()]))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)
-    for one, other in zip(found[0][1], found[1][1], strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
-
-
-@GPU
-@pytest.mark.parametrize("name", REPLAY)
-def test_the_same_seed_gives_the_same_numbers_twice_with_two_graphs(name: str) -> None:
-    stream = make_stream("p-digits", tasks=4).to("cuda")
-    answers = []
-    for _ in range(2):
-        method, engine, graphs = (
-            make(name, stream, "mlp", "cuda", REPLAY[name], epochs=2),
-            Engine(),
-            set[object](),  # not their ids, because addresses are reused
-        )
-        for task in stream:
-            (failure,) = learn([method], [task], engine)
-            assert failure is None
-            graphs.add(engine._graph)
-        assert len(graphs) == 2
-        x = next(Feed(stream[0], method.setting.recipe, torch.device("cuda")).test())[0]
-        answers.append(method.predict(x, 0))
-    assert torch.equal(*answers)

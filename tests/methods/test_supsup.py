@@ -14,15 +14,10 @@ import rankup
 from helpers.rivals import (
     KINDS,
     answer,
-    assert_a_step_serves_later_tasks,
-    assert_captured_once,
-    assert_replicas_are_the_learners_alone,
     net,
     right,
     toys,
 )
-from helpers.zoo import GPU
-from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
 from rankup.layers import TaskHead, TaskNorm, active
 from rankup.methods import method_options
@@ -174,44 +169,7 @@ def test_layers_compute_what_torchs_own_do_with_the_masked_weight(kind: str) -> 
             assert torch.equal(layer(x), plain(x))
 
 
-def test_the_papers_network_and_stream_take_217_800_numbers() -> None:
-    x, y = torch.rand(10, 784), torch.arange(10)
-    tasks = [Task(f"{index}", 10, x, y, x, y) for index in range(20)]
-    options = method_options("supsup", {})
-    method = SupSup(Setting(rankup.models.mlp(784), GROWTH, Recipe(), 0, tasks, options))
-    for each in tasks:
-        method.begin(each)
-        method.end()
-    heads, bits = 20 * (256 * 10 + 10), 20 * (784 * 256 + 256 * 256)
-    assert method.footprint().parameters == heads + bits / 32 == 217_800
-    assert method.footprint().buffer == 0
-
-
-def test_one_captured_step_serves_all_tasks() -> None:
-    method = make()
-    assert_a_step_serves_later_tasks(method, method.setting.tasks)
-
-
-@GPU
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_captures_it_once(kind: str) -> None:
-    method = make(kind, device="cuda")
-    assert_captured_once(method, method.setting.tasks)
-
-
-def test_seeds_can_learn_together() -> None:
-    assert_replicas_are_the_learners_alone([make(seed=0), make(seed=1)], toys(64)[0])
-    convolutions = make("convolutions")  # which are slow under vmap
-    assert convolutions.begin(convolutions.setting.tasks[0]).replicas == "branches"
-
-
-@pytest.mark.parametrize(("share", "reason"), [(0.0, "more than 0"), (1.5, "at most 1")])
-def test_a_share_that_is_none_is_refused(share: float, reason: str) -> None:
-    with pytest.raises(rankup.RankupError, match=f"share must be {reason}, got {share}"):
-        make(share=share)
-
-
 def test_weights_that_tasks_would_share_are_refused() -> None:
     grow_options = GrowOptions(Rank(1, 1), exclude=("hidden.1",))
     with pytest.raises(rankup.RankupError, match="hidden.1.weight, hidden.1.bias would be shared"):
-        make(growth=grow_options)
+        make(grow_options=grow_options)

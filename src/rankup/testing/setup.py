@@ -51,12 +51,14 @@ def make_method(
     module: nn.Module | None = None,
     *,
     options: Mapping[str, Any] = MappingProxyType({}),
+    rank: Rank = Rank(3, 1),  # noqa: B008
+    seed: int = 0,
     **recipe: Any,
 ) -> Method:
     """A method about to learn a stream, by its own recipe but for what is given."""
     chosen = Recipe(**{"epochs": 3, "batch": 32, **method_info(name).recipe, **recipe})
-    net, growth = module or NETS["mlp"](), GrowOptions(Rank(3, 1))
-    setting = Setting(net, growth, chosen, 0, stream.tasks, method_options(name, options))
+    net, growth = module or NETS["mlp"](), GrowOptions(rank, seed=seed)
+    setting = Setting(net, growth, chosen, seed, stream.tasks, method_options(name, options))
     return method_class(name)(setting)
 
 
