@@ -1,4 +1,4 @@
-"""Kernels in Triton, for GPUs. Each is tested against the plain operations it stands for."""
+"""Triton kernels, each tested against the torch operations that it replaces."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ _SCHEME = sysconfig.get_default_scheme()
 
 @cache
 def is_available() -> bool:
-    """Whether everything that kernels need is there, and a trivial one can be run."""
-    if not _is_there():
+    """Whether everything that kernels need is installed, and a trivial one runs."""
+    if not _is_installed():
         return False
     try:
         from rankup.kernels.trial import run
@@ -27,7 +27,7 @@ def is_available() -> bool:
     return True
 
 
-def _is_there() -> bool:
+def _is_installed() -> bool:
     """Triton comes with torch if torch has GPUs to run on; it needs a C compiler and Python's own
     headers."""
     compilers = os.environ.get("CC", "gcc"), "clang"
@@ -38,7 +38,7 @@ def _is_there() -> bool:
 
 
 def in_use() -> AbstractContextManager[object]:
-    """Inside, kernels replace the torch operations that they stand for, where they fit."""
+    """Inside, kernels replace torch operations where they fit."""
     if not is_available():
         return nullcontext()
     from rankup.kernels.exchange import Exchange
@@ -47,7 +47,7 @@ def in_use() -> AbstractContextManager[object]:
 
 
 def refuse_second_derivatives() -> None:
-    """Refuse to differentiate a backward pass of ours: torch would take its result for
+    """Refuse to differentiate a kernel's backward pass: torch would take its result for
     constant."""
     if torch.is_grad_enabled():
         raise RuntimeError("kernels of ours have no second derivatives")

@@ -1,7 +1,7 @@
-"""Kernels of convolutions from their factors, and the factors' gradients from the kernels': five
+"""Weights of convolutions from their factors, and the factors' gradients from the weights': five
 or six launches for all layers of a network where torch's own operations take seventeen for each.
 
-Layers with many factors multiply them in sixteen bits, in which the kernel ends up anyway. Most of
+Layers with many factors multiply them in sixteen bits, in which the weight ends up anyway. Most of
 them are seeded and lose nothing by it: they are signs."""
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _BACK = (products.in_order, products.to_selector, products.to_V, products.sum_pa
 
 
 class Factors(NamedTuple):
-    """A layer's: `kernel[o, i] = Σ_r selector[r] · U[r, o] · V[r, i]` over old and new ones."""
+    """A layer's factors: `weight[o, i] = Σ_r selector[r] · U[r, o] · V[r, i]`, r old or new."""
 
     U: Tensor  # [R, out], frozen
     V: Tensor  # [R, in]
     new_U: Tensor
     new_V: Tensor
     selector: Tensor  # a number for each factor, the frozen ones first
-    shape: tuple[int, int, int]  # channels, height and width of the kernel
+    shape: tuple[int, int, int]  # channels, height and width of the filters
     seeded: int = 0  # frozen ones, the first, whose entries differ only in sign
 
     @classmethod
@@ -80,7 +80,7 @@ class Factors(NamedTuple):
 
 
 class Builder:
-    """Builds kernels from tensors that it knows by their addresses: they stay where they are,
+    """Builds weights from tensors that it knows by their addresses: they stay where they are,
     though their numbers change."""
 
     def __init__(self, layers: Sequence[Factors]) -> None:
@@ -88,7 +88,10 @@ class Builder:
         has_room = _has_room(layers[0].U.device)
         self._many = many = [has_room and layer.has_many for layer in layers]
         self._groups = [
-            _Group([layer for layer, own in zip(layers, many, strict=True) if own == kind], kind)
+            _Group(
+                [layer for layer, has_many in zip(layers, many, strict=True) if has_many == kind],
+                kind,
+            )
             for kind in sorted(set(many))
         ]
 
@@ -96,21 +99,23 @@ class Builder:
         """`[out, channels, height, width]` for each layer, in bfloat16 and channels-last order,
         multiplied in tf32."""
         learned = [tensor for layer in self.layers for tensor in layer.learned]
-        kernels: Sequence[Tensor] = _Build.apply(self, *learned)
-        return kernels
+        weights: Sequence[Tensor] = _Build.apply(self, *learned)
+        return weights
 
     def forward(self) -> Sequence[Tensor]:
-        found = {group.many: iter(group.forward()) for group in self._groups}
-        return [next(found[own]) for own in self._many]
+        weights = {group.many: iter(group.forward()) for group in self._groups}
+        return [next(weights[many]) for many in self._many]
 
     def backward(self, grads: Sequence[Tensor]) -> Iterator[Tensor]:
         """Gradients of each layer's learned tensors."""
-        found = {}
+        gradients = {}
         for group in self._groups:
-            own = [grad for grad, many in zip(grads, self._many, strict=True) if many == group.many]
-            found[group.many] = iter(group.backward(own))
+            wanted = [
+                grad for grad, many in zip(grads, self._many, strict=True) if many == group.many
+            ]
+            gradients[group.many] = iter(group.backward(wanted))
         for many in self._many:
-            yield from next(found[many])
+            yield from next(gradients[many])
 
 
 def _has_room(device: torch.device) -> bool:
@@ -122,21 +127,21 @@ def _has_room(device: torch.device) -> bool:
 
 
 class _Room(NamedTuple):
-    """Buffers for what is computed from a layer's factors."""
+    """Buffers for tensors that are computed from a layer's factors."""
 
-    kernel: Tensor
-    by_kernel: Tensor
+    weight: Tensor
+    by_weight: Tensor
     by_U: Tensor
     by_V: Tensor
     by_selector: Tensor
     parts: Tensor  # of the selector's gradient, from some of the outputs each
-    by_weight: Tensor  # as by_kernel, in the order of the matrix
+    by_matrix: Tensor  # as by_weight, in the order of the matrix
     half_U: Tensor  # if there are many: all factors in sixteen bits, times their selectors
     half_V: Tensor  # seeded ones are 1 and -1
 
     @classmethod
     def of(cls, layer: Factors, backward: Tiling, many: bool) -> Self:
-        kernel = torch.empty(
+        weight = torch.empty(
             layer.new_U.shape[1],
             *layer.shape,
             dtype=torch.bfloat16,
@@ -145,21 +150,21 @@ class _Room(NamedTuple):
         )
         by_U, by_V, by_selector = map(torch.empty_like, layer.learned)
         parts = triton.cdiv(layer.sizes[0], backward.outputs), len(layer.selector)
-        by_weight = kernel.new_empty(kernel.numel())
+        by_matrix = weight.new_empty(weight.numel())
         half_U, half_V = (
-            kernel.new_empty(len(layer.selector) if many else 0, table.shape[1])
+            weight.new_empty(len(layer.selector) if many else 0, table.shape[1])
             for table in (layer.U, layer.V)
         )
         if many:
             half_V[: layer.seeded] = layer.V[: layer.seeded].sign()
         return cls(
-            kernel,
-            torch.empty_like(kernel),
+            weight,
+            torch.empty_like(weight),
             by_U,
             by_V,
             by_selector,
             layer.selector.new_empty(parts),
-            by_weight,
+            by_matrix,
             half_U,
             half_V,
         )
@@ -170,14 +175,14 @@ class _Room(NamedTuple):
 
 
 class _Group:
-    """Layers whose kernels are built in the same launches."""
+    """Layers whose weights are built in the same launches."""
 
     def __init__(self, layers: Sequence[Factors], many: bool) -> None:
         self.many = many
         forward, backward = (_FORWARD, _BACKWARD) if many else (_FEW, _FEW)
         self._rooms = [_Room.of(layer, backward, many) for layer in layers]
         # Kernels know tensors by their distance, in eights, from one of the same dtype.
-        self._floats, self._halves = layers[0].selector, self._rooms[0].kernel
+        self._floats, self._halves = layers[0].selector, self._rooms[0].weight
         pairs = zip(layers, self._rooms, strict=True)
         places = [[self._distance(t) for t in (*layer[:5], *room)] for layer, room in pairs]
         device = layers[0].U.device
@@ -200,10 +205,10 @@ class _Group:
         if self.many:
             self._launch(products.halve)
         self._launch(products.weights)
-        return [room.kernel for room in self._rooms]
+        return [room.weight for room in self._rooms]
 
     def backward(self, grads: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
-        torch._foreach_copy_([room.by_kernel for room in self._rooms], list(grads))
+        torch._foreach_copy_([room.by_weight for room in self._rooms], list(grads))
         for kernel in _BACK:
             self._launch(kernel)
         return [room.by_learned for room in self._rooms]
@@ -235,7 +240,7 @@ class _Group:
     def _tiles(
         kind: Any, tiling: Tiling, sizes: Any, device: torch.device
     ) -> tuple[Tiling, Tensor]:
-        rows = [(n, *tile) for n, own in enumerate(sizes) for tile in kind(tiling, *own[:4])]
+        rows = [(n, *tile) for n, size in enumerate(sizes) for tile in kind(tiling, *size[:4])]
         # The longest work is begun first, so that little is waited for in the end.
         rows.sort(key=lambda row: sizes[row[0]][1], reverse=True)
         return tiling, torch.tensor(rows, dtype=torch.int32, device=device)
@@ -245,7 +250,7 @@ class _Build(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, builder: Builder, *learned: Tensor) -> tuple[Tensor, ...]:
         ctx.builder = builder
-        return tuple(kernel.detach() for kernel in builder.forward())
+        return tuple(weight.detach() for weight in builder.forward())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -253,43 +258,43 @@ class _Build(torch.autograd.Function):
         return None, *ctx.builder.backward(grads)
 
 
-# Which rows and columns each program works on. Successive programs read the same part of the larger
-# table. New factors come after the old ones and begin in a tile of their own.
+# The rows and columns of each program. Successive programs read the same part of the larger table.
+# New factors come after the old ones and begin in a new tile.
 
 
 def _weight_tiles(
-    of: Tiling, outputs: int, inputs: int, old: int, new: int
+    tiling: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
-    for i in range(0, inputs, of.inputs):
-        for o in range(0, outputs, of.outputs):
+    for i in range(0, inputs, tiling.inputs):
+        for o in range(0, outputs, tiling.outputs):
             yield o, i
 
 
 def _row_tiles(
-    of: Tiling, outputs: int, inputs: int, old: int, new: int
+    tiling: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
-    for r in [*range(0, old, of.rank), *range(old, old + new, of.rank)]:
+    for r in [*range(0, old, tiling.rank), *range(old, old + new, tiling.rank)]:
         yield r, 0
 
 
 def _factor_tiles(
-    of: Tiling, outputs: int, inputs: int, old: int, new: int
+    tiling: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
-    for r, _ in _row_tiles(of, outputs, inputs, old, new):
-        for part in range(triton.cdiv(outputs, of.outputs)):
+    for r, _ in _row_tiles(tiling, outputs, inputs, old, new):
+        for part in range(triton.cdiv(outputs, tiling.outputs)):
             yield r, part
 
 
 def _new_tiles(
-    of: Tiling, outputs: int, inputs: int, old: int, new: int
+    tiling: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
-    for r in range(0, new, of.rank):
-        for i in range(0, inputs, of.inputs):
+    for r in range(0, new, tiling.rank):
+        for i in range(0, inputs, tiling.inputs):
             yield r, i
 
 
 def _sum_tiles(
-    of: Tiling, outputs: int, inputs: int, old: int, new: int
+    tiling: Tiling, outputs: int, inputs: int, old: int, new: int
 ) -> Iterator[tuple[int, int]]:
     for r in range(0, old + new, _SUM):
         yield r, 0

@@ -15,10 +15,10 @@ from torch import Tensor
 from rankup.kernels import refuse_second_derivatives
 
 _CHANNELS = 64  # the most that a program handles, which is all
-_SEEN = 128  # the same for numbers under a row of a kernel
+_SEEN = 128  # the same for numbers under a row of a filter
 _ROWS = 64  # positions of images that a program handles together
-_PARTS = 128  # a kernel's gradient is summed in at most this many parts
-_SUM = 64  # entries of a kernel whose parts are summed up together
+_PARTS = 128  # a filter's gradient is summed in at most this many parts
+_SUM = 64  # entries of a filter whose parts are summed up together
 
 
 def fits(
@@ -55,8 +55,8 @@ def conv2d(
 ) -> Tensor:
     """Like `F.conv2d`, if it fits."""
     dtype = _dtype(input, weight)
-    kernel = weight.to(dtype).contiguous(memory_format=torch.channels_last)
-    y: Tensor = _Conv.apply(input.to(dtype), kernel, _both(stride)[0])
+    weight = weight.to(dtype).contiguous(memory_format=torch.channels_last)
+    y: Tensor = _Conv.apply(input.to(dtype), weight, _both(stride)[0])
     return y
 
 
@@ -68,43 +68,43 @@ def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     return x.dtype if len(kinds) == 1 else None
 
 
-def _both(of: Any) -> Any:
-    return tuple(of) if isinstance(of, tuple | list) else (of, of)
+def _both(value: Any) -> Any:
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, stride: int) -> Tensor:
-        ctx.save_for_backward(x, kernel)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
         ctx.stride = stride
-        return _convolved(x, kernel, kernel.shape[0], stride)
+        return _convolved(x, weight, weight.shape[0], stride)
 
     @staticmethod
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         refuse_second_derivatives()
-        x, kernel = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         by_y = by_y.contiguous(memory_format=torch.channels_last)
-        by_x = by_kernel = None
+        by_x = by_weight = None
         if ctx.needs_input_grad[1]:
-            by_kernel = _to_kernel(x, kernel, by_y, ctx.stride)
+            by_weight = _to_weight(x, weight, by_y, ctx.stride)
         if ctx.needs_input_grad[0]:
-            by_x = _to_input(x, kernel, by_y, ctx.stride)
-        return by_x, by_kernel, None
+            by_x = _to_input(x, weight, by_y, ctx.stride)
+        return by_x, by_weight, None
 
 
-def _to_input(x: Tensor, kernel: Tensor, by_y: Tensor, stride: int) -> Tensor:
+def _to_input(x: Tensor, weight: Tensor, by_y: Tensor, stride: int) -> Tensor:
     if stride == 1:
-        return _convolved(by_y, kernel, kernel.shape[1], 1, flipped=True)
-    padding = [side // 2 for side in kernel.shape[2:]]
+        return _convolved(by_y, weight, weight.shape[1], 1, flipped=True)
+    padding = [side // 2 for side in weight.shape[2:]]
     by_x: Tensor = torch.ops.aten.convolution_backward(
-        *(by_y, x, kernel, None, [stride, stride], padding, [1, 1], False, [0, 0], 1),
+        *(by_y, x, weight, None, [stride, stride], padding, [1, 1], False, [0, 0], 1),
         [True, False, False],
     )[0]
     return by_x
 
 
 def _convolved(
-    x: Tensor, kernel: Tensor, outputs: int, stride: int, flipped: bool = False
+    x: Tensor, weight: Tensor, outputs: int, stride: int, flipped: bool = False
 ) -> Tensor:
     count, inputs, *size = x.shape
     height, width = (triton.cdiv(side, stride) for side in size)
@@ -116,10 +116,10 @@ def _convolved(
     )
     positions = count * height * width
     _convolve[(triton.cdiv(positions, _ROWS),)](
-        *(x, kernel, y, positions),
+        *(x, weight, y, positions),
         *(inputs // _unit(inputs), outputs // _unit(outputs)),
         FLIPPED=flipped,
-        **_sizes(x, outputs, kernel, stride),
+        **_sizes(x, outputs, weight, stride),
     )
     return y
 
@@ -130,9 +130,9 @@ def _unit(channels: int) -> int:
     return math.gcd(channels, 4)
 
 
-def _sizes(x: Tensor, outputs: int, kernel: Tensor, stride: int) -> dict[str, int]:
+def _sizes(x: Tensor, outputs: int, weight: Tensor, stride: int) -> dict[str, int]:
     inputs, height, width = x.shape[1:]
-    tall, wide = kernel.shape[2:]
+    tall, wide = weight.shape[2:]
     return {
         "IN": _unit(inputs),
         "OUT": _unit(outputs),
@@ -143,37 +143,37 @@ def _sizes(x: Tensor, outputs: int, kernel: Tensor, stride: int) -> dict[str, in
         "STRIDE": stride,
         "ROWS": _ROWS,
         "CHANNELS": max(16, triton.next_power_of_2(outputs)),
-        # Numbers under a row of the kernel; a product of tensor cores takes no fewer than 16.
+        # Numbers under a row of the filter; a product of tensor cores takes no fewer than 16.
         "SEEN": max(16, triton.next_power_of_2(inputs * wide)),
     }
 
 
-def _to_kernel(x: Tensor, kernel: Tensor, by_y: Tensor, stride: int) -> Tensor:
-    inputs, outputs = x.shape[1], kernel.shape[0]
+def _to_weight(x: Tensor, weight: Tensor, by_y: Tensor, stride: int) -> Tensor:
+    inputs, outputs = x.shape[1], weight.shape[0]
     positions = by_y.numel() // outputs
     tiles = triton.cdiv(positions, _ROWS)
-    each = triton.cdiv(tiles, _PARTS)
-    parts = x.new_empty(triton.cdiv(tiles, each), kernel.numel(), dtype=torch.float32)
-    _multiply[(len(parts), kernel.shape[2])](
+    per_part = triton.cdiv(tiles, _PARTS)
+    parts = x.new_empty(triton.cdiv(tiles, per_part), weight.numel(), dtype=torch.float32)
+    _multiply[(len(parts), weight.shape[2])](
         *(x, by_y, parts, positions),
-        *(inputs // _unit(inputs), outputs // _unit(outputs), each),
-        **_sizes(x, outputs, kernel, stride),
+        *(inputs // _unit(inputs), outputs // _unit(outputs), per_part),
+        **_sizes(x, outputs, weight, stride),
     )
-    by_kernel = torch.empty_like(kernel)
-    _sum_parts[(triton.cdiv(kernel.numel(), _SUM),)](
-        parts, by_kernel, len(parts), kernel.numel(), PARTS=_PARTS, SUM=_SUM
+    by_weight = torch.empty_like(weight)
+    _sum_parts[(triton.cdiv(weight.numel(), _SUM),)](
+        parts, by_weight, len(parts), weight.numel(), PARTS=_PARTS, SUM=_SUM
     )
-    return by_kernel
+    return by_weight
 
 
-# A row of pixels under a kernel is contiguous in memory, `[WIDE, channels]`; programs treat it as
+# A row of pixels under a filter is contiguous in memory, `[WIDE, channels]`; programs treat it as
 # `SEEN` numbers. Compiled for each size of images, by which they divide all the time.
-_sized = triton.jit(do_not_specialize=["n", "groups_in", "groups_out", "each"])
+_sized = triton.jit(do_not_specialize=["n", "groups_in", "groups_out", "per_part"])
 
 
 @triton.jit
 def _column(groups, UNIT: tl.constexpr, SEEN: tl.constexpr):
-    """Indices of the numbers under a row of the kernel, and their columns."""
+    """Indices of the numbers under a row of the filter, and their columns."""
     k = tl.arange(0, SEEN)
     return k, tl.max_constancy(k // (groups * UNIT), UNIT)
 
@@ -184,7 +184,7 @@ def _under(
     UNIT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
     WIDE: tl.constexpr, STRIDE: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """What is under one row of the kernel at some positions, zeros beyond the border."""
+    """Pixels under one row of the filter at some positions, zeros beyond the border."""
     k, column = _column(groups, UNIT, SEEN)
     height, width = (HEIGHT - 1) // STRIDE + 1, (WIDTH - 1) // STRIDE + 1  # of positions
     y = r // width % height * STRIDE + row - TALL // 2
@@ -197,13 +197,13 @@ def _under(
 
 @_sized
 def _convolve(
-    x, kernel, y, n, groups_in, groups_out,
+    x, weight, y, n, groups_in, groups_out,
     FLIPPED: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of an input is a convolution, too, with the kernel flipped in all dimensions."""
+    """The gradient of an input is a convolution, too, with the filter flipped in all dimensions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
     r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)
     k, column = _column(groups_in, IN, SEEN)
@@ -216,7 +216,7 @@ def _convolve(
             places = ((k % inputs * TALL * WIDE + tap) * outputs)[:, None] + c[None, :]
         else:
             places = (row * WIDE * inputs + k)[:, None] + (c * TALL * WIDE * inputs)[None, :]
-        weights = tl.load(kernel + places, mask=is_entry, other=0)
+        weights = tl.load(weight + places, mask=is_entry, other=0)
         total += tl.dot(seen, weights, input_precision="ieee")
     there = (r < n)[:, None] & (c < outputs)[None, :]
     tl.store(y + r[:, None] * outputs + c[None, :], total, mask=there)
@@ -224,17 +224,17 @@ def _convolve(
 
 @_sized
 def _multiply(
-    x, by_y, parts, n, groups_in, groups_out, each,
+    x, by_y, parts, n, groups_in, groups_out, per_part,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """A part of the gradient of one row of a kernel: `Σ by_y · x` over some of the positions."""
+    """A part of the gradient of one row of a filter: `Σ by_y · x` over some of the positions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
     part, row = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, CHANNELS)
     total = tl.zeros((CHANNELS, SEEN), tl.float32)
-    for tile in range(part * each, part * each + each):
+    for tile in range(part * per_part, part * per_part + per_part):
         r = tile * ROWS + tl.arange(0, ROWS)
         seen = _under(x, r, n, groups_in, row, IN, HEIGHT, WIDTH, TALL, WIDE, STRIDE, SEEN)
         there = (r < n)[:, None] & (c < outputs)[None, :]
@@ -246,8 +246,8 @@ def _multiply(
 
 
 @triton.jit(do_not_specialize=["p", "n"])
-def _sum_parts(parts, by_kernel, p, n, PARTS: tl.constexpr, SUM: tl.constexpr):
+def _sum_parts(parts, by_weight, p, n, PARTS: tl.constexpr, SUM: tl.constexpr):
     at, part = tl.program_id(0) * SUM + tl.arange(0, SUM), tl.arange(0, PARTS)
     there = (part < p)[:, None] & (at < n)[None, :]
     total = tl.sum(tl.load(parts + part[:, None] * n + at[None, :], mask=there, other=0), 0)
-    tl.store(by_kernel + at, total, mask=at < n)
+    tl.store(by_weight + at, total, mask=at < n)

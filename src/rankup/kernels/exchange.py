@@ -1,4 +1,4 @@
-"""Torch operations that our kernels stand for."""
+"""A torch mode in which kernels replace torch's operations."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankup.kernels import conv, norm
 
-# A check whether arguments fit, and what then takes them.
+# For each operation, a check whether its arguments fit, and the kernel that then takes them.
 _OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] = {
     F.batch_norm: (norm.fits, norm.batch_norm),
     torch.conv2d: (conv.fits, conv.conv2d),
@@ -17,7 +17,7 @@ _OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] 
 
 
 class Exchange(TorchFunctionMode):
-    """Inside, our kernels take over wherever these are called with arguments that fit."""
+    """Inside, kernels replace these operations wherever the arguments fit."""
 
     def __torch_function__(
         self,
@@ -26,15 +26,15 @@ class Exchange(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         fits, kernel = _OURS.get(function, (None, function))
-        if fits and not _is_watched() and fits(*args, **given):
-            return kernel(*args, **given)
-        return function(*args, **given)
+        if fits and not _is_watched() and fits(*args, **options):
+            return kernel(*args, **options)
+        return function(*args, **options)
 
 
 def _is_watched() -> bool:
-    """Whether a torch.func transform is active, which does not support nodes of ours, or hooks take
-    saved tensors, as for recomputing them in a backward pass, which no mode reaches."""
-    kept = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return kept is not None or torch._C._are_functorch_transforms_active()
+    """Whether a torch.func transform is active, which does not support our autograd functions, or
+    hooks take saved tensors, to recompute them in a backward pass, which no mode reaches."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None or torch._C._are_functorch_transforms_active()

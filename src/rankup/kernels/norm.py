@@ -33,7 +33,7 @@ def fits(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> bool:
-    running = [each for each in (running_mean, running_var) if each is not None]
+    running = [row for row in (running_mean, running_var) if row is not None]
     return (
         training
         and x.dim() == 4
@@ -44,7 +44,7 @@ def fits(
         and weight is not None
         and bias is not None
         and len(running) != 1
-        and all(_is_of_channels(each, x.shape[1]) for each in (weight, bias, *running))
+        and all(_is_of_channels(row, x.shape[1]) for row in (weight, bias, *running))
     )
 
 
@@ -80,46 +80,46 @@ class _BatchNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         work = _Work(x)
-        parts, found = work.parts(), x.new_empty(2, x.shape[1], dtype=torch.float32)
+        parts, statistics = work.parts(), x.new_empty(2, x.shape[1], dtype=torch.float32)
         y = torch.empty_like(x)
         work.launch(_statistics, x, parts)
         work.launch(
             _normalise,
-            *(x, y, parts, found, weight, bias),
-            *(found if running_mean is None else running_mean,),
-            *(found if running_var is None else running_var,),
+            *(x, y, parts, statistics, weight, bias),
+            *(statistics if running_mean is None else running_mean,),
+            *(statistics if running_var is None else running_var,),
             momentum,
             eps,
             RUNNING=running_mean is not None,
         )
-        ctx.save_for_backward(x, weight, found)
+        ctx.save_for_backward(x, weight, statistics)
         return y
 
     @staticmethod
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        x, weight, found = ctx.saved_tensors
+        x, weight, statistics = ctx.saved_tensors
         by_y = by_y.contiguous(memory_format=torch.channels_last)
         work = _Work(x)
-        parts, by_affine = work.parts(), torch.empty_like(found)
+        parts, by_affine = work.parts(), torch.empty_like(statistics)
         by_x = torch.empty_like(x)
-        work.launch(_to_affine, x, by_y, parts, found)
-        work.launch(_to_input, x, by_y, by_x, parts, found, weight, by_affine)
+        work.launch(_to_affine, x, by_y, parts, statistics)
+        work.launch(_to_input, x, by_y, by_x, parts, statistics, weight, by_affine)
         by_bias, by_weight = by_affine
         return by_x, by_weight, by_bias, None, None, None, None
 
 
 class _Work:
-    """How an input, as a matrix `[positions, channels]`, is divided among programs."""
+    """The division of an input, a matrix `[positions, channels]`, among programs."""
 
     def __init__(self, x: Tensor) -> None:
         channels = x.shape[1]
         positions = x.numel() // channels
         tiles = triton.cdiv(positions, _ROWS)
-        each = triton.cdiv(tiles, _PARTS)
-        self._parts = triton.cdiv(tiles, each)
+        per_part = triton.cdiv(tiles, _PARTS)
+        self._parts = triton.cdiv(tiles, per_part)
         even = math.gcd(channels, 2 * _EVEN)  # so a kernel knows that rows are aligned
-        self._numbers = positions, channels // even, self._parts, each
+        self._numbers = positions, channels // even, self._parts, per_part
         self._sizes = {
             "ROWS": _ROWS,
             "CHANNELS": _CHANNELS,
@@ -134,8 +134,8 @@ class _Work:
         """Room for two numbers per channel from every part."""
         return self.x.new_empty(2, self._parts, self.x.shape[1], dtype=torch.float32)
 
-    def launch(self, kernel: Any, *given: Any, **more: Any) -> None:
-        kernel[self._grid](*given, *self._numbers, **more, **self._sizes)
+    def launch(self, kernel: Any, *args: Any, **options: Any) -> None:
+        kernel[self._grid](*args, *self._numbers, **options, **self._sizes)
 
 
 # `n` positions, `m` channels in groups of `EVEN`, sums in `p` parts of `t` tiles each.
@@ -214,7 +214,8 @@ def _statistics(
 
 @_sized
 def _normalise(
-    x, y, parts, found, weight, bias, running_mean, running_var, momentum, eps, n, groups, p, t,
+    x, y, parts, statistics, weight, bias, running_mean, running_var, momentum, eps,
+    n, groups, p, t,
     RUNNING: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -228,7 +229,7 @@ def _normalise(
     total = tl.sum(squares + off * counts * off, 0)
     scale = 1 / tl.sqrt(total / n + eps)
     if tl.program_id(0) == 0:
-        _store_two(found, mean, scale, 1, 0, m, c)
+        _store_two(statistics, mean, scale, 1, 0, m, c)
         if RUNNING:
             before = tl.load(running_mean + c, mask=c < m, other=0)
             tl.store(running_mean + c, before + momentum * (mean - before), mask=c < m)
@@ -246,14 +247,14 @@ def _normalise(
 
 @_sized
 def _to_affine(
-    x, by_y, parts, found, n, groups, p, t,
+    x, by_y, parts, statistics, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Each part's sums for the gradients of bias and weight."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)
-    mean, scale = _load_two(found, m, c)
+    mean, scale = _load_two(statistics, m, c)
     by_bias, by_weight = tl.zeros((CHANNELS,), tl.float32), tl.zeros((CHANNELS,), tl.float32)
     for tile in range(part * t, part * t + t):
         values = _load(x, n, m, tile, c, ROWS)
@@ -265,7 +266,7 @@ def _to_affine(
 
 @_sized
 def _to_input(
-    x, by_y, by_x, parts, found, weight, by_affine, n, groups, p, t,
+    x, by_y, by_x, parts, statistics, weight, by_affine, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     m = groups * EVEN
@@ -275,7 +276,7 @@ def _to_input(
     part = tl.program_id(0)
     if part == 0:
         _store_two(by_affine, by_bias, by_weight, 1, 0, m, c)
-    mean, scale = _load_two(found, m, c)
+    mean, scale = _load_two(statistics, m, c)
     scaled = scale * tl.load(weight + c, mask=c < m, other=0)
     for tile in range(part * t, part * t + t):
         values = _load(x, n, m, tile, c, ROWS)

@@ -11,13 +11,13 @@ _V = tl.constexpr(1)
 _NEW_U = tl.constexpr(2)
 _NEW_V = tl.constexpr(3)
 _SELECTOR = tl.constexpr(4)
-_KERNEL = tl.constexpr(5)
-_BY_KERNEL = tl.constexpr(6)
+_WEIGHT = tl.constexpr(5)
+_BY_WEIGHT = tl.constexpr(6)
 _BY_U = tl.constexpr(7)
 _BY_V = tl.constexpr(8)
 _BY_SELECTOR = tl.constexpr(9)
 _PARTS = tl.constexpr(10)
-_BY_WEIGHT = tl.constexpr(11)
+_BY_MATRIX = tl.constexpr(11)
 _HALF_U = tl.constexpr(12)
 _HALF_V = tl.constexpr(13)
 _TENSORS = tl.constexpr(14)
@@ -57,7 +57,7 @@ def _even(sizes, layer, column: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _place(sizes, layer, o, i):
-    """Where an entry of the matrix `[out, in]` is in a kernel that is stored channels last."""
+    """Where an entry of the matrix `[out, in]` is in a weight that is stored channels last."""
     inputs, channels, positions = (
         _size(sizes, layer, _INPUTS),
         _size(sizes, layer, _CHANNELS),
@@ -186,16 +186,16 @@ def weights(
     selector = _of(floats, places, layer, _SELECTOR)
     if HALF is None:
         U, V = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
-        kernel = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK, HALF)
+        weight = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK, HALF)
         U, V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
         selector += old
-        kernel += _product(U, V, selector, new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
+        weight += _product(U, V, selector, new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
     else:
         U, V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
-        kernel = _product(U, V, selector, old + new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
+        weight = _product(U, V, selector, old + new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
     tl.store(
-        _of(halves, places, layer, _KERNEL) + _place(sizes, layer, o[:, None], i[None, :]),
-        kernel.to(tl.bfloat16),
+        _of(halves, places, layer, _WEIGHT) + _place(sizes, layer, o[:, None], i[None, :]),
+        weight.to(tl.bfloat16),
         mask=(o < outputs)[:, None] & (i < inputs)[None, :],
     )
 
@@ -214,15 +214,15 @@ def in_order(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """A kernel's gradient in the order of the matrix: what reads it, reads it many times."""
+    """A weight's gradient in the order of the matrix: what reads it, reads it many times."""
     layer, first_o, first_i = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     o, i = first_o + tl.arange(0, OUT)[:, None], first_i + tl.arange(0, IN)[None, :]
     there = (o < outputs) & (i < inputs)
     grad = tl.load(
-        _of(halves, places, layer, _BY_KERNEL) + _place(sizes, layer, o, i), mask=there, other=0
+        _of(halves, places, layer, _BY_WEIGHT) + _place(sizes, layer, o, i), mask=there, other=0
     )
-    tl.store(_of(halves, places, layer, _BY_WEIGHT) + o * inputs + i, grad, mask=there)
+    tl.store(_of(halves, places, layer, _BY_MATRIX) + o * inputs + i, grad, mask=there)
 
 
 @triton.jit
@@ -278,7 +278,7 @@ def to_selector(
     us, vs, at, r, has = _rows(floats, places, sizes, layer, first, RANK)
     o = part * OUT + tl.arange(0, OUT)
     is_out = o < outputs
-    grad = _of(halves, places, layer, _BY_WEIGHT)
+    grad = _of(halves, places, layer, _BY_MATRIX)
     if HALF is None:
         seen = _seen(vs, grad, r, has, o, outputs, inputs, OUT, IN, RANK, tl.float32)
     else:
@@ -318,7 +318,7 @@ def to_V(
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     r, i = first_r + tl.arange(0, RANK), first_i + tl.arange(0, IN)
     has, is_in = r < new, i < inputs
-    new_U, grad = _of(floats, places, layer, _NEW_U), _of(halves, places, layer, _BY_WEIGHT)
+    new_U, grad = _of(floats, places, layer, _NEW_U), _of(halves, places, layer, _BY_MATRIX)
     total = tl.zeros((RANK, IN), tl.float32)
     for start in range(0, outputs, OUT):
         o = start + tl.arange(0, OUT)

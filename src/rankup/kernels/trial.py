@@ -1,4 +1,4 @@
-"""A kernel that does next to nothing, to see whether others can run."""
+"""A trivial kernel, run once to see whether kernels work at all."""
 
 import torch
 import triton
