@@ -1,8 +1,9 @@
-"""What a run folder may hold for a run to begin or resume, and the message if it may not."""
+"""Run folders in which a run may begin or resume, and the message where it may not."""
 
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +24,25 @@ def stream() -> Stream:
     return make_stream("p-digits", tasks=3)
 
 
+@pytest.fixture(scope="module")
+def learned(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that are to be copied, by method."""
+    root = tmp_path_factory.mktemp("learned")
+    for method in ("rank", "finetune"):
+        run(config_for(stream, method), stream, root / method)
+    return root
+
+
+@pytest.fixture
+def copied(learned: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A finished run of a method, to be damaged."""
+    return lambda method: Path(shutil.copytree(learned / method, tmp_path / "run"))
+
+
 @pytest.mark.parametrize("method", ["er-ring", "rank", "parallel"])
-def test_a_network_that_lacks_tasks_is_not_gone_on_with(
-    method: str, stream: Stream, tmp_path: Path
-) -> None:
+def test_network_that_lacks_tasks_is_refused(method: str, stream: Stream, tmp_path: Path) -> None:
     out, config = tmp_path / "run", config_for(stream, method)
-    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:2]), out)
+    run(config, stream.first(2), out)
     before = (out / "metrics.jsonl").read_bytes()
     shutil.rmtree(out / "net")
     with pytest.raises(
@@ -39,33 +53,29 @@ def test_a_network_that_lacks_tasks_is_not_gone_on_with(
     assert not (out / "net").exists()
 
 
-@pytest.mark.parametrize("learned", [2, 3])
-def test_a_task_that_somebody_taught_the_network_is_none_of_the_streams(
-    learned: int, stream: Stream, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_foreign_task_in_the_network_is_refused(tasks: int, stream: Stream, tmp_path: Path) -> None:
     out, config = tmp_path / "run", config_for(stream, "rank")
-    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:learned]), out)
+    run(config, stream.first(tasks), out)
     net = rankup.load(out / "net")
     net.begin_task("mine", 10)
     net.commit_task()
     rankup.save(net, out / "net")
-    there = "'permutation 03'" if learned == 2 else "no more"
+    there = "'permutation 03'" if tasks == 2 else "no more"
     with pytest.raises(StoreError, match=f"a task 'mine' where the stream has {there}: begin"):
         run(config, stream, out, resume=True)
-    assert len(read_lines(out)) == learned
+    assert len(read_lines(out)) == tasks
 
 
-def test_a_runs_folder_is_no_networks_but_has_one(stream: Stream, tmp_path: Path) -> None:
-    run(config_for(stream, "rank"), stream, tmp_path / "run")
-    with pytest.raises(StoreError, match=r"no network in .*run: .*; there is one in .*run/net"):
-        rankup.load(tmp_path / "run")
+def test_loading_a_run_folder_names_its_network(learned: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no network in .*rank: .*; there is one in .*rank/net"):
+        rankup.load(learned / "rank")
     with pytest.raises(StoreError, match=r"it has no manifest.json$"):
         rankup.load(tmp_path)
 
 
-def test_lines_that_are_lost_are_not_made_up(stream: Stream, tmp_path: Path) -> None:
-    out, config = tmp_path / "run", config_for(stream, "finetune")
-    run(config, stream, out)
+def test_lost_lines_are_refused(stream: Stream, copied: Callable[[str], Path]) -> None:
+    out, config = copied("finetune"), config_for(stream, "finetune")
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text(lines[0])
     with pytest.raises(RankupError, match="lacks tasks that net/ has .it lists 1 of 3.: put"):
@@ -73,11 +83,10 @@ def test_lines_that_are_lost_are_not_made_up(stream: Stream, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["rank", "finetune"])
-def test_a_last_line_that_was_cut_off_is_written_again(
-    method: str, stream: Stream, tmp_path: Path
+def test_truncated_last_line_is_written_again(
+    method: str, stream: Stream, copied: Callable[[str], Path]
 ) -> None:
-    out, config = tmp_path / "run", config_for(stream, method)
-    run(config, stream, out)
+    out, config = copied(method), config_for(stream, method)
     whole = outcome(out)
     content = (out / "metrics.jsonl").read_bytes()
     (out / "metrics.jsonl").write_bytes(content[:-20])
@@ -86,9 +95,8 @@ def test_a_last_line_that_was_cut_off_is_written_again(
     assert outcome(out) == whole
 
 
-def test_a_line_that_is_broken_is_said(stream: Stream, tmp_path: Path) -> None:
-    out, config = tmp_path / "run", config_for(stream, "finetune")
-    run(config, stream, out)
+def test_broken_line_is_reported(stream: Stream, copied: Callable[[str], Path]) -> None:
+    out, config = copied("finetune"), config_for(stream, "finetune")
     (out / "metrics.jsonl").write_text("{\n" + (out / "metrics.jsonl").read_text())
     with pytest.raises(RankupError, match="line 1 of .* is broken: it is not a JSON object"):
         run(config, stream, out, resume=True)
@@ -112,7 +120,6 @@ WEIGHT = "shared/hidden.0.weight"
     ("damage", "message"),
     [
         (lambda path: os.truncate(path, 100), "safetensors is truncated or not a safetensors file"),
-        (lambda path: os.truncate(path, 0), "safetensors is truncated or not a safetensors file"),
         (
             lambda path: (path.unlink(), path.mkdir()),
             "weights.safetensors cannot be read: Is a dir",
@@ -124,20 +131,21 @@ WEIGHT = "shared/hidden.0.weight"
         ),
     ],
 )
-def test_broken_weights_are_said(
-    damage: object, message: str, stream: Stream, tmp_path: Path
+def test_broken_weights_are_reported(
+    damage: Callable[[Path], object],
+    message: str,
+    stream: Stream,
+    copied: Callable[[str], Path],
 ) -> None:
-    out, config = tmp_path / "run", config_for(stream, "finetune")
-    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:1]), out)
+    out, config = copied("finetune"), config_for(stream, "finetune")
     damage(out / "net" / "weights.safetensors")
     with pytest.raises(StoreError, match=message) as caught:
         run(config, stream, out, resume=True)
     assert "\n" not in str(caught.value)
 
 
-def test_what_differs_is_named(stream: Stream, tmp_path: Path) -> None:
-    out, config = tmp_path / "run", config_for(stream)
-    run(config, stream, out)
+def test_differing_setting_is_named(stream: Stream, learned: Path) -> None:
+    out, config = learned / "rank", config_for(stream)
     for other, message in (
         (
             config_for(stream, lr=0.5),
@@ -159,12 +167,9 @@ def test_what_differs_is_named(stream: Stream, tmp_path: Path) -> None:
         assert len(str(caught.value)) < 120 + len(str(out))
 
 
-def test_a_folder_in_which_another_process_works_is_left_as_it_is(
-    stream: Stream, tmp_path: Path
-) -> None:
+def test_locked_folder_is_left_alone(stream: Stream, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    first = Stream(stream.name, stream.tasks[:2])
-    run(config_for(first), first, out)
+    write_config(config_for(stream.first(2)), out)
     before = (out / "config.json").read_bytes()
     with (
         filelock.FileLock(out / ".lock"),
@@ -174,10 +179,8 @@ def test_a_folder_in_which_another_process_works_is_left_as_it_is(
     assert (out / "config.json").read_bytes() == before
 
 
-def test_where_another_process_works_in_one_folder_all_are_left_as_they_are(
-    stream: Stream, tmp_path: Path
-) -> None:
-    fewer, folders = Stream(stream.name, stream.tasks[:2]), [tmp_path / "0", tmp_path / "1"]
+def test_one_locked_folder_leaves_all_alone(stream: Stream, tmp_path: Path) -> None:
+    fewer, folders = stream.first(2), [tmp_path / "0", tmp_path / "1"]
     for out in folders:
         write_config(config_for(fewer), out)
     before = [(out / "config.json").read_bytes() for out in folders]
@@ -192,11 +195,9 @@ def test_where_another_process_works_in_one_folder_all_are_left_as_they_are(
     assert [json.loads((out / "config.json").read_text())["tasks"] for out in folders] == [3, 3]
 
 
-def test_a_folder_in_which_another_process_has_worked_is_not_gone_on_with(
-    stream: Stream, tmp_path: Path
-) -> None:
+def test_folder_that_changed_meanwhile_is_refused(stream: Stream, tmp_path: Path) -> None:
     out, config = tmp_path / "run", config_for(stream)
-    run(replace(config, tasks=3), Stream(stream.name, stream.tasks[:1]), out)
+    run(config, stream.first(1), out)
     outdated = SeedRun(config, stream, out, resume=True)
     outdated.check()
     run(config, stream, out, resume=True)
@@ -205,24 +206,21 @@ def test_a_folder_in_which_another_process_has_worked_is_not_gone_on_with(
     assert len(read_lines(out)) == 3
 
 
-def test_tasks_that_are_no_list_are_said(stream: Stream, tmp_path: Path) -> None:
-    out, config = tmp_path / "run", config_for(stream)
-    run(config, stream, out)
+def test_damaged_task_names_are_reported(stream: Stream, copied: Callable[[str], Path]) -> None:
+    out, config = copied("rank"), config_for(stream)
     stored = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(stored | {"task_names": None}))
     with pytest.raises(RankupError, match="was started with task_names left out, not"):
         run(config, stream, out, resume=True)
 
 
-def test_what_is_refused_leaves_no_folder(stream: Stream, tmp_path: Path) -> None:
+def test_refused_run_leaves_no_folder(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(RankupError, match="images of 8×8 pixels .* by 0 to 7 pixels, got 9"):
         run(config_for(stream, crop=9), stream, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    run(config_for(stream), stream, tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]["crop"] == 0
 
 
-def test_a_file_is_no_folder(stream: Stream, tmp_path: Path) -> None:
+def test_file_in_place_of_a_folder_is_refused(stream: Stream, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for resume in (False, True):
         with pytest.raises(RankupError, match="file is a file, not a folder: name a folder with"):
