@@ -1,6 +1,7 @@
 """Traces: what a module computes matters, not how it is written."""
 
 import random
+import threading
 from collections.abc import Callable
 from types import BuiltinFunctionType
 from typing import Any
@@ -8,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import rankup
-from helpers.threads import meanwhile
-from helpers.zoo import blobs, inputs, relative_error, taught, teach
+from helpers.zoo import assert_same_bits, blobs, inputs, relative_error, taught, teach
 from rankup.layers import FactoredConv2d, FactoredLinear, TaskHead, TaskNorm
 from rankup.rank import Rank
 from rankup.seeds import drawn_from
@@ -167,19 +167,28 @@ def test_random_path_is_not_taken_for_constant(coin: str) -> None:
     assert drawn_from() == before
 
 
-def test_threads_answer_while_another_module_is_traced() -> None:
+class Interrupted(nn.Module):
+    """Lets another thread work in the middle of a trace."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self.hidden, self.head, self.work = nn.Linear(9, 8), nn.Linear(8, 3), work
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, fx.Proxy):
+            thread = threading.Thread(target=self.work)
+            thread.start()
+            thread.join()
+        return self.head(self.hidden(x).relu())
+
+
+def test_threads_answer_while_a_module_is_traced() -> None:
     """Also those that run the very module that a network is grown from."""
-    net, x = taught("mlp", tasks=[3]), inputs("mlp")
-    module = nn.Sequential(*(nn.Linear(9, 9) for _ in range(40)), nn.Linear(9, 3))
-    expected = net(x, task=0), module(x)
-
-    def answer() -> None:
-        assert torch.equal(net(x, task=0), expected[0])
-        assert torch.equal(module(x), expected[1])
-
-    with meanwhile(answer, threads=2):
-        for _ in range(5):
-            rankup.grow(module, Rank(2, 1))
+    net, x, answers = taught("mlp", tasks=[3]), inputs("mlp"), list[Tensor]()
+    module = Interrupted(lambda: answers.extend([net(x, task=0), module(x)]))
+    rankup.grow(module, Rank(2, 1))
+    assert len(answers) == 2 * 3  # in training, in evaluation, and with task layers
+    assert_same_bits(3 * [net(x, task=0), module(x)], answers)
 
 
 Reshape = Callable[[Tensor], Tensor]
