@@ -1,4 +1,4 @@
-"""What a comparison shows: its table, the table's other forms, and the page."""
+"""The table of a comparison in all its forms, and its page."""
 
 import csv
 import io
@@ -73,7 +73,7 @@ CELLS = [
 ]
 
 
-def test_the_table_is_as_worked_out_by_hand(comparison: Comparison) -> None:
+def test_table_is_as_worked_out_by_hand(comparison: Comparison) -> None:
     text = printed(methods_table(comparison))
     rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
     for cells in CELLS:
@@ -86,7 +86,7 @@ def test_the_table_is_as_worked_out_by_hand(comparison: Comparison) -> None:
     assert "* not continual: it has the data of all tasks at once" in words
 
 
-def test_a_wide_table_fits_80_columns_without_breaking_names(tmp_path: Path) -> None:
+def test_wide_table_fits_80_columns(tmp_path: Path) -> None:
     run = known_run([[0.9912], [0.4912, 0.9012]], parameters=10_454_728, buffer=3_920_000)
     entries = [entry("orthog-subspace", 1, [run, known_run([[0.1], [0.5, 0.4]], seconds=3599)])]
     text = printed(methods_table(Comparison(tmp_path, "s-miniimagenet", 2, entries)))
@@ -94,7 +94,7 @@ def test_a_wide_table_fits_80_columns_without_breaking_names(tmp_path: Path) -> 
     assert "…" not in text
 
 
-def test_the_csv_has_results_and_settings_of_every_method(comparison: Comparison) -> None:
+def test_csv_has_results_and_settings(comparison: Comparison) -> None:
     text = as_csv(comparison)
     assert text.splitlines()[0].startswith("method,continual,seeds,failed,accuracy,accuracy_std,")
     assert text.splitlines()[0].endswith(",options.size,options.strength")
@@ -157,7 +157,7 @@ def test_latex_is_escaped() -> None:
     assert "% s x" in text.splitlines()
 
 
-def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Comparison) -> None:
+def test_page_holds_all_plots_and_settings(folder: Path, comparison: Comparison) -> None:
     page = Page(write_comparison(comparison, folder / "report.html"))
     words = " ".join(page.words.split())
     assert page.html.startswith("<!doctype html>")
@@ -185,9 +185,7 @@ def test_the_page_holds_all_plots_and_settings(folder: Path, comparison: Compari
     assert "width 256" in shared
 
 
-def test_a_page_is_not_written_over_what_was_asked_for(
-    folder: Path, comparison: Comparison
-) -> None:
+def test_page_does_not_overwrite_the_comparison(folder: Path, comparison: Comparison) -> None:
     before = sorted(folder.iterdir())
     with pytest.raises(RankupError, match=r"name ends in \.html, got .*compare\.json$"):
         write_comparison(comparison, folder / "compare.json")
@@ -200,7 +198,7 @@ def tables_of(page: Page) -> list[str]:
     return [unquote(link) for link in page.references if not link.startswith("data:")]
 
 
-def test_a_page_elsewhere_has_tables_of_its_own(
+def test_page_elsewhere_has_own_tables(
     folder: Path, comparison: Comparison, tmp_path: Path
 ) -> None:
     pages = tmp_path / "pages"
@@ -236,7 +234,7 @@ def test_links_lead_to_tables_of_odd_names(
     assert all(path.exists() for path in found)
 
 
-def test_a_comparison_is_shown_alone(folder: Path, tmp_path: Path, call: Call) -> None:
+def test_comparison_is_shown_alone(folder: Path, tmp_path: Path, call: Call) -> None:
     run = write_run(tmp_path / "run", [[0.5]])
     for both in ((folder, run), (run, folder)):
         done = call("report", *both, "--out", tmp_path / "page.html")

@@ -49,7 +49,7 @@ def held_back(images: Path, classes: Sequence[str]) -> list[Path]:
         (("--net", "resnet18", "--width", 4, "--rank", "2,1"), "@12"),
     ],
 )
-def test_what_is_predicted_is_what_was_measured(
+def test_predictions_equal_what_was_measured(
     options: tuple[object, ...], stream: str, call: Call, tmp_path: Path
 ) -> None:
     run = learned(call, tmp_path, *options, stream=stream)
@@ -70,7 +70,7 @@ def run(call: Call, tmp_path: Path) -> Path:
     return learned(call, tmp_path)
 
 
-def test_a_table_names_the_class_and_the_next_best(call: Call, run: Path) -> None:
+def test_table_names_the_class_and_the_next_best(call: Call, run: Path) -> None:
     one, other = lines(run)[1]["classes"]
     file = run.parent / "images" / one / "1.png"
     for name in ("2", "split 02"):
@@ -86,7 +86,7 @@ def refused(done: Done, sentence: str) -> None:
     assert len(done.err.splitlines()) == 1
 
 
-def test_what_cannot_be_answered_is_said(call: Call, run: Path) -> None:
+def test_unanswerable_questions_are_refused(call: Call, run: Path) -> None:
     file = run.parent / "images" / "ant" / "1.png"
     classes = ", ".join(lines(run)[0]["classes"])
     refused(call("predict", run, file), f"name one with --task: 'split 01' ({classes}),")
@@ -99,7 +99,7 @@ def test_what_cannot_be_answered_is_said(call: Call, run: Path) -> None:
     refused(call("predict", run, large, "--task", "1"), "large.png: the image is")
 
 
-def test_runs_of_other_streams_and_methods_are_refused(call: Call, tmp_path: Path) -> None:
+def test_other_streams_and_methods_are_refused(call: Call, tmp_path: Path) -> None:
     file = own_images(tmp_path / "images") / "a" / "1.png"
     for word in ("rank", "finetune"):
         words = ("--method", word, "--tasks", 2, "--epochs", 2, "--out", tmp_path / word)
@@ -119,9 +119,7 @@ def coloured(folder: Path, height: int, width: int) -> Path:
     return folder
 
 
-def test_images_of_a_run_without_a_size_have_its_shape_or_are_brought_to_it(
-    call: Call, tmp_path: Path
-) -> None:
+def test_images_are_brought_to_the_shape_of_the_run(call: Call, tmp_path: Path) -> None:
     square, wide = coloured(tmp_path / "square", 6, 6), coloured(tmp_path / "wide", 4, 9)
     for images in (square, wide):
         words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 40)
@@ -149,9 +147,7 @@ def test_images_of_a_run_without_a_size_have_its_shape_or_are_brought_to_it(
     )
 
 
-def test_a_resnet_takes_the_images_it_was_taught_with_though_not_square(
-    call: Call, tmp_path: Path
-) -> None:
+def test_resnet_takes_images_that_are_not_square(call: Call, tmp_path: Path) -> None:
     images = coloured(tmp_path / "images", 6, 9)
     words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 20, "--net", "resnet18")
     run = tmp_path / "run"
@@ -160,7 +156,7 @@ def test_a_resnet_takes_the_images_it_was_taught_with_though_not_square(
     assert done.code == 0, done.err
 
 
-def test_a_damaged_run_is_told_in_a_sentence(call: Call, run: Path) -> None:
+def test_damaged_run_gets_a_sentence(call: Call, run: Path) -> None:
     file = run.parent / "images" / lines(run)[0]["classes"][0] / "1.png"
     config, metrics = (run / "config.json").read_text(), (run / "metrics.jsonl").read_text()
     for name, value in (("recipe", None), ("stream", 5), ("inputs", [6, 6]), ("recipe", {"a": 1})):
@@ -177,7 +173,7 @@ def test_a_damaged_run_is_told_in_a_sentence(call: Call, run: Path) -> None:
     refused(call("predict", run, file, "--task", "1"), "lacks task 'split 02', which net/ has")
 
 
-def test_names_come_back_from_plain_lines_whatever_they_are(
+def test_plain_lines_keep_any_name(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     for name in (b"caf\xe9.png", b"a\tb\nc\\d.png"):

@@ -1,4 +1,4 @@
-"""Run folders, read back: what is intact is shown, what is broken is reported."""
+"""Run folders read back: intact parts are shown, broken ones reported."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ FIRST = "net/tasks/0001-permutation_01.safetensors"
 
 
 @pytest.mark.parametrize("store", ["full", "float16", "int8"])
-def test_selectors_of_a_network_that_rankup_saved(store: Any, tmp_path: Path) -> None:
+def test_selectors_of_a_saved_network(store: Any, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", constant(3))
     net = rankup.grow(rankup.models.mlp(9, hidden=[8, 7]), Rank(3, 0, seeded=5), store=store)
     for task in ("a", "b", "c", "d"):  # the last one's line is not written yet
@@ -34,7 +34,7 @@ def test_selectors_of_a_network_that_rankup_saved(store: Any, tmp_path: Path) ->
         np.testing.assert_array_equal(stored, layer.S[:3].numpy().astype(np.float64))
 
 
-def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
+def test_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", constant(3))
     metrics = run / "metrics.jsonl"
     content = metrics.read_text()
@@ -70,7 +70,7 @@ def broken(run: Path, line: int, **changes: object) -> None:
         (lambda run: broken(run, 3, seconds="1"), "line 3 of .*: 'seconds' is '1', not a number$"),
     ],
 )
-def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: str) -> None:
+def test_broken_run_folder_is_reported(tmp_path: Path, damage: Any, message: str) -> None:
     run = write_run(tmp_path / "run", constant(3))
     write_net(run / "net", tasks=3)
     damage(run)
@@ -91,9 +91,7 @@ def test_a_run_folder_that_cannot_be_read(tmp_path: Path, damage: Any, message: 
         ),
     ],
 )
-def test_a_run_whose_network_is_damaged_has_no_selectors(
-    tmp_path: Path, damage: Any, message: str
-) -> None:
+def test_damaged_network_has_no_selectors(tmp_path: Path, damage: Any, message: str) -> None:
     run = write_run(tmp_path / "run", constant(3))
     write_net(run / "net", tasks=3)
     damage(run)
@@ -104,7 +102,7 @@ def test_a_run_whose_network_is_damaged_has_no_selectors(
     assert not read_run(run, selectors=False).selectors  # and nothing is said
 
 
-def test_a_file_that_may_not_be_read_is_not_called_missing(
+def test_unreadable_file_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path / "run", constant(3))
@@ -126,7 +124,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(
         read_run(run)
 
 
-def test_seeds_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_seeds_are_in_numerical_order(tmp_path: Path) -> None:
     for seed in (10, 2, 1):
         (tmp_path / f"seed-{seed}").mkdir()
         (tmp_path / f"seed-{seed}" / "config.json").touch()

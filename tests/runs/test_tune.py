@@ -27,6 +27,7 @@ from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
+from rankup.runs.run import SeedRun
 from rankup.runs.tune import Tuning
 from rankup.training.recipe import Recipe, recipe_for
 
@@ -42,29 +43,38 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def request_() -> Request:
-    return Request(
-        tasks=2,
-        width=16,
-        seed=1000,
-        device=Device.cpu,
-        threads=1,
-        recipe_options={"epochs": 8},
-        held_out=0.2,
-    )
+REQUEST = Request(
+    tasks=2,
+    width=16,
+    seed=1000,
+    device=Device.cpu,
+    threads=1,
+    recipe_options={"epochs": 8},
+    held_out=0.2,
+)
+
+
+def one_by_one(runs: Any, *, on_progress: Any, note: Any) -> dict[SeedRun, str]:
+    failures: dict[SeedRun, str] = {}
+    for run in runs:
+        failures |= run_seeds([run], on_progress=on_progress, note=note)
+    return failures
 
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In one process, because starting others takes longer than all trials.
-    def one_by_one(seeds: Any, *, on_progress: Any, note: Any) -> dict[Path, str]:
-        failures: dict[Path, str] = {}
-        for seed in seeds:
-            failures |= run_seeds([seed], on_progress=on_progress, note=note)
-        return failures
-
+    """Trials run in this process, because starting others takes longer than all of them."""
     monkeypatch.setattr(tune, "run_seeds", one_by_one)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trials that have ended, only to be read."""
+    root = tmp_path_factory.mktemp("tuned")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tune, "run_seeds", one_by_one)
+        outcome(REQUEST, root)
+    return root
 
 
 def outcome(request: Request, root: Path) -> dict[str, Any]:
@@ -82,10 +92,8 @@ def test_every_method_gets_as_many_trials() -> None:
             method_options(method, {n: v for n, v in each.items() if n not in RECIPE_FIELDS})
 
 
-def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
-    request_: Request, tmp_path: Path
-) -> None:
-    found = outcome(request_, tmp_path / "tune")
+def test_best_trial_is_chosen_and_all_are_kept(tuned: Path, tmp_path: Path) -> None:
+    found = json.loads((tuned / "rank.json").read_text())
     low, good, wild = found["trials"]
     assert found["chosen"] == {"lr": 2e-2}
     assert [each["settings"] for each in found["trials"]] == TRIED
@@ -96,17 +104,16 @@ def test_the_best_trial_is_chosen_and_all_of_them_are_kept(
     assert (found["width"], found["rank"], found["seeded"]) == (16, "11,1", None)
     assert (found["epochs"], found["batch"]) == (8, 64)
     # Another command takes its settings from there, and overrides them with what it is given.
-    asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
-    (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
-    assert seed.config.recipe["lr"] == 2e-2
-    (other,) = Launch(replace(asked, recipe_options={"lr": 0.5})).of("rank", {}, {0: tmp_path})
-    assert other.config.recipe["lr"] == 0.5
+    asked = Request(recipe=str(tuned), tasks=2, device=Device.cpu)
+    (run,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
+    assert (run.config.recipe["lr"], run.config.recipe["epochs"]) == (2e-2, 8)
+    given = {"lr": 0.5, "epochs": 3}
+    (other,) = Launch(replace(asked, recipe_options=given)).of("rank", {}, {0: tmp_path})
+    assert (other.config.recipe["lr"], other.config.recipe["epochs"]) == (0.5, 3)
 
 
-def test_trials_of_the_first_tasks_learn_those_of_the_whole_stream(
-    request_: Request, tmp_path: Path
-) -> None:
-    asked = replace(request_, stream="s-digits", tasks=None, first=2)
+def test_first_tasks_are_those_of_the_whole_stream(tmp_path: Path) -> None:
+    asked = replace(REQUEST, stream="s-digits", tasks=None, first=2)
     found = outcome(asked, tmp_path)
     assert (found["tasks"], found["tasks_in_stream"]) == (2, 5)
     (seed,) = Launch(asked).of("rank", {}, {1000: tmp_path / "rank/trial-02/seed-1000"})
@@ -125,7 +132,7 @@ def test_trials_of_the_first_tasks_learn_those_of_the_whole_stream(
         check_folder(others, seed.out, resume=True)
 
 
-def test_more_first_tasks_than_there_are_get_a_sentence(call: Call, tmp_path: Path) -> None:
+def test_too_many_first_tasks_are_refused(call: Call, tmp_path: Path) -> None:
     done = call(
         "tune", "--methods", "rank", "--stream", "s-digits", "--first", 7, "--out", tmp_path
     )
@@ -134,24 +141,15 @@ def test_more_first_tasks_than_there_are_get_a_sentence(call: Call, tmp_path: Pa
     assert not any(tmp_path.iterdir())
 
 
-def test_epochs_of_the_trials_go_with_what_they_chose(request_: Request, tmp_path: Path) -> None:
-    outcome(request_, tmp_path / "tune")
-    asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
-    (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
-    assert seed.config.recipe["epochs"] == 8
-    (other,) = Launch(replace(asked, recipe_options={"epochs": 3})).of("rank", {}, {0: tmp_path})
-    assert other.config.recipe["epochs"] == 3
-
-
-def test_batches_of_the_trials_go_with_what_they_chose(tmp_path: Path) -> None:
+def test_batch_of_the_trials_goes_with_the_choice(tmp_path: Path) -> None:
     (tmp_path / "rank.json").write_text('{"epochs": 8, "batch": 32, "chosen": {"lr": 0.5}}')
     asked = Request(recipe=str(tmp_path), tasks=2, device=Device.cpu)
     (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
     assert seed.config.recipe["batch"] == 32
 
 
-def test_trials_have_the_recipe_that_runs_will_have(
-    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_trials_have_the_recipe_of_later_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even though they learn from fewer samples, as some are held out."""
     samples = len(make_stream("p-digits", tasks=1)[0].train_y)
@@ -162,16 +160,14 @@ def test_trials_have_the_recipe_that_runs_will_have(
         return recipe_for(*args, samples=samples, **kwargs)
 
     monkeypatch.setattr("rankup.runs.launch.recipe_for", noted)
-    for asked in (request_, replace(request_, held_out=0.0)):
+    for asked in (REQUEST, replace(REQUEST, held_out=0.0)):
         Launch(asked).of("rank", {}, {1000: tmp_path})
     assert seen == [samples, samples]
 
 
-def test_what_all_trials_were_given_goes_with_what_they_chose(
-    request_: Request, tmp_path: Path
-) -> None:
+def test_given_settings_go_with_the_chosen(tmp_path: Path) -> None:
     given = {"epochs": 8, "pixels": "centred"}
-    found = outcome(replace(request_, recipe_options=given), tmp_path / "tune")
+    found = outcome(replace(REQUEST, recipe_options=given), tmp_path / "tune")
     assert found["given"] == given
     asked = Request(recipe=str(tmp_path / "tune"), tasks=2, device=Device.cpu)
     (seed,) = Launch(asked).of("rank", {}, {0: tmp_path / "run"})
@@ -179,9 +175,9 @@ def test_what_all_trials_were_given_goes_with_what_they_chose(
     assert chosen == {"lr": 2e-2, "pixels": "centred", "epochs": 8}
 
 
-def test_trials_that_run_at_once_have_a_thread_each(request_: Request, tmp_path: Path) -> None:
+def test_trials_at_once_have_a_thread_each(tmp_path: Path) -> None:
     torch.set_num_threads(2)
-    asked = replace(request_, threads=None)
+    asked = replace(REQUEST, threads=None)
     tune = Tuning(Launch(asked, at_once=3), {"rank": TRIED}, tmp_path)
     assert [seed.config.threads for seed in tune._all("rank")] == [1, 1, 1]
     # Their processes make their streams themselves.
@@ -189,9 +185,9 @@ def test_trials_that_run_at_once_have_a_thread_each(request_: Request, tmp_path:
 
 
 def test_test_data_is_not_looked_at(
-    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = outcome(request_, tmp_path / "as it is")["trials"]
+    before = json.loads((tuned / "rank.json").read_text())["trials"]
 
     def spoiled(*args: Any, **options: Any) -> Stream:
         made = make_stream(*args, **options)
@@ -199,42 +195,37 @@ def test_test_data_is_not_looked_at(
         return Stream(made.name, tuple(tasks))
 
     monkeypatch.setattr(launching, "make_stream", spoiled)
-    assert outcome(request_, tmp_path / "spoiled")["trials"] == before
+    assert outcome(REQUEST, tmp_path / "spoiled")["trials"] == before
 
 
-def test_going_on_runs_nothing_twice(request_: Request, tmp_path: Path) -> None:
-    first = outcome(request_, tmp_path)
+def test_resuming_runs_nothing_twice(tuned: Path) -> None:
+    first = json.loads((tuned / "rank.json").read_text())
     with pytest.raises(rankup.RankupError, match="already holds a run: add --resume"):
-        Tuning(Launch(request_), {"rank": TRIED}, tmp_path)
-    metrics = tmp_path / "rank" / "trial-02" / "seed-1000" / "metrics.jsonl"
+        Tuning(Launch(REQUEST), {"rank": TRIED}, tuned)
+    metrics = tuned / "rank" / "trial-02" / "seed-1000" / "metrics.jsonl"
     written = metrics.stat().st_mtime_ns
-    assert outcome(replace(request_, resume=True), tmp_path)["trials"] == first["trials"]
+    assert outcome(replace(REQUEST, resume=True), tuned)["trials"] == first["trials"]
     assert metrics.stat().st_mtime_ns == written
 
 
-def test_fewer_trials_than_before_do_not_replace_what_was_chosen(
-    request_: Request, tmp_path: Path
-) -> None:
-    outcome(request_, tmp_path)
-    before = (tmp_path / "rank.json").read_bytes()
-    again = Launch(replace(request_, resume=True))
+def test_fewer_trials_do_not_replace_a_choice(tuned: Path) -> None:
+    before = (tuned / "rank.json").read_bytes()
+    again = Launch(replace(REQUEST, resume=True))
     with pytest.raises(rankup.RankupError, match="rank was started with 3 trials, not 2: continue"):
-        Tuning(again, {"rank": TRIED[:2]}, tmp_path)
-    assert (tmp_path / "rank.json").read_bytes() == before
-    Tuning(again, {"rank": [*TRIED, {"lr": 3e-2}]}, tmp_path)  # more trials are allowed
+        Tuning(again, {"rank": TRIED[:2]}, tuned)
+    assert (tuned / "rank.json").read_bytes() == before
+    Tuning(again, {"rank": [*TRIED, {"lr": 3e-2}]}, tuned)  # more trials are allowed
 
 
-def test_epochs_that_differ_are_those_of_the_best_trial(request_: Request, tmp_path: Path) -> None:
-    asked = Launch(replace(request_, recipe_options={}))
+def test_epochs_are_those_of_the_best_trial(tmp_path: Path) -> None:
+    asked = Launch(replace(REQUEST, recipe_options={}))
     tried = [{"epochs": 1, "batch": 128}, {"epochs": 8, "batch": 32}]
     found = Tuning(asked, {"rank": tried}, tmp_path).run("rank", None, pytest.fail)
     assert found.chosen == {"epochs": 8, "batch": 32}
     assert (found.epochs, found.batch) == (8, 32)
 
 
-def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_method_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = {"finetune": [{"lr": 1e9}], "rank": [{"lr": 2e-2}]}
     monkeypatch.setattr(tune_command, "trials", lambda method, _: tried[method])
     words = f"tune --methods finetune,rank --tasks 2 --width 16 --epochs 8 --out {tmp_path}"
@@ -249,13 +240,13 @@ def test_a_method_all_of_whose_trials_fail_leaves_the_others_to_go_on(
     assert json.loads((tmp_path / "rank.json").read_text())["chosen"] == {"lr": 2e-2}
 
 
-def test_what_trials_differ_in_cannot_be_given(request_: Request, tmp_path: Path) -> None:
-    given = replace(request_, recipe_options={"lr": 1e-3})
+def test_what_trials_vary_cannot_be_given(tmp_path: Path) -> None:
+    given = replace(REQUEST, recipe_options={"lr": 1e-3})
     with pytest.raises(rankup.RankupError, match="lr was given, but it is what trials of rank"):
         Tuning(Launch(given), {"rank": TRIED}, tmp_path)
 
 
-def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
+def test_folder_of_settings_is_checked(tmp_path: Path) -> None:
     with pytest.raises(rankup.RankupError, match="there is no recipe 'nothing'"):
         Request(recipe="nothing")
     (tmp_path / "rank.json").write_text('{"chosen": {"lr": -1}}')
@@ -271,7 +262,7 @@ def test_a_folder_of_settings_is_checked(tmp_path: Path) -> None:
         Request(recipe=str(tmp_path))
 
 
-def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
+def test_values_to_try_may_be_chosen(tmp_path: Path) -> None:
     words = f"tune --methods rank --tasks 2 --width 16 --epochs 8 --out {tmp_path} --device cpu"
     tried = ["--try", "lr=0.0001,0.02", "--try", "reuse=no"]
     answer = CliRunner().invoke(app, [*words.split(), *tried])
@@ -283,7 +274,7 @@ def test_one_may_choose_what_is_tried(tmp_path: Path) -> None:
     assert f"--recipe {tmp_path} --no-reuse" in " ".join(answer.output.split())
 
 
-def test_why_a_trial_failed_is_said(call: Call, tmp_path: Path) -> None:
+def test_reason_of_a_failed_trial_is_said(call: Call, tmp_path: Path) -> None:
     words = ("tune", "--methods", "rank", "--tasks", 2, "--width", 16, "--epochs", 8)
     done = call(*words, "--try", "lr=0.02,1e9", "--out", tmp_path, "--device", "cpu")
     assert done.code == 0, done.err
@@ -294,7 +285,7 @@ def test_why_a_trial_failed_is_said(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("share", "why"), [(0.5, "every training label is"), (0.9, "its training inputs are")]
 )
-def test_holding_out_nearly_all_is_said_to_be_the_reason(share: float, why: str) -> None:
+def test_holding_out_too_much_is_refused(share: float, why: str) -> None:
     x, y = torch.rand(2, 3), torch.tensor([0, 1])
     stream = Stream("two", (rankup.Task("a", 2, x, y, x, y),))
     message = f"holding out {share:.0%} of the 2 training samples of task 'a' leaves too few"
@@ -316,12 +307,12 @@ def test_holding_out_nearly_all_is_said_to_be_the_reason(share: float, why: str)
         ("lr=0.1 lr=0.2", "the values to try for lr must be given once, as lr=A,B,…"),
     ],
 )
-def test_what_cannot_be_tried_is_refused(given: str, why: str) -> None:
+def test_bad_value_to_try_is_refused(given: str, why: str) -> None:
     with pytest.raises(rankup.RankupError, match=re.escape(why)):
         trials("rank", given.split())
 
 
-def test_a_stream_that_was_not_tuned_for_has_the_settings_of_one_alike() -> None:
+def test_untuned_stream_has_settings_of_a_similar_one() -> None:
     for case, alike in ALIKE.items():
         assert not (TUNED / case).exists()
         assert (TUNED / alike).is_dir()
@@ -330,7 +321,7 @@ def test_a_stream_that_was_not_tuned_for_has_the_settings_of_one_alike() -> None
     assert own.options["retrain"] == 1 / 3
 
 
-def test_variants_of_a_method_have_settings_of_their_own(tmp_path: Path) -> None:
+def test_variants_of_a_method_have_own_settings(tmp_path: Path) -> None:
     words = f"tune --methods rank --tasks 2 --width 16 --epochs 8 --device cpu --out {tmp_path}"
     tried = ["--rank", "0,0", "--seeded", "64", "--try", "lr=0.03"]
     answer = CliRunner().invoke(app, [*words.split(), *tried])
@@ -357,10 +348,10 @@ def test_variants_of_a_method_have_settings_of_their_own(tmp_path: Path) -> None
         assert rate("rank", "0,0") == 0.02
 
 
-def test_a_folder_of_runs_is_no_place_for_trials(request_: Request, tmp_path: Path) -> None:
+def test_folder_of_runs_is_refused_for_trials(tmp_path: Path) -> None:
     for file in ("config.json", "seed-0/config.json", "compare.json"):
         root = tmp_path / file.replace("/", "-")
         (root / file).parent.mkdir(parents=True)
         (root / file).write_text("{}")
         with pytest.raises(rankup.RankupError, match="holds runs of another command"):
-            Tuning(Launch(request_), {"rank": [{"lr": 0.1}]}, root)
+            Tuning(Launch(REQUEST), {"rank": [{"lr": 0.1}]}, root)
