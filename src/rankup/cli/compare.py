@@ -65,20 +65,20 @@ def compare(
     with bars() as bar:
         watch = MethodBars(bar, launch.tasks, len(runs.unfinished))
         runs.run(watch, partial(note, bar))
-    shown = show_comparison(root, root / "report.html")
-    if failed := [entry.method for entry in shown.failed if entry.method in names]:
+    comparison = show_comparison(root, root / "report.html")
+    if failed := [entry.method for entry in comparison.failed if entry.method in names]:
         raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")
 
 
-def chosen_methods(given: str) -> list[str]:
+def chosen_methods(typed: str) -> list[str]:
     """The methods that are named, each once.
 
     >>> chosen_methods("finetune,rank")
     ['finetune', 'rank']
     """
-    if given == ALL:
+    if typed == ALL:
         return list(all_methods())
-    names = [name.strip() for name in given.split(",")]
+    names = [name.strip() for name in typed.split(",")]
     for name in names:
         method_info(name)
         if names.count(name) > 1:

@@ -52,11 +52,11 @@ app = typer.Typer(
     help="Networks that learn one task after another and never forget one.",
 )
 
-# What typer raises for invalid arguments. It does not export the class, and where that is defined
-# differs between releases.
+# Typer's error for invalid arguments. It does not export the class, whose home differs between
+# releases.
 _UsageError: Any = typer.BadParameter.__base__
 
-# What may be wrong with files and folders that the user names.
+# Errors of files and folders that the user names.
 _OF_FOLDERS = (
     errno.EACCES,
     errno.EPERM,
@@ -141,10 +141,10 @@ def _end(sentence: str, code: int = 1) -> NoReturn:
 
 def _in_one_sentence(error: Any, words: list[str]) -> str:
     """Typer's message about invalid input, with the word that was given."""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     options = getattr(getattr(error, "param", None), "opts", ())
-    apart = [part for word in words for part in word.split("=", 1)]
-    given = [after for before, after in pairwise(apart) if before in options]
-    got = "" if not given or repr(given[-1]) in said else f", got {given[-1]!r}"
+    tokens = [token for word in words for token in word.split("=", 1)]
+    values = [value for option, value in pairwise(tokens) if option in options]
+    got = "" if not values or repr(values[-1]) in message else f", got {values[-1]!r}"
     command = error.ctx.command_path if error.ctx else "rankup"
-    return f"{said[:1].lower()}{said[1:]}{got} (see {command} --help)"
+    return f"{message[:1].lower()}{message[1:]}{got} (see {command} --help)"

@@ -1,5 +1,4 @@
-"""Options of the command line that come from dataclasses: what is asked of every run, a recipe's
-fields, methods' own."""
+"""Options of the command line that come from dataclasses: a request, a recipe, methods' options."""
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ _METHODS = "Methods' own options (with defaults where nothing was tuned)"
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for a name that was begun, or for the last of several with commas.
+    """A shell's offers for a name that was begun, or for the last of several with commas.
 
     >>> one_of(["rank", "replay", "ewc"])("r"), one_of(["rank", "ewc"])("rank,e")
     (['rank', 'replay'], ['rank,ewc'])
@@ -68,7 +67,7 @@ _ASKED: dict[str, Any] = {
 }
 
 
-def was_said(ctx: typer.Context, option: str) -> bool:
+def was_given(ctx: typer.Context, option: str) -> bool:
     """Whether an option was given, by its name."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name != "DEFAULT"
@@ -77,14 +76,14 @@ def was_said(ctx: typer.Context, option: str) -> bool:
 def refuse_factors(ctx: typer.Context, why: str) -> None:
     """Refuse options of factors, where nothing has any."""
     for option in ("rank", "seeded", "selectors", "factors", "first_factors"):
-        if was_said(ctx, option):
+        if was_given(ctx, option):
             name = option.replace("_", "-")
             raise RankupError(f"--{name} is for the method rank, {why}")
 
 
 def refuse_softness(ctx: typer.Context, method_options: Mapping[str, Any]) -> None:
     """Refuse to soften a teacher's answers where there is none."""
-    if was_said(ctx, "softness") and not method_options.get("teacher"):
+    if was_given(ctx, "softness") and not method_options.get("teacher"):
         raise RankupError("--softness is for learning from a teacher: name one with --teacher")
 
 
@@ -92,25 +91,25 @@ def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool
     """Refuse to go on where there is nothing, unless more was said of what it is to be: then it
     may begin."""
     how = {"resume", "out", "data", "download", "device", "threads"}
-    if not is_there and not any(was_said(ctx, name) for name in ctx.params.keys() - how):
+    if not is_there and not any(was_given(ctx, name) for name in ctx.params.keys() - how):
         raise RankupError(f"there is no {what} in {out} to continue")
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a `Request` and one for every field of a recipe, in place of
     its `request`."""
-    asked = {item.name: item for item in fields(Request)}
+    items = {item.name: item for item in fields(Request)}
     shared = {
-        name: _keyword(name, asked[name].type, option, asked[name].default)
+        name: _keyword(name, items[name].type, option, items[name].default)
         for name, option in _ASKED.items()
     }
     recipe = {item.name: _parameter(item, _RECIPE) for item in fields(Recipe)}
 
     def wrapped(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in shared}
+        asked = {name: arguments.pop(name) for name in shared}
         chosen = {name: arguments.pop(name) for name in recipe}
         chosen = {name: value for name, value in chosen.items() if value is not None}
-        command(**arguments, request=Request(**given, recipe_options=chosen))
+        command(**arguments, request=Request(**asked, recipe_options=chosen))
 
     return _signed(wrapped, command, "request", [*shared.values(), *recipe.values()])
 
@@ -120,9 +119,9 @@ def with_method_options(command: Callable[..., None]) -> Callable[..., None]:
     `method_options`: a dict of those that were given."""
 
     def wrapped(**arguments: Any) -> None:
-        given = {name: arguments.pop(name, None) for name in _method_fields()}
-        given = {name: value for name, value in given.items() if value is not None}
-        command(**arguments, method_options=given)
+        values = {name: arguments.pop(name, None) for name in _method_fields()}
+        options = {name: value for name, value in values.items() if value is not None}
+        command(**arguments, method_options=options)
 
     def sign() -> None:
         taken = inspect.signature(command).parameters
@@ -145,11 +144,11 @@ def offer_outside_options(command: str) -> None:
 
 def _method_parameters(taken: Container[str]) -> Iterator[inspect.Parameter]:
     for name, (item, methods) in _method_fields().items():
-        who, flag = ", ".join(methods), name.replace("_", "-")
+        names, flag = ", ".join(methods), name.replace("_", "-")
         if name in taken:
-            raise RankupError(f"--{flag} is an option of the command: rename that of {who}")
+            raise RankupError(f"--{flag} is an option of the command: rename that of {names}")
         if len(kinds := {type(value).__name__ for value in methods.values()}) > 1:
-            raise RankupError(f"--{flag} has one type in all methods, not {kinds} ({who})")
+            raise RankupError(f"--{flag} has one type in all methods, not {kinds} ({names})")
         help = item.metadata.get("help", "")
         yield _parameter(item, _METHODS, f"{_defaults(methods)}: {help}")
 
@@ -171,12 +170,12 @@ def _defaults(methods: Mapping[str, Any]) -> str:
     ('ewc (100), hat (0.75)', 'rank (yes)', 'rank')
     """
 
-    def told(value: Any) -> str:
+    def text(value: Any) -> str:
         if isinstance(value, bool):
             return "yes" if value else "no"
         return value if isinstance(value, str) else f"{value:g}"
 
-    named = ((method, told(value)) for method, value in methods.items())
+    named = ((method, text(value)) for method, value in methods.items())
     return ", ".join(f"{method} ({value})" if value else method for method, value in named)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankup.cli.compare import ALL
-from rankup.cli.options import one_of, was_said
+from rankup.cli.options import one_of, was_given
 from rankup.errors import RankupError
 from rankup.paper import PARTS, experiments_of, part
 from rankup.runs.request import Device
@@ -69,10 +69,10 @@ def paper(
 
     if results.exists() and not results.is_dir():
         raise RankupError(f"--results must be a folder, but {results} is a file")
-    found = Results(results)
+    stored = Results(results)
     if name is None:
         for option in ctx.params:
-            if option not in ("results", "device") and was_said(ctx, option):
+            if option not in ("results", "device") and was_given(ctx, option):
                 raise RankupError(f"--{option} needs a table or figure: name one, or all")
         from rich.console import Console
 
@@ -80,7 +80,7 @@ def paper(
         from rankup.report.tables import print_table
         from rankup.runs.launch import chosen_device
 
-        print_table(Console(), overview(found, chosen_device(device)))
+        print_table(Console(), overview(stored, chosen_device(device)))
         return
     if page is not None and not page.suffix:  # without it, the name is that of its picture folder
         raise RankupError(f"a page's name needs an ending, such as .md, got {page}")
@@ -88,7 +88,7 @@ def paper(
         raise RankupError("--only chooses what to run, but --show runs nothing")
     if show and not results.is_dir():
         raise RankupError(f"there is no results folder {results}: name one with --results")
-    parts = {each: part(each) for each in (PARTS if name == ALL else [name])}
+    parts = {title: part(title) for title in (PARTS if name == ALL else [name])}
     experiments = experiments_of(parts.values())
     failed: list[Experiment] = []
     if not show:
@@ -98,15 +98,15 @@ def paper(
 
         command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
         wanted = _only(name, experiments, only or [])
-        runner = Runner(found, device, data, command, download)
+        runner = Runner(stored, device, data, command, download)
         if jobs > 1 and chosen_device(device) == "cpu":
             raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
         failed = _run(runner, share_of(wanted, share), minutes, jobs)
     from rankup.paper.render import show_parts, write_page
 
-    show_parts(parts, found)
+    show_parts(parts, stored)
     if page is not None:
-        write_page(parts, found, page)
+        write_page(parts, stored, page)
     if failed:
         raise typer.Exit(1)
 

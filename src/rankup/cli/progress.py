@@ -24,15 +24,15 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    class Aloud(Progress):
+    class LoggedProgress(Progress):
         """Prints a line of progress now and then if there is no terminal for bars."""
 
-        told = time.monotonic()
+        last = time.monotonic()
 
         def update(self, task_id: TaskID, *args: Any, **fields: Any) -> None:
             super().update(task_id, *args, **fields)
-            if self.disable and time.monotonic() - self.told > _OFTEN:
-                self.told = time.monotonic()
+            if self.disable and time.monotonic() - self.last > _OFTEN:
+                self.last = time.monotonic()
                 line = self._tasks[task_id]
                 note(self, f"{line.description}, {line.fields['state']}".strip(", "))
 
@@ -47,7 +47,7 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
     if console.is_terminal:
         # Not the whole line: a terminal echoes ^C there, and a bar that then wraps is not erased.
         console.width = max(1, console.width - len("^C"))
-    shown = Aloud(
+    shown = LoggedProgress(
         *columns,
         console=console,
         transient=True,

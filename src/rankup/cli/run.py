@@ -13,7 +13,7 @@ from rankup.cli.options import (
     refuse_factors,
     refuse_if_not_begun,
     refuse_softness,
-    was_said,
+    was_given,
     with_method_options,
     with_request,
 )
@@ -60,8 +60,8 @@ def run(
 
     if request.resume and out:
         refuse_if_not_begun(ctx, "run", out, bool(runs_in(out)))
-        said = partial(was_said, ctx)
-        method, method_options, request = as_begun(method, method_options, request, out, said)
+        given = partial(was_given, ctx)
+        method, method_options, request = as_begun(method, method_options, request, out, given)
     check_options(method, method_options)
     if method != "rank":
         refuse_factors(ctx, f"{method} has no factors")
@@ -82,22 +82,22 @@ def run(
             note(shown, f"{root} continues to {launch.tasks} tasks, {more} more than before")
         show = SeedBars(shown, launch.tasks, seeds).show
         # All folders are made before the first seed begins: resuming finds all seeds by them.
-        write_configs({each.folder: each.config for each in runs})
-        for each in runs:
-            each.resume = True
+        write_configs({run.folder: run.config for run in runs})
+        for run in runs:
+            run.resume = True
         failures = run_seeds(runs, on_progress=show, note=partial(note, shown))
     if whole := _finished(root):
         show_runs(whole, root / "report.html")
     if failures:
-        failed = {each.config.seed: why for each, why in failures.items()}
+        failed = {run.config.seed: why for run, why in failures.items()}
         raise RankupError(_failed(failed, folders))
 
 
 def _folders(root: Path, request: Request) -> dict[int, Path]:
-    """Each seed's; that of a single one is the folder itself, unless it was begun among others."""
-    found = {seed: root / f"seed-{seed}" for seed in request.all_seeds}
-    alone = len(found) == 1 and not found[request.seed].exists()
-    return {request.seed: root} if alone else found
+    """A folder for each seed; that of a single one is `root`, unless it was begun among others."""
+    folders = {seed: root / f"seed-{seed}" for seed in request.all_seeds}
+    alone = len(folders) == 1 and not folders[request.seed].exists()
+    return {request.seed: root} if alone else folders
 
 
 def _check(runs: "Sequence[SeedRun]") -> None:
@@ -107,12 +107,12 @@ def _check(runs: "Sequence[SeedRun]") -> None:
     from rankup.runs.records import CONFIG
 
     runs[0].check()
-    for each in runs[1:]:
-        check_folder(each.config, each.folder, each.resume)
-    if any(is_to_be_written(each.config, each.folder) for each in runs):
-        for each in runs[1:]:
-            if (each.folder / CONFIG).exists():
-                replace(each).check()  # a copy, whose network is let go
+    for run in runs[1:]:
+        check_folder(run.config, run.folder, run.resume)
+    if any(is_to_be_written(run.config, run.folder) for run in runs):
+        for run in runs[1:]:
+            if (run.folder / CONFIG).exists():
+                replace(run).check()  # a copy, whose network is let go
 
 
 def _finished(root: Path) -> list[Path]:

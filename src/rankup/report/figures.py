@@ -101,7 +101,7 @@ def write_figures(make: Callable[[Theme], dict[str, Figure]], folder: Path) -> l
 
 def _lay_out(figure: Figure) -> None:
     """Lay out once: a figure that keeps its engine is laid out whenever it is drawn."""
-    for axis in _axises(figure):
+    for axis in _both_axes(figure):
         if not axis.get_label_text():
             axis.set_label_coords(0, 0)  # otherwise its place is computed, label or not
     engine = figure.get_layout_engine()
@@ -112,11 +112,11 @@ def _lay_out(figure: Figure) -> None:
 
 def _hold_labels(figure: Figure) -> None:
     """Fix labels where they were drawn, so that drawing again does not recompute their places."""
-    for axis in _axises(figure):
+    for axis in _both_axes(figure):
         axis.set_label_coords(*axis.label.get_position(), axis.label.get_transform())
 
 
-def _axises(figure: Figure) -> list[Axis]:
+def _both_axes(figure: Figure) -> list[Axis]:
     return [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
 
 
@@ -142,11 +142,11 @@ def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
     inks = {old.text: new.text, old.muted: new.muted} | runs
     tints = {old.surface: new.surface, old.line: new.line} | runs
 
-    def ink(given: Any) -> Any:
-        return inks.get(to_hex(given), given)
+    def ink(rgb: Any) -> Any:
+        return inks.get(to_hex(rgb), rgb)
 
-    def tint(given: Any) -> Any:
-        return tints.get(to_hex(given), given)
+    def tint(rgb: Any) -> Any:
+        return tints.get(to_hex(rgb), rgb)
 
     for artist in figure.findobj():
         if isinstance(artist, Text):
@@ -157,9 +157,9 @@ def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
             artist.set_markeredgecolor(tint(edge))
             artist.set_markerfacecolor(tint(face))
         elif isinstance(artist, LineCollection):
-            artist.set_color([tint(each) for each in artist.get_color()])
+            artist.set_color([tint(rgb) for rgb in artist.get_color()])
         elif isinstance(artist, PolyCollection):
-            artist.set_facecolor([tint(each) for each in artist.get_facecolor()])
+            artist.set_facecolor([tint(rgb) for rgb in artist.get_facecolor()])
         elif isinstance(artist, Patch):
             artist.set_facecolor(tint(artist.get_facecolor()))
             artist.set_edgecolor(tint(artist.get_edgecolor()))
@@ -177,8 +177,8 @@ def draw_averages(axes: Axes, lines: Mapping[str, Array], theme: Theme) -> None:
             label=name,
             clip_on=False,
         )
-    longest, all_of_them = max(map(len, lines.values())), np.concatenate(list(lines.values()))
-    low, high = 10 * math.floor(all_of_them.min() / 10), 10 * math.ceil(all_of_them.max() / 10)
+    longest, values = max(map(len, lines.values())), np.concatenate(list(lines.values()))
+    low, high = 10 * math.floor(values.min() / 10), 10 * math.ceil(values.max() / 10)
     axes.set_xlim(0.7, longest + 0.3)
     axes.set_xticks(every(longest, most=20))
     axes.set_ylim(percent_range(low, high, least=10))

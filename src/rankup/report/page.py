@@ -1,4 +1,4 @@
-"""Runs as one self-contained HTML page: no network, no script, light and dark."""
+"""One self-contained HTML page about runs: no network, no script, light and dark."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
         "number": index + 1,
         "name": text.labels(runs)[index],
         # For a few runs the summary says it.
-        "progress": text.so_far("", run) if len(runs) > text.MOST_TOLD else "",
+        "progress": text.so_far("", run) if len(runs) > text.MOST_DESCRIBED else "",
         "accuracy": percent(run.matrix.average_accuracy()),
         "forgetting": percent(run.matrix.forgetting()),
         "backward": percent(run.matrix.backward_transfer()),
@@ -117,13 +117,10 @@ def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each task: its accuracy now and how much was forgotten, for each run."""
     rows = []
     classes = [[", ".join(line.get("classes", ())) for line in run.lines] for run in runs]
-    differ = [len(set(own)) > 1 for own in classes]  # otherwise they say nothing about a task
+    # Where all tasks have the same classes, these say nothing about a task.
+    telling = [names if len(set(names)) > 1 else [] for names in classes]
     for task in range(max(len(run.tasks) for run in runs)):
-        shown = dict.fromkeys(
-            own[task]
-            for own, own_differ in zip(classes, differ, strict=True)
-            if own_differ and task < len(own)
-        )
+        shown = dict.fromkeys(names[task] for names in telling if task < len(names))
         names = dict.fromkeys(run.tasks[task] for run in runs if task < len(run.tasks))
         cells = []
         for run in runs:
@@ -138,7 +135,7 @@ def _tasks(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each setting with the value of each run."""
-    given = [text.settings(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in given for key in config)
-    rows = [(key, [config.get(key, text.NOTHING) for config in given]) for key in keys]
+    configs = [text.settings(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    rows = [(key, [config.get(key, text.NOTHING) for config in configs]) for key in keys]
     return [{"key": key, "values": values, "differs": len(set(values)) > 1} for key, values in rows]

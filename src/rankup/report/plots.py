@@ -1,5 +1,4 @@
-"""Runs as PNG files, each in light and in dark: average accuracy as tasks come in, the accuracy
-matrix, and the selectors."""
+"""Plots of runs: average accuracy as tasks come in, the accuracy matrix, and the selectors."""
 
 from __future__ import annotations
 
@@ -124,8 +123,8 @@ def _draw_selectors(
         total = factors[0] if source == 0 else sum(factors[1:])
         bins = math.ceil((stop - start) / math.ceil(total / _MOST_COLUMNS))
         # A task can select all factors of a group or none, so no mean mixes numbers with nan.
-        parts = np.array_split(strength[:, start:stop], bins, axis=1)
-        columns += [part.mean(axis=1) for part in parts]
+        groups = np.array_split(strength[:, start:stop], bins, axis=1)
+        columns += [group.mean(axis=1) for group in groups]
         left = edges[-1]
         edges += [left + width * (index + 1) / bins for index in range(bins)]
         if left:

@@ -8,7 +8,7 @@ from typing import Any
 from rankup.runs.read import Run, by_setting, finished_groups, percent, spread
 
 NOTHING = "–"  # in place of a missing setting or result
-MOST_TOLD = 3  # runs that the summary describes one by one
+MOST_DESCRIBED = 3  # runs that the summary describes one by one
 
 
 def signed(difference: float) -> str:
@@ -78,9 +78,9 @@ def summary(runs: Sequence[Run]) -> str:
             f"{runs[0].method} learned {_tasks(runs[0])} of {runs[0].stream} with {len(runs)} "
             f"seeds: average accuracy {result['accuracy']} %, forgetting {result['forgetting']}"
         )
-    if len(runs) > MOST_TOLD and not one_stream(runs):
+    if len(runs) > MOST_DESCRIBED and not one_stream(runs):
         return f"{len(runs)} runs on {len({run.stream for run in runs})} streams"
-    if len(runs) > MOST_TOLD:
+    if len(runs) > MOST_DESCRIBED:
         return _best(runs)
     of_stream = f" of {runs[0].stream}" if one_stream(runs) else ""
     return "; ".join(
@@ -108,21 +108,21 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """A short name for each run: its method, and as many settings as it takes to tell runs of the
     same method apart."""
     names = [run.method if one_stream(runs) else f"{run.method} on {run.stream}" for run in runs]
-    given = [settings(run.config) for run in runs]
+    configs = [settings(run.config) for run in runs]
     added: list[tuple[str, ...]] = [()] * len(runs)
-    for key in dict.fromkeys(key for config in given for key in config):
+    for key in dict.fromkeys(key for config in configs for key in config):
         known = list(zip(names, added, strict=True))
         longer = [
-            (*parts, f"{key} {config[key]}")
-            if known.count((name, parts)) > 1 and config.get(key, NOTHING) != NOTHING
-            else parts
-            for name, parts, config in zip(names, added, given, strict=True)
+            (*extras, f"{key} {config[key]}")
+            if known.count((name, extras)) > 1 and config.get(key, NOTHING) != NOTHING
+            else extras
+            for name, extras, config in zip(names, added, configs, strict=True)
         ]
         if len(set(zip(names, longer, strict=True))) > len(set(known)):
             added = longer
     full = [
-        f"{name} ({', '.join(parts)})" if parts else name
-        for name, parts in zip(names, added, strict=True)
+        f"{name} ({', '.join(extras)})" if extras else name
+        for name, extras in zip(names, added, strict=True)
     ]
     return [
         f"{name} #{full[: index + 1].count(name)}" if full.count(name) > 1 else name

@@ -61,16 +61,18 @@ def as_markdown(comparison: Comparison) -> str:
     rows = [HEADINGS, *(cells(entry) for entry in comparison.ranked)]
     first, *others = (f"| {' | '.join(_markdown(cell) for cell in row)} |" for row in rows)
     rule = f"|---|{'---:|' * (len(HEADINGS) - 1)}"
-    said = [f"{_markdown(text)}." for text in ("; ".join(notes(comparison)), *failures(comparison))]
-    return "\n".join([first, rule, *others, "", *"\n\n".join(said).split("\n"), ""])
+    notes_below = [
+        f"{_markdown(text)}." for text in ("; ".join(notes(comparison)), *failures(comparison))
+    ]
+    return "\n".join([first, rule, *others, "", *"\n\n".join(notes_below).split("\n"), ""])
 
 
 def as_latex(comparison: Comparison) -> str:
     """A `tabular` with booktabs rules."""
-    said = [*notes(comparison), *failures(comparison)]
+    comments = [comparison.stream, *notes(comparison), *failures(comparison)]
     lines = [
         r"% \usepackage{booktabs}",
-        *(f"% {' '.join(text.split())}" for text in (comparison.stream, *said)),
+        *(f"% {' '.join(text.split())}" for text in comments),
         rf"\begin{{tabular}}{{l{'r' * (len(HEADINGS) - 1)}}}",
         r"\toprule",
         _latex_row(HEADINGS),

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that holds all it shows, and its table as files beside it."""
+"""One HTML page about a comparison, and its table as files beside it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rankup.report.comparison.plots import write_comparison_plots
 from rankup.report.comparison.text import (
     HEADINGS,
     cells,
+    common_and_differing,
     failures,
     notes,
-    shared_and_own,
     summary,
 )
 from rankup.report.page import PAGE, checked_page, embedded, plots_of, render
@@ -48,8 +48,8 @@ def _tables_of(page: Path, comparison: Comparison) -> Path:
 
 
 def _page(comparison: Comparison, plots: dict[str, list[str]], tables: Mapping[str, str]) -> str:
-    shared, own = shared_and_own(comparison)
-    said = "; ".join(notes(comparison))
+    common, differing = common_and_differing(comparison)
+    note = "; ".join(notes(comparison))
     return render(
         "comparison.html.j2",
         streams=comparison.stream,
@@ -59,13 +59,13 @@ def _page(comparison: Comparison, plots: dict[str, list[str]], tables: Mapping[s
         ranked=[_row(entry) for entry in comparison.ranked],
         shown=[entry.name for entry in comparison.shown],
         seeds=comparison.seeds,
-        notes=said[0].upper() + said[1:],
+        notes=note[0].upper() + note[1:],
         failures=failures(comparison),
-        shared=shared,
-        own=[
-            {"number": entry.number, "name": entry.method, "settings": own[entry.method]}
+        common=common,
+        differing=[
+            {"number": entry.number, "name": entry.method, "settings": differing[entry.method]}
             for entry in comparison.entries
-            if own.get(entry.method)
+            if differing.get(entry.method)
         ],
         plots=plots,
         tables={

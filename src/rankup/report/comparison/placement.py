@@ -1,4 +1,4 @@
-"""Where labels go in a plot so that none covers another."""
+"""Placement of labels in a plot, so that none covers another."""
 
 from __future__ import annotations
 

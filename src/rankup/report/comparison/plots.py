@@ -1,5 +1,5 @@
-"""A comparison as PNG files, each in light and in dark: average accuracy as tasks come in, accuracy
-against memory, and the accuracy matrices. Layout is computed here: matplotlib's own is slow."""
+"""Plots of a comparison: average accuracy as tasks come in, accuracy against memory, and accuracy
+matrices. Layout is computed here: matplotlib's own is slow."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def averages_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
     for entry, mean, band in zip(entries, means, bands, strict=True):
         at = range(1, len(mean) + 1)
         if len(entry.runs) > 1:
-            own = colour(theme, entry.number - 1)
-            axes.fill_between(at, mean - band, mean + band, facecolor=own, alpha=0.15)
+            ink = colour(theme, entry.number - 1)
+            axes.fill_between(at, mean - band, mean + band, facecolor=ink, alpha=0.15)
         style = _style(entry, theme)
         axes.plot(at, mean, **style, markevery=max(1, tasks // 10), clip_on=False)
     axes.set_xlim(0.7 if tasks < 3 else 1, max(tasks, 2))
@@ -89,12 +89,12 @@ def averages_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
 
 def _end_label(axes: Axes, entry: Entry, theme: Theme, end: float, place: float) -> None:
     """A method's name at the right, connected to the end of its line."""
-    own, beside = colour(theme, entry.number - 1), axes.get_yaxis_transform()
+    ink, beside = colour(theme, entry.number - 1), axes.get_yaxis_transform()
     inch = 1 / (axes.get_position().width * _WIDTH)  # along the axes
     axes.plot(
         [1 + 0.08 * inch, 1 + 0.22 * inch],
         [end, place],
-        color=own,
+        color=ink,
         linewidth=0.8,
         transform=beside,
         clip_on=False,
@@ -137,17 +137,17 @@ def memory_plot(entries: Sequence[Entry], theme: Theme) -> Figure:
     axes.set_ylabel("average accuracy (%)")
     axes.grid()
     for entry, x, y, deviation in zip(entries, stored, reached, deviations, strict=True):
-        own = colour(theme, entry.number - 1)
-        axes.vlines([x], y - deviation, y + deviation, own, linewidths=1.2)
+        ink = colour(theme, entry.number - 1)
+        axes.vlines([x], y - deviation, y + deviation, ink, linewidths=1.2)
         axes.plot([x], [y], **{**_style(entry, theme), "markersize": 7.5}, clip_on=False, zorder=3)
     # Labels are placed in pixels, the unit of text sizes.
     canvas: Any = FigureCanvasAgg(figure)
     renderer = canvas.get_renderer()
     # In their points' colours: where points crowd, a label may be as near to another point.
-    own_colours = [colour(theme, entry.number - 1) for entry in entries]
+    colours = [colour(theme, entry.number - 1) for entry in entries]
     texts = [
-        figure.text(0, 0, entry.name, size=9, color=own)
-        for entry, own in zip(entries, own_colours, strict=True)
+        figure.text(0, 0, entry.name, size=9, color=ink)
+        for entry, ink in zip(entries, colours, strict=True)
     ]
     extents = [text.get_window_extent(renderer) for text in texts]
     inch = figure.dpi
@@ -179,13 +179,13 @@ def _nearest(box: Box, point: tuple[float, float]) -> tuple[float, float]:
     return min(max(x, box.left), box.right), min(max(y, box.bottom), box.top)
 
 
-def _leader(figure: Figure, own: str, point: tuple[float, float], end: tuple[float, float]) -> None:
+def _leader(figure: Figure, ink: str, point: tuple[float, float], end: tuple[float, float]) -> None:
     """A line from a point to its label."""
     from matplotlib.lines import Line2D
 
     width, height = figure.bbox.width, figure.bbox.height
     xs, ys = zip(point, end, strict=True)
-    line = Line2D([x / width for x in xs], [y / height for y in ys], color=own, linewidth=0.8)
+    line = Line2D([x / width for x in xs], [y / height for y in ys], color=ink, linewidth=0.8)
     figure.add_artist(line)
 
 
@@ -232,12 +232,12 @@ def matrices_plot(entries: Sequence[Entry]) -> Figure:
 def _style(entry: Entry, theme: Theme) -> dict[str, Any]:
     """How a method's line and its points look."""
     index = entry.number - 1
-    own = colour(theme, index)
+    ink = colour(theme, index)
     return {
-        "color": own,
+        "color": ink,
         "linestyle": line_style(theme, index),
         "marker": marker(index),
-        "markerfacecolor": theme.surface if is_hollow(theme, index) else own,
+        "markerfacecolor": theme.surface if is_hollow(theme, index) else ink,
         "linewidth": 1.8,
     }
 

@@ -46,16 +46,16 @@ def methods_table(comparison: Comparison) -> Table:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What one has to know to read the table."""
+    """Facts that one needs to read the table."""
     seeds = comparison.seeds
-    told = [
+    facts = [
         f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed",
         "parameters and replay buffer in float32 numbers",
         "time of one seed",
     ]
     if not all(entry.continual for entry in comparison.entries):
-        told.append("* not continual: it has the data of all tasks at once")
-    return told
+        facts.append("* not continual: it has the data of all tasks at once")
+    return facts
 
 
 def failures(comparison: Comparison) -> list[str]:
@@ -68,37 +68,39 @@ def summary(comparison: Comparison) -> str:
     if not shown:
         return f"None of {total} methods has learned {comparison.stream} yet"
     tasks = len(shown[0].matrix)
-    said = (
+    sentence = (
         f"{len(shown)} {'method' if len(shown) == 1 else 'methods'} learned {tasks} "
         f"{'task' if tasks == 1 else 'tasks'} of {comparison.stream}"
     )
     if comparison.seeds > 1:
         each = "each" if all(entry.whole for entry in shown) else "or fewer"
-        said += f" with {comparison.seeds} seeds {each}"
+        sentence += f" with {comparison.seeds} seeds {each}"
     if total > len(shown):
-        said = f"Of {total} methods, {len(shown)} learned" + said.split(" learned", 1)[1]
+        sentence = f"Of {total} methods, {len(shown)} learned" + sentence.split(" learned", 1)[1]
     # A method that is not continual is best only because it is given more.
     best = next((e for e in comparison.ranked if e.runs and e.continual), comparison.ranked[0])
     return (
-        f"{said}; the best on average is {best.method}: {spread(best.accuracy)} %, forgetting "
+        f"{sentence}; the best on average is {best.method}: {spread(best.accuracy)} %, forgetting "
         f"{spread(best.forgetting)}"
     )
 
 
-def shared_and_own(comparison: Comparison) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+def common_and_differing(
+    comparison: Comparison,
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """The settings that all methods have in common, and by method those that differ."""
-    given = {e.method: _merged(e, settings) for e in comparison.entries if e.configs}
-    names = dict.fromkeys(name for own in given.values() for name in own)
-    shared = {
+    by_method = {e.method: _merged(e, settings) for e in comparison.entries if e.configs}
+    names = dict.fromkeys(name for config in by_method.values() for name in config)
+    common = {
         name: values.pop()
         for name in names
-        if len(values := {own.get(name, NOTHING) for own in given.values()}) == 1
+        if len(values := {config.get(name, NOTHING) for config in by_method.values()}) == 1
     }
-    own = {
-        method: {name: value for name, value in mine.items() if name not in shared}
-        for method, mine in given.items()
+    differing = {
+        method: {name: value for name, value in config.items() if name not in common}
+        for method, config in by_method.items()
     }
-    return shared, own
+    return common, differing
 
 
 def columns(entry: Entry) -> dict[str, str]:
@@ -108,10 +110,10 @@ def columns(entry: Entry) -> dict[str, str]:
 
 def _merged(entry: Entry, flat: Callable[[Mapping[str, Any]], dict[str, str]]) -> dict[str, str]:
     """The settings of all seeds; where they differ, all values."""
-    given = [flat({k: v for k, v in c.items() if k not in _OF_A_RUN}) for c in entry.configs]
-    names = dict.fromkeys(name for config in given for name in config)
+    configs = [flat({k: v for k, v in c.items() if k not in _OF_A_RUN}) for c in entry.configs]
+    names = dict.fromkeys(name for config in configs for name in config)
     return {
-        name: " / ".join(dict.fromkeys(config.get(name, NOTHING) for config in given))
+        name: " / ".join(dict.fromkeys(config.get(name, NOTHING) for config in configs))
         for name in names
     }
 
