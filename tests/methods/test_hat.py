@@ -18,8 +18,7 @@ from rankup.growing.options import GrowOptions
 from rankup.layers import TaskNorm
 from rankup.methods import method_options
 from rankup.methods.base import Setting
-from rankup.methods.hat import HardAttention, HatLearner, gated
-from rankup.methods.shared.guard import GuardedLearner
+from rankup.methods.hat import HardAttention, HatLearner
 from rankup.metrics import numbers
 from rankup.rank import Rank
 from rankup.training.engine.eager import Eager, Steps
@@ -137,85 +136,17 @@ def shared(method: HardAttention) -> dict[str, nn.Parameter]:
     return {name: p for name, p in method.body.named_parameters() if name in names}
 
 
-class Comparing(nn.Module):
-    """Adds two layers' outputs, one only as whether it is above zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 24), nn.Linear(64, 24)
-        self.c, self.head = nn.Linear(24, 24), nn.Linear(24, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        both = self.a(x).relu() + (self.b(x) > 0).float()
-        logits: Tensor = self.head(self.c(both).relu())
-        return logits
-
-
-def test_what_compares_numbers_hides_no_unit_that_is_in_use(stream: Stream) -> None:
-    setting = replace(make(stream, "mlp").setting, module=Comparing())
-    method, old = HardAttention(setting), list[Tensor]()
-    for task in stream:
-        teach(method, task, 5)
-        now = answers(method, stream)
-        assert not old or same(old, now)
-        old = now
-
-
-@pytest.mark.parametrize(
-    ("net", "optimiser"), [("mlp", "adam"), ("mlp", "sgd"), ("resnet18", "adam")]
-)
-def test_answers_of_learned_tasks_never_change_a_bit(
-    net: str, optimiser: str, stream: Stream
-) -> None:
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_old_answers_stay_under_weight_decay(optimiser: str, stream: Stream) -> None:
     recipe = Recipe(batch=32, optimiser=optimiser, lr=0.02, weight_decay=0.1)
-    method, old = make(stream, net, recipe), list[Tensor]()
+    method, old = make(stream, "mlp", recipe), list[Tensor]()
     for task in stream:
         weights = [p.clone() for p in shared(method).values()]
-        teach(method, task, 1 if net == "resnet18" else 5)
+        teach(method, task, 5)
         now = answers(method, stream)
         assert not old or same(old, now)
         assert not any(map(torch.equal, weights, shared(method).values()))  # free ones do learn
         old = now
-
-
-class Soft(HardAttention):
-    """Without rounding: tasks run with their gates as they were learned."""
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.embeddings: list[Tensor] = []
-
-    def end(self) -> None:
-        self.embeddings.append(self._embedding.detach().clone())
-        super().end()
-
-    def predict(self, x: Tensor, task: int) -> Tensor:
-        embedding = [*self.embeddings, self._embedding][task]
-        with gated(self.split(torch.sigmoid(20 * embedding))):
-            return super(HardAttention, self).predict(x, task)
-
-
-@pytest.mark.parametrize(("kind", "kept"), [(HardAttention, True), (Soft, False)])
-def test_rounding_is_what_it_takes(kind: type[HardAttention], kept: bool, stream: Stream) -> None:
-    method = make(stream, kind=kind, s_max=20.0)
-    teach(method, stream[0], 3)
-    old = answers(method, stream)
-    teach(method, stream[1], 3)
-    assert same(old, answers(method, stream)) == kept
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_steps_must_be_undone_and_not_only_gradients(
-    kept: bool, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not kept:
-        monkeypatch.setattr(GuardedLearner, "put_back", lambda learner: None)
-    method = make(stream)
-    know(method, stream[0])
-    old = answers(method, stream)
-    teach(method, stream[1], 1)
-    assert same(old, answers(method, stream)) == kept
 
 
 @pytest.mark.parametrize("net", NETS)

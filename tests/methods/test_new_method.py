@@ -80,8 +80,9 @@ def test_commands_know_it(call: Call) -> None:
 
 
 def test_processes_and_resume_know_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankup.cli.run.show_runs", lambda *_: None)  # its plots take longest
     options = ("--method", "si", "--strength", 2, "--damping", 0.2)
-    begun = call("run", *options, *SMALL, "--epochs", 8, "--seeds", 2, "--out", "r")
+    begun = call("run", *options, *SMALL, "--epochs", 6, "--seeds", 2, "--out", "r")
     assert begun.code == 0, begun.err
     config = read_config(Path("r/seed-1/config.json"))
     assert config["options"] == {"strength": 2.0, "damping": 0.2}
@@ -106,7 +107,7 @@ def test_it_forgets_less_than_finetune(call: Call, monkeypatch: pytest.MonkeyPat
 
 
 def test_tune_chooses_its_settings(call: Call) -> None:
-    tried = ("--try", "strength=0,1", "--try", "damping=0.1")
+    tried = ("--try", "strength=1", "--try", "damping=0.1")  # one trial, in this process
     done = call("tune", "--methods", "si", *SMALL, "--first", 2, "--epochs", 4, *tried)
     assert done.code == 0, done.err
     assert Path("runs/tune-s-digits/si.json").exists()
