@@ -1,9 +1,7 @@
-"""The command line in a process of its own."""
+"""The environment of the command line in a process of its own."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 ENV = {
     **os.environ,
@@ -12,8 +10,3 @@ ENV = {
     "OMP_NUM_THREADS": "1",
     "RANKUP_DATA": "",
 }
-
-
-def rankup(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankup", *map(str, arguments)]
-    return subprocess.run(command, env={**ENV, **env}, cwd=cwd, capture_output=True, text=True)

@@ -5,11 +5,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import rankup
 from helpers.calling import Call, Done
 from helpers.own_images import own_images
 from helpers.pictures import encoded, pictures
@@ -19,12 +21,13 @@ from rankup.data.folders import every_fifth
 CLASSES = ("ant", "bee", "cow", "dog")
 
 
-def learned(call: Call, folder: Path, *options: object, stream: str = "") -> Path:
-    images = own_images(folder / "images", *CLASSES)
-    words = ("--stream", f"split:{images}{stream}", "--tasks", 2, "--epochs", 40, *options)
-    done = call("run", *words, "--out", folder / "run")
-    assert done.code == 0, done.err
-    return folder / "run"
+RESNET = {"net": "resnet18", "width": 4, "rank": "2,1", "epochs": 10}
+
+
+def learned(images: Path, out: Path, size: str = "", **settings: Any) -> Path:
+    """A run of two tasks on these images."""
+    rankup.run(stream=f"split:{images}{size}", out=out, **{"tasks": 2, "epochs": 40} | settings)
+    return out
 
 
 def lines(run: Path) -> list[dict[str, list[str]]]:
@@ -42,17 +45,12 @@ def held_back(images: Path, classes: Sequence[str]) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("options", "stream"),
-    [
-        ((), ""),
-        (("--pixels", "centred"), "@9"),
-        (("--net", "resnet18", "--width", 4, "--rank", "2,1"), "@12"),
-    ],
+    ("settings", "size"), [({}, ""), ({"pixels": "centred"}, "@9"), (RESNET, "@12")]
 )
 def test_predictions_equal_what_was_measured(
-    options: tuple[object, ...], stream: str, call: Call, tmp_path: Path
+    settings: dict[str, Any], size: str, call: Call, tmp_path: Path
 ) -> None:
-    run = learned(call, tmp_path, *options, stream=stream)
+    run = learned(own_images(tmp_path / "images", *CLASSES), tmp_path / "run", size, **settings)
     last = lines(run)[-1]["accuracy"]
     for number, line in enumerate(lines(run)):
         files = held_back(tmp_path / "images", line["classes"])
@@ -65,9 +63,17 @@ def test_predictions_equal_what_was_measured(
         assert all(0.5 <= float(share) <= 1 for _, _, share in said)
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun")
+    learned(own_images(folder / "images", *CLASSES), folder / "run")
+    return folder
+
+
 @pytest.fixture
-def run(call: Call, tmp_path: Path) -> Path:
-    return learned(call, tmp_path)
+def run(begun: Path, tmp_path: Path) -> Path:
+    """A run, with its images beside it."""
+    return Path(shutil.copytree(begun, tmp_path / "mine")) / "run"
 
 
 def test_table_names_the_class_and_the_next_best(call: Call, run: Path) -> None:
@@ -101,9 +107,8 @@ def test_unanswerable_questions_are_refused(call: Call, run: Path) -> None:
 
 def test_other_streams_and_methods_are_refused(call: Call, tmp_path: Path) -> None:
     file = own_images(tmp_path / "images") / "a" / "1.png"
-    for word in ("rank", "finetune"):
-        words = ("--method", word, "--tasks", 2, "--epochs", 2, "--out", tmp_path / word)
-        assert call("run", "--stream", "p-digits", *words).code == 0
+    for method in ("rank", "finetune"):
+        rankup.run(method, "p-digits", tasks=1, epochs=2, out=tmp_path / method)
     refused(call("predict", tmp_path / "rank", file), "changes the images in its own way")
     refused(call("predict", tmp_path / "finetune", file), "is a run of finetune, but only a run")
     shutil.rmtree(tmp_path / "rank" / "net")
@@ -121,10 +126,8 @@ def coloured(folder: Path, height: int, width: int) -> Path:
 
 def test_images_are_brought_to_the_shape_of_the_run(call: Call, tmp_path: Path) -> None:
     square, wide = coloured(tmp_path / "square", 6, 6), coloured(tmp_path / "wide", 4, 9)
-    for images in (square, wide):
-        words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 40)
-        assert call("run", *words, "--out", tmp_path / f"run-{images.name}").code == 0
-    own = tmp_path / "run-square"
+    own = learned(square, tmp_path / "run-square")
+    learned(wide, tmp_path / "run-wide")
     name = lines(own)[0]["classes"][0]
     as_it_is = Image.open(square / name / "1.png")
     others = {
@@ -149,9 +152,7 @@ def test_images_are_brought_to_the_shape_of_the_run(call: Call, tmp_path: Path) 
 
 def test_resnet_takes_images_that_are_not_square(call: Call, tmp_path: Path) -> None:
     images = coloured(tmp_path / "images", 6, 9)
-    words = ("--stream", f"split:{images}", "--tasks", 2, "--epochs", 20, "--net", "resnet18")
-    run = tmp_path / "run"
-    assert call("run", *words, "--width", 4, "--rank", "2,1", "--out", run).code == 0
+    run = learned(images, tmp_path / "run", **RESNET)
     done = call("predict", run, images / lines(run)[0]["classes"][0] / "1.png", "--task", "1")
     assert done.code == 0, done.err
 

@@ -1,4 +1,4 @@
-"""What the C library does with memory that tensors no longer need."""
+"""Keeping memory that tensors no longer need, instead of returning it to the system."""
 
 import ctypes
 import sys
