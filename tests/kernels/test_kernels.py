@@ -37,7 +37,7 @@ LAYERS = [
 ]
 
 
-def test_kernels_and_their_gradients_are_those_of_the_sums(
+def test_built_weights_and_gradients_are_sums_of_factors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from rankup.kernels import build as building
@@ -101,7 +101,7 @@ def of_channels(count: int, *values: float) -> list[Tensor]:
 @pytest.mark.parametrize("keeps", [True, False], ids=["running", "of the batch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, 20, 9, 11), (2, 4, 1, 1), *IMAGES], ids=str)
-def test_batch_norms_are_torchs_own(
+def test_batch_norm_agrees_with_torch(
     shape: tuple[int, ...], dtype: torch.dtype, keeps: bool
 ) -> None:
     from rankup.kernels import norm
@@ -150,7 +150,7 @@ if DEVICE.type == "cuda":
 
 
 @pytest.mark.parametrize("sizes", CONVOLUTIONS, ids=str)
-def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
+def test_convolution_agrees_with_torch(sizes: tuple[int, ...]) -> None:
     from rankup.kernels import conv
 
     count, inputs, outputs, height, width, tall, wide, stride = sizes
@@ -178,7 +178,7 @@ def test_convolutions_are_torchs_own(sizes: tuple[int, ...]) -> None:
         torch.testing.assert_close(one.double(), other, rtol=near, atol=near)
 
 
-def test_convolutions_that_cudnn_does_well_or_that_leave_out_borders_are_left_to_it() -> None:
+def test_unsuitable_convolutions_are_left_to_cudnn() -> None:
     from rankup.kernels import conv
 
     def fits(x: Tensor, kernel: Tensor, *rest: Any, **more: Any) -> bool:
@@ -209,7 +209,7 @@ def test_convolutions_that_cudnn_does_well_or_that_leave_out_borders_are_left_to
     assert not conv.fits(large, x.new_zeros(60, 3, 1, 1))
 
 
-def test_autocast_chooses_the_dtype_of_convolutions_but_not_of_float64() -> None:
+def test_autocast_chooses_the_dtype_except_for_float64() -> None:
     from rankup.kernels import conv
 
     with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -219,7 +219,7 @@ def test_autocast_chooses_the_dtype_of_convolutions_but_not_of_float64() -> None
             assert conv.fits(x, x.new_zeros(20, 20, 3, 3), padding=1) is expected
 
 
-def test_norms_of_other_tensors_than_rows_of_floats_are_left_to_torch() -> None:
+def test_unsuitable_norms_are_left_to_torch() -> None:
     from rankup.kernels import norm
 
     x = torch.zeros(2, 8, 3, 3, device=DEVICE).contiguous(memory_format=torch.channels_last)
@@ -231,7 +231,7 @@ def test_norms_of_other_tensors_than_rows_of_floats_are_left_to_torch() -> None:
         assert not norm.fits(x, row, wrong, row, row, training=True)
 
 
-def test_channels_far_from_zero_are_normalised() -> None:
+def test_large_values_are_normalised() -> None:
     from rankup.kernels import norm
 
     x = 1e20 * (1 + 0.01 * torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0)))
@@ -240,7 +240,7 @@ def test_channels_far_from_zero_are_normalised() -> None:
     assert norm.batch_norm(x, None, None, row, row).isfinite().all()
 
 
-def test_a_mode_exchanges_the_norms_that_fit_and_no_others() -> None:
+def test_exchange_replaces_only_norms_that_fit() -> None:
     from rankup.kernels.exchange import Exchange
 
     images = torch.randn(4, 8, 5, 5, device=DEVICE)
@@ -262,7 +262,7 @@ def test_a_mode_exchanges_the_norms_that_fit_and_no_others() -> None:
 @pytest.mark.parametrize("pixels", ["unit", "centred", "raw"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", [(9, 3, 6, 5), (4, 1, 28, 28)], ids=str)
-def test_augmented_images_are_those_of_torchs_operations(
+def test_augmented_images_agree_with_torch(
     shape: tuple[int, ...], channels_last: bool, pixels: Any
 ) -> None:
     from rankup.kernels.augment import augmented
@@ -306,7 +306,7 @@ def exchanged(kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["convolution", "norm"])
-def test_what_a_kernel_gives_can_be_changed_in_place(
+def test_results_can_be_changed_in_place(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = images().requires_grad_()
@@ -317,7 +317,7 @@ def test_what_a_kernel_gives_can_be_changed_in_place(
 
 
 @pytest.mark.parametrize("kind", ["convolution", "norm"])
-def test_second_derivatives_are_refused_and_not_taken_for_zero(
+def test_second_derivatives_are_refused(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = images().requires_grad_()
@@ -326,7 +326,7 @@ def test_second_derivatives_are_refused_and_not_taken_for_zero(
         torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
 
 
-def test_what_is_computed_once_more_in_a_backward_pass_is_left_to_torch() -> None:
+def test_recomputed_activations_are_left_to_torch() -> None:
     from torch.utils.checkpoint import checkpoint
 
     from rankup.kernels.exchange import Exchange
@@ -337,7 +337,7 @@ def test_what_is_computed_once_more_in_a_backward_pass_is_left_to_torch() -> Non
     assert norm.weight.grad is not None
 
 
-def test_a_network_with_all_it_can_exchange_learns_the_same(
+def test_network_learns_the_same_with_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from rankup.kernels import conv, exchange

@@ -25,7 +25,7 @@ def looked_at(feed: Feed, most: int) -> tuple[Tensor, Tensor]:
     return torch.cat(inputs), torch.cat(labels)
 
 
-def test_classes_that_take_turns_are_all_looked_at() -> None:
+def test_sampled_classes_are_balanced_and_repeatable() -> None:
     feed = Feed(numbered(8000, 4), Recipe(), CPU)
     x, y = looked_at(feed, 2000)
     assert y.bincount().tolist() == pytest.approx([500] * 4, rel=0.1)
@@ -35,7 +35,7 @@ def test_classes_that_take_turns_are_all_looked_at() -> None:
 
 
 @pytest.mark.parametrize("most", [5000, 6000])
-def test_all_samples_are_looked_at_in_their_order(most: int) -> None:
+def test_small_data_is_used_whole_and_in_order(most: int) -> None:
     task = numbered(5000, 4)
     x, y = looked_at(Feed(task, Recipe(), CPU), most)
     assert torch.equal(x, task.train_x)
@@ -43,7 +43,7 @@ def test_all_samples_are_looked_at_in_their_order(most: int) -> None:
 
 
 @pytest.mark.parametrize("recipe", [Recipe(flip=True), Recipe(crop=1)])
-def test_only_images_can_be_mirrored_and_shifted(recipe: Recipe) -> None:
+def test_augmenting_other_data_than_images_is_refused(recipe: Recipe) -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[8]), Rank(2, 1))
     message = r"for images of shape \[N, C, H, W\], but task '0' has training inputs .* \[60, 12\]"
     with pytest.raises(rankup.RankupError, match=message):
@@ -53,7 +53,7 @@ def test_only_images_can_be_mirrored_and_shifted(recipe: Recipe) -> None:
 
 @GPU
 @pytest.mark.parametrize("seeds", [0, 3], ids=["alone", "replicas"])
-def test_batches_are_the_same_with_and_without_kernels_on_a_gpu(
+def test_batches_agree_with_and_without_kernels(
     seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, draw = torch.device("cuda"), torch.Generator("cuda").manual_seed(0)
@@ -85,7 +85,7 @@ class Halved:
         return self
 
 
-def test_a_transform_may_change_the_shape_of_images_that_are_mirrored() -> None:
+def test_transform_may_resize_augmented_images() -> None:
     x = torch.arange(2 * 64.0).view(2, 1, 8, 8)
     y = torch.arange(2)
     feed = Feed(rankup.Task("a", 2, x, y, x, y, Halved()), Recipe(flip=True), torch.device("cpu"))

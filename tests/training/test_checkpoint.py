@@ -39,7 +39,7 @@ def net(*hidden: int) -> rankup.IncrementalNet:
 
 
 @pytest.mark.parametrize("looks", [True, False])
-def test_one_that_is_kept_is_as_it_was(stream: Stream, looks: bool) -> None:
+def test_kept_checkpoint_does_not_change(stream: Stream, looks: bool) -> None:
     kept: list[Checkpoint] = []
 
     def keep(_: Epoch, checkpoint: Checkpoint) -> None:
@@ -54,7 +54,7 @@ def test_one_that_is_kept_is_as_it_was(stream: Stream, looks: bool) -> None:
         assert_same_bits(logits(whole, x), logits(again, x))
 
 
-def test_one_that_is_kept_by_who_stops_learning_is_as_it_was(stream: Stream) -> None:
+def test_checkpoint_kept_before_an_interrupt_resumes(stream: Stream) -> None:
     kept: list[rankup.Checkpoint] = []
 
     def stop(_: Epoch, checkpoint: Checkpoint) -> None:
@@ -68,7 +68,7 @@ def test_one_that_is_kept_by_who_stops_learning_is_as_it_was(stream: Stream) -> 
     assert_same_bits(logits(rankup.fit(net(), stream[0], RECIPE), x), logits(again, x))
 
 
-def test_nothing_is_copied_for_nobody(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_copied_only_on_access(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     state = Eager.state
 
@@ -81,7 +81,7 @@ def test_nothing_is_copied_for_nobody(stream: Stream, monkeypatch: pytest.Monkey
     assert taken == []
 
 
-def test_it_can_be_pickled(stream: Stream) -> None:
+def test_checkpoint_can_be_pickled(stream: Stream) -> None:
     pickled: list[bytes] = []
     rankup.fit(
         net(), stream[0], RECIPE, on_epoch=lambda _, point: pickled.append(pickle.dumps(point))
@@ -91,7 +91,7 @@ def test_it_can_be_pickled(stream: Stream) -> None:
     assert first.state["flat"].isfinite().all()
 
 
-def test_one_of_another_network_or_recipe_is_refused(stream: Stream) -> None:
+def test_checkpoint_with_other_tensors_is_refused(stream: Stream) -> None:
     kept: list[Checkpoint] = []
     rankup.fit(net(), stream[0], RECIPE, on_epoch=lambda _, point: kept.append(point))
     point = Checkpoint(kept[-1].epoch, kept[-1].state)  # as from a folder, which holds no more
@@ -112,7 +112,7 @@ def test_one_of_another_network_or_recipe_is_refused(stream: Stream) -> None:
 # In a run's folder
 
 
-def test_it_counts_only_for_the_task_it_was_made_in(tmp_path: Path) -> None:
+def test_stored_checkpoint_is_for_one_task(tmp_path: Path) -> None:
     state = {"flat": torch.rand(3)}
     write_checkpoint(tmp_path, 1, Checkpoint(7, state))
     loaded = read_checkpoint(tmp_path, 1, pytest.fail)
@@ -143,7 +143,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_one_that_is_broken_or_does_not_fit_is_as_good_as_none(
+def test_broken_checkpoint_starts_the_task_over(
     content: bytes, stream: Stream, tmp_path: Path
 ) -> None:
     config, notes = config_for(stream), list[str]()
@@ -160,7 +160,7 @@ def test_one_that_is_broken_or_does_not_fit_is_as_good_as_none(
     assert "\n" not in notes[0]
 
 
-def test_runs_that_learn_together_keep_the_same_epochs(
+def test_runs_in_one_process_store_the_same_epochs(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if one of them takes longer to write."""
@@ -180,7 +180,7 @@ def test_runs_that_learn_together_keep_the_same_epochs(
     assert 1 <= len(written["0"]) < 2 * 40
 
 
-def test_checkpoints_take_little_of_the_time(
+def test_checkpoints_take_two_percent_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, written = [0.0], list[int]()
@@ -201,7 +201,7 @@ def test_checkpoints_take_little_of_the_time(
 
 
 @pytest.mark.parametrize("found", [(1, 2), (None, 2)])
-def test_seeds_that_were_stopped_in_different_epochs_begin_their_task_again(
+def test_seeds_stopped_in_different_epochs_start_over(
     found: tuple[int | None, int], stream: Stream, tmp_path: Path
 ) -> None:
     """As if a process was killed between writing two checkpoints."""

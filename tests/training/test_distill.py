@@ -80,7 +80,7 @@ def known(stream: Stream) -> IncrementalNet:
 
 
 @pytest.mark.parametrize("softness", [1.0, 3.0])
-def test_the_divergence_is_a_divergence_whose_gradient_is_of_the_same_size(softness: float) -> None:
+def test_divergence_and_gradient_are_those_of_kl_div(softness: float) -> None:
     logits, wanted = torch.randn(2, 7, 5, dtype=torch.float64)
     logits.requires_grad_(True)
     soft = [(answers / softness).log_softmax(1) for answers in (logits, wanted)]
@@ -94,7 +94,7 @@ def test_the_divergence_is_a_divergence_whose_gradient_is_of_the_same_size(softn
 
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("crop", [0, 1])
-def test_a_step_is_towards_the_teachers_answers_for_the_very_same_images(
+def test_step_is_towards_answers_for_the_same_images(
     module: Callable[[], nn.Module], crop: int, stream: Stream, known: IncrementalNet
 ) -> None:
     recipe = replace(RECIPE, crop=crop, flip=crop > 0)
@@ -119,7 +119,7 @@ def test_a_step_is_towards_the_teachers_answers_for_the_very_same_images(
         assert not torch.allclose(expected, divergence(net(x, 0), known(still, 0), recipe.softness))
 
 
-def test_labels_are_not_looked_at(stream: Stream, known: IncrementalNet) -> None:
+def test_labels_are_not_used(stream: Stream, known: IncrementalNet) -> None:
     task, nets = stream[0], []
     some = torch.arange(len(task.train_y)) % 4 == 0
     wrong = torch.where(some, (task.train_y + 1) % 10, task.train_y)
@@ -133,7 +133,7 @@ def test_labels_are_not_looked_at(stream: Stream, known: IncrementalNet) -> None
     assert not torch.equal(one, learned)
 
 
-def test_a_pupil_answers_as_its_teacher_does(stream: Stream, known: IncrementalNet) -> None:
+def test_pupil_learns_its_teachers_answers(stream: Stream, known: IncrementalNet) -> None:
     net = grown(flat, Rank(16, 4))
     for task in stream:
         rankup.fit(net, task, replace(RECIPE, epochs=20), teacher=known)
@@ -165,7 +165,7 @@ def wise(task: rankup.Task) -> nn.Module:
     return teacher
 
 
-def test_a_teacher_of_ones_own_stays_as_it_is(stream: Stream) -> None:
+def test_teacher_is_not_modified(stream: Stream) -> None:
     teacher = wise(stream[0])
     before = copy.deepcopy(teacher.state_dict())
     rankup.fit(grown(flat), stream[0], RECIPE, teacher=teacher)
@@ -174,7 +174,7 @@ def test_a_teacher_of_ones_own_stays_as_it_is(stream: Stream) -> None:
     assert all(torch.equal(t, before[name]) for name, t in teacher.state_dict().items())
 
 
-def test_a_teacher_answers_the_same_every_time(stream: Stream) -> None:
+def test_teacher_is_in_evaluation_mode(stream: Stream) -> None:
     teacher, x = wise(stream[0]), to_float(stream[0].test_x[:8])
     own = Teacher(teacher, Feed(stream[0], RECIPE, torch.device("cpu"))).train()
     assert not torch.equal(teacher(x), teacher(x))  # it drops some of what it sees
@@ -191,7 +191,7 @@ def test_a_teacher_answers_the_same_every_time(stream: Stream) -> None:
         (grown(flat), "permutation 01"),
     ],
 )
-def test_who_cannot_teach_is_refused_and_nothing_is_lost(
+def test_unsuitable_teacher_is_refused(
     teacher: nn.Module, why: str, stream: Stream
 ) -> None:
     net = rankup.fit(grown(flat), stream[1], RECIPE)
@@ -201,17 +201,17 @@ def test_who_cannot_teach_is_refused_and_nothing_is_lost(
     assert net.learning is None
 
 
-def test_the_name_of_a_folder_is_no_teacher(stream: Stream) -> None:
+def test_teacher_must_be_a_module(stream: Stream) -> None:
     with pytest.raises(RankupError, match="a teacher must be a module, got str"):
         rankup.fit(grown(flat), stream[0], RECIPE, teacher="runs/large")  # type: ignore[arg-type]
 
 
-def test_squared_error_is_for_labels(stream: Stream, known: IncrementalNet) -> None:
+def test_teacher_needs_cross_entropy(stream: Stream, known: IncrementalNet) -> None:
     with pytest.raises(RankupError, match="a teacher's answers cannot be compared by mse"):
         rankup.fit(grown(flat), stream[0], replace(RECIPE, loss="mse"), teacher=known)
 
 
-def test_a_run_learns_from_another_run(tmp_path: Path, call: Call) -> None:
+def test_run_learns_from_another_run(tmp_path: Path, call: Call) -> None:
     small = ["--tasks", "2", "--width", "16", "--device", "cpu", "--threads", "1"]
     teacher, out = str(tmp_path / "teacher"), str(tmp_path / "taught")
     own = ["--epochs", "3", "--teacher", teacher, "--softness", "3"]
@@ -248,7 +248,7 @@ def taught_one_of_two(folder: Path, call: Call) -> tuple[Path, Path]:
     return teacher, out
 
 
-def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:
+def test_finished_run_does_not_load_its_teacher(tmp_path: Path, call: Call) -> None:
     teacher, out = taught_one_of_two(tmp_path, call)
     for file in (teacher / "net" / "tasks").iterdir():  # only its manifest is still read
         file.unlink()
@@ -257,7 +257,7 @@ def test_a_run_that_has_learned_all_does_not_load_its_teacher(tmp_path: Path, ca
     assert call("run", "--resume", "--out", out, "--tasks", "2").code != 0
 
 
-def test_a_run_goes_on_with_its_teacher_in_another_place(tmp_path: Path, call: Call) -> None:
+def test_run_resumes_with_a_moved_teacher(tmp_path: Path, call: Call) -> None:
     teacher, out = taught_one_of_two(tmp_path, call)
     moved = teacher.rename(tmp_path / "elsewhere")
     more = ["run", "--resume", "--out", out, "--tasks", "2"]
@@ -273,7 +273,7 @@ def test_a_run_goes_on_with_its_teacher_in_another_place(tmp_path: Path, call: C
 @pytest.mark.parametrize(
     ("module", "form"), [(flat, "vmap"), (flat, "branches"), (still, "branches")]
 )
-def test_captured_pupils_learn_from_the_teacher_of_each_task(
+def test_graph_uses_the_teacher_of_each_task(
     module: Callable[[], nn.Module], form: Form, stream: Stream, known: IncrementalNet
 ) -> None:
     device, recipe = torch.device("cuda"), replace(RECIPE, flip=True, crop=1)
@@ -327,7 +327,7 @@ class Eyes(nn.Module):
 
 
 @pytest.mark.parametrize("who", ["pupil", "teacher"])
-def test_either_may_change_what_it_is_given(who: str) -> None:
+def test_pupil_and_teacher_may_change_their_inputs(who: str) -> None:
     Eyes.seen.clear()
     x = torch.rand(128, 8, generator=torch.Generator().manual_seed(0))
     x[:, 0] -= 0.5
@@ -356,7 +356,7 @@ class TwoInputs(nn.Module):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_teacher_that_cannot_answer_is_refused(
+def test_teacher_that_cannot_answer_is_refused(
     teacher: Callable[[], nn.Module], message: str
 ) -> None:
     net = rankup.grow(flat(), Rank(2, 1))

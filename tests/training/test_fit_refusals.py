@@ -10,7 +10,7 @@ from helpers.own_modules import RECIPE, halves, mlp
 from rankup.rank import Rank
 
 
-def test_a_sample_without_a_batch_is_refused() -> None:
+def test_sample_without_batch_dimension_is_refused() -> None:
     net = rankup.grow(mlp(), Rank(2, 1))
     net.begin_task("a", 2)
     expected = r"'0' expects \[samples, …, 12 features\], got an input of shape \[12\]"
@@ -26,7 +26,7 @@ def test_a_sample_without_a_batch_is_refused() -> None:
         (lambda logits: logits[:, None].expand(-1, 3, -1), r"got \[2, 3, 2\]"),
     ],
 )
-def test_fit_wants_logits_before_anything_is_learned(
+def test_answers_that_are_not_logits_are_refused(
     answer: Callable[[Tensor], object], given: str
 ) -> None:
     class Answers(nn.Module):
@@ -45,7 +45,7 @@ def test_fit_wants_logits_before_anything_is_learned(
     assert net.learning is None
 
 
-def test_fit_wants_logits_in_training_too() -> None:
+def test_answers_in_training_must_be_logits_too() -> None:
     class Aided(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -47,7 +47,7 @@ def interrupt_install(kind: type[TaskLayer], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_waits_for_the_end(which: int) -> None:
+def test_interrupt_waits_for_the_end_of_the_block(which: int) -> None:
     done: list[int] = []
 
     def work() -> None:
@@ -63,7 +63,7 @@ def test_an_interrupt_waits_for_the_end(which: int) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_an_interrupt_while_handlers_are_put_back_leaves_none_behind(
+def test_interrupt_while_restoring_restores_all_handlers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put, calls = signal.signal, list[int]()
@@ -84,7 +84,7 @@ def test_an_interrupt_while_handlers_are_put_back_leaves_none_behind(
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_commit_is_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_commit_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
     install = TaskLayer.install
 
@@ -101,7 +101,7 @@ def test_a_commit_is_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> Non
     assert net.learning is None
 
 
-def test_a_task_that_could_not_begin_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_begin_leaves_no_open_task(monkeypatch: pytest.MonkeyPatch) -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
 
     def fails(layer: TaskHead, values: Tensors) -> None:
@@ -127,7 +127,7 @@ def rival(name: str, tasks: list[Task]) -> DenseMethod:
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("name", ["finetune", "er-ring", "multitask"])
-def test_what_a_rival_appends_is_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_commit_of_a_rival_is_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [clusters(f"task {seed}", classes=2, seed=seed) for seed in (0, 1)]
     method = rival(name, tasks)
     interrupt_install(type(method.head), monkeypatch)
@@ -143,7 +143,7 @@ def test_what_a_rival_appends_is_whole(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["finetune", "packnet", "agem"])
-def test_a_rival_that_could_not_begin_has_not_begun(
+def test_failed_begin_of_a_rival_restores_its_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = clusters(classes=2)
@@ -166,7 +166,7 @@ def test_a_rival_that_could_not_begin_has_not_begun(
 
 
 @pytest.mark.usefixtures("handlers")
-def test_ctrl_c_in_a_commit_leaves_norms_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_commit_leaves_norms_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     net, x = rankup.grow(module, rankup.Rank(2, 1), exclude="1"), torch.randn(32, 8)
     net.begin_task("a", 3)

@@ -29,7 +29,7 @@ from rankup.training.loop import Epoch
 from rankup.training.recipe import Recipe
 
 
-def test_fit_learns_and_commits_and_gives_back_the_network() -> None:
+def test_fit_learns_commits_and_returns_the_network() -> None:
     network = net()
     for seed in range(3):
         task = clusters(f"{seed}", classes=2 + seed, seed=seed)
@@ -38,7 +38,7 @@ def test_fit_learns_and_commits_and_gives_back_the_network() -> None:
     assert network.tasks == ["0", "1", "2"]
 
 
-def test_numpys_numbers_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     task = clusters()
     same = rankup.Task("same", np.int64(3), task.train_x, task.train_y, task.test_x, task.test_y)
     assert type(same.classes) is int
@@ -49,7 +49,7 @@ def test_numpys_numbers_are_numbers() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_convolutions_are_deterministic_while_a_task_learns(
+def test_cudnn_is_deterministic_during_fit_only(
     before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", before)
@@ -63,13 +63,13 @@ def test_convolutions_are_deterministic_while_a_task_learns(
     assert torch.backends.cudnn.deterministic is before
 
 
-def test_numpys_seeds_are_seeds() -> None:
+def test_numpy_seeds_are_accepted() -> None:
     one, same = (rankup.fit(net(), clusters(), QUICK, seed=seed) for seed in (1, np.int64(1)))
     assert_same_bits(logits(one, clusters().test_x), logits(same, clusters().test_x))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
-def test_precisions_that_somebody_has_set_stay(precision: str) -> None:
+def test_fit_restores_matmul_precision(precision: str) -> None:
     product = torch.backends.cuda.matmul
     before = product.fp32_precision
     product.fp32_precision = precision
@@ -81,7 +81,7 @@ def test_precisions_that_somebody_has_set_stay(precision: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "lengths"), [(0.0, [3.0, 3.0]), (8.0, [8.0, 3.0])])
-def test_the_first_tasks_factors_can_start_longer(first: float, lengths: list[float]) -> None:
+def test_first_factors_sets_the_length_of_the_first_tasks(first: float, lengths: list[float]) -> None:
     recipe = Recipe(factors=3.0, first_factors=first, epochs=30, lr=0.02)
     net = rankup.grow(rankup.models.mlp(64, hidden=[8]), Rank(2, 1))
     pupil = NetPupil(net, recipe, 0)
@@ -93,7 +93,7 @@ def test_the_first_tasks_factors_can_start_longer(first: float, lengths: list[fl
         pupil.end()
 
 
-def test_pixels_are_scaled_as_the_recipe_says() -> None:
+def test_pixels_are_scaled_by_the_recipe() -> None:
     x = torch.tensor([[[[0, 255]]], [[[51, 0]]]], dtype=torch.uint8)
     y = torch.tensor([0, 1])
     task = rankup.Task("a", 2, x, y, x, y, Permutation(torch.tensor([1, 0])))
@@ -108,7 +108,7 @@ def test_pixels_are_scaled_as_the_recipe_says() -> None:
         torch.testing.assert_close(made, next(feed.test())[0])
 
 
-def test_augmentation_shows_other_images_in_training_only() -> None:
+def test_only_training_batches_are_augmented() -> None:
     stream = make_stream("p-digits", tasks=1)
     feed = Feed(stream[0], Recipe(flip=True, crop=2), CPU)
     draws = feed.sample_epoch(torch.Generator().manual_seed(0))
@@ -122,7 +122,7 @@ def test_augmentation_shows_other_images_in_training_only() -> None:
 
 @pytest.mark.parametrize("augmented", [False, True])
 @pytest.mark.parametrize("stopped_after", [1, 2])
-def test_going_on_from_a_checkpoint_ends_with_the_same_bits(
+def test_resuming_gives_the_same_bits(
     stopped_after: int, augmented: bool
 ) -> None:
     task = make_stream("p-digits", tasks=2)[1]
@@ -150,7 +150,7 @@ def test_going_on_from_a_checkpoint_ends_with_the_same_bits(
         ("clusters", 0, replace(QUICK, lr=1e-3), "was made with a different recipe"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused(
+def test_checkpoint_of_another_task_seed_or_recipe_is_refused(
     name: str, seed: int, recipe: Recipe, why: str
 ) -> None:
     kept: list[Checkpoint] = []
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_something_else_is_refused(
     rankup.fit(network, clusters(), QUICK, seed=0, resume=kept[3])
 
 
-def test_a_diverging_task_is_abandoned_and_said_so() -> None:
+def test_diverging_task_is_abandoned() -> None:
     network = rankup.fit(net(), clusters("good"), QUICK)
     x = clusters().test_x
     before = logits(network, x)
@@ -175,7 +175,7 @@ def test_a_diverging_task_is_abandoned_and_said_so() -> None:
     rankup.fit(network, clusters("bad"), QUICK)
 
 
-def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
+def test_task_that_ends_at_guessing_is_abandoned() -> None:
     network = rankup.fit(net(), clusters("good"), QUICK)
     task = clusters("noise", classes=2)
     labels = torch.randint(2, task.train_y.shape, generator=torch.Generator().manual_seed(0))
@@ -185,7 +185,7 @@ def test_a_task_that_ends_at_guessing_is_abandoned_and_said_so() -> None:
     assert network.tasks == ["good"]
 
 
-def test_a_little_better_than_guessing_is_not_learned() -> None:
+def test_one_standard_error_above_guessing_is_not_learned() -> None:
     """Four labels of a hundred can be known, which is less than one standard error."""
     y = torch.arange(100) % 2
     x = torch.zeros(100, 12)
@@ -195,7 +195,7 @@ def test_a_little_better_than_guessing_is_not_learned() -> None:
         rankup.fit(net(), task, QUICK)
 
 
-def test_data_sorted_by_class_is_judged_by_all_its_classes() -> None:
+def test_samples_of_sorted_data_have_all_classes() -> None:
     task = clusters("sorted")
     order = task.train_y.argsort()
     x, y = task.train_x[order].repeat(120, 1, 1).transpose(0, 1), task.train_y[order]
@@ -207,14 +207,14 @@ def test_data_sorted_by_class_is_judged_by_all_its_classes() -> None:
     assert seen.bincount().tolist() == pytest.approx([len(seen) / 3] * 3, rel=0.1)
 
 
-def test_a_few_samples_that_are_all_right_count_as_learned() -> None:
+def test_few_samples_that_are_all_right_count_as_learned() -> None:
     x = torch.eye(4).repeat(1, 3)
     few = rankup.Task("few", 2, x, torch.tensor([0, 1, 0, 1]), x, torch.tensor([0, 1, 0, 1]))
     network = rankup.fit(net(), few, Recipe(epochs=100, batch=4))
     assert right(network, few) == 1
 
 
-def test_an_interruption_abandons_the_task() -> None:
+def test_interrupt_abandons_the_task() -> None:
     network = rankup.fit(net(), clusters("good"), QUICK)
 
     def interrupt(epoch: Epoch, checkpoint: Checkpoint) -> None:
@@ -226,7 +226,7 @@ def test_an_interruption_abandons_the_task() -> None:
     assert network.tasks == ["good"]
 
 
-def test_progress_tells_how_far_a_task_is() -> None:
+def test_on_epoch_gets_number_loss_and_accuracy() -> None:
     seen: list[Epoch] = []
     right: list[float] = []
 
@@ -241,7 +241,7 @@ def test_progress_tells_how_far_a_task_is() -> None:
     assert all(math.isfinite(epoch.loss) for epoch in seen)
 
 
-def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
+def test_batch_norms_are_calibrated_on_the_task() -> None:
     task = make_stream("r-digits", tasks=1)[0]
     network = rankup.grow(rankup.models.resnet18(width=4, image_size=8, channels=1), Rank(2, 1))
     rankup.fit(network.train(), task, Recipe(epochs=1, batch=128))
@@ -253,7 +253,7 @@ def test_batch_norms_are_calibrated_on_the_tasks_own_data() -> None:
     torch.testing.assert_close(network.body.norm.means[0], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> None:
+def test_dropout_is_on_in_steps_and_off_in_answers() -> None:
     seen = {True: 0, False: 0}
 
     class Watched(torch.nn.Dropout):
@@ -272,7 +272,7 @@ def test_dropout_is_on_while_a_task_learns_and_off_when_it_is_looked_at() -> Non
     assert not network.training
 
 
-def test_accuracy_is_that_of_a_run() -> None:
+def test_accuracy_is_the_share_of_correct_test_samples() -> None:
     stream = make_stream("p-digits", tasks=2)
     network = rankup.grow(rankup.models.mlp(64, hidden=[32]), Rank(4, 1)).train()
     for task in stream:
@@ -289,7 +289,7 @@ def test_accuracy_is_that_of_a_run() -> None:
         rankup.accuracy(network, make_stream("p-digits", tasks=3)[2])
 
 
-def test_every_epoch_sees_every_sample_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_every_sample_in_a_new_order() -> None:
     feed = Feed(clusters(), Recipe(epochs=3, batch=64), CPU)
     orders = []
     for seed in range(9):
@@ -331,7 +331,7 @@ def rare(samples: int, knows: bool) -> rankup.Task:
     return rankup.Task("rare", 2, *drawn(), *drawn())
 
 
-def test_a_task_of_rare_classes_is_learned() -> None:
+def test_task_with_a_rare_class_is_learned() -> None:
     task = rare(10_000, knows=True)
     net = rankup.fit(
         rankup.grow(rankup.models.mlp(20, hidden=[32, 32]), rankup.Rank(8, 1)),
@@ -345,7 +345,7 @@ def test_a_task_of_rare_classes_is_learned() -> None:
     assert worse / int((~rare_ones).sum()) > 0.85  # the area under the curve
 
 
-def test_a_task_of_rare_classes_that_nothing_tells_is_refused() -> None:
+def test_unlearnable_rare_class_is_refused() -> None:
     recipe = rankup.Recipe(epochs=1, lr=1e-4)
     with pytest.raises(rankup.TaskFailed, match="not three standard errors above guessing"):
         rankup.fit(
@@ -355,7 +355,7 @@ def test_a_task_of_rare_classes_that_nothing_tells_is_refused() -> None:
         )
 
 
-def test_inputs_of_float64_keep_their_digits() -> None:
+def test_float64_inputs_keep_their_digits() -> None:
     z = torch.randn(1000, 4, dtype=torch.float64)
     x, y = z + 1.7e9, (z[:, 0] > 0).long()
     task = rankup.Task("far", 2, x, y, x, y)
@@ -378,7 +378,7 @@ class Backbone(nn.Module):
 
 @pytest.mark.parametrize("module", ["chain", "tanh"])
 @pytest.mark.parametrize("how", ["features", "transform"])
-def test_what_makes_the_data_is_not_learned(how: str, module: str) -> None:
+def test_transform_and_backbone_get_no_gradients(how: str, module: str) -> None:
     backbone = Backbone()
     hidden = nn.ReLU() if module == "chain" else nn.Tanh()
     own = nn.Sequential(nn.Linear(12, 16), hidden, nn.Linear(16, 2))

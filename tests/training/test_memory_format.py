@@ -88,7 +88,7 @@ def seen_by(body: nn.Module) -> dict[bool, set[bool]]:
         (ViewingInTraining, True, False),
     ],
 )
-def test_a_network_learns_however_it_flattens(
+def test_network_learns_however_it_flattens(
     kind: type[Net], in_answers: bool, in_training: bool, precision: str, device: str
 ) -> None:
     net = rankup.grow(kind().to(device), Rank(3, 1))
@@ -104,7 +104,7 @@ def test_a_network_learns_however_it_flattens(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_learns_a_module_that_views(name: str, device: str) -> None:
+def test_every_method_learns_a_module_with_views(name: str, device: str) -> None:
     tasks = [coloured(number).to(device) for number in range(2)]
     recipe = Recipe(**{**METHODS[name].recipe, "epochs": 2, "batch": 32})
     setting = Setting(Viewing().to(device), GROWTH, recipe, 0, tasks, method_options(name, {}))
@@ -116,7 +116,7 @@ def test_every_method_learns_a_module_that_views(name: str, device: str) -> None
 
 
 @pytest.mark.parametrize("error", [AssertionError, ValueError, TypeError])
-def test_a_module_may_refuse_them_by_any_error(error: type[Exception]) -> None:
+def test_module_may_refuse_channels_last_by_any_error(error: type[Exception]) -> None:
     class Refusing(Net):
         def forward(self, x: Tensor) -> Tensor:
             if not x.is_contiguous():
@@ -127,7 +127,7 @@ def test_a_module_may_refuse_them_by_any_error(error: type[Exception]) -> None:
     assert rankup.fit(net, coloured(), Recipe(epochs=8, batch=32)).tasks == [coloured().name]
 
 
-def test_a_trial_leaves_no_trace() -> None:
+def test_trial_changes_nothing() -> None:
     body = Net().train()
     before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
     torch.manual_seed(3)
@@ -142,7 +142,7 @@ def test_a_trial_leaves_no_trace() -> None:
     assert body.training
 
 
-def test_it_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bool] = []
     answers = memory_format._runs
 
@@ -157,7 +157,7 @@ def test_it_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> None
     assert sorted(tried) == [False, True]
 
 
-def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_agree_in_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
     def learned() -> IncrementalNet:
         torch.manual_seed(0)
         net = rankup.grow(Net().double(), Rank(3, 1))
@@ -175,7 +175,7 @@ def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(last(x, task), plain(x, task), rtol=1e-8, atol=1e-8)
 
 
-def test_a_network_that_knows_nothing_says_so() -> None:
+def test_accuracy_of_an_unknown_task_is_refused() -> None:
     net = rankup.grow(Net(), Rank(3, 1))
     with pytest.raises(rankup.RankupError, match="there is no task '0', none was learned yet"):
         rankup.accuracy(net, coloured())
@@ -185,7 +185,7 @@ def test_a_network_that_knows_nothing_says_so() -> None:
     assert rankup.accuracy(net, coloured()) > 0.8
 
 
-def test_what_has_no_images_is_left_as_it_is() -> None:
+def test_inputs_without_images_keep_their_format() -> None:
     assert not memory_format.takes_channels_last(nn.Linear(3, 3), torch.rand(4, 3))
     one_dimension = nn.Sequential(nn.Conv1d(3, 4, 3))
     assert not memory_format.takes_channels_last(one_dimension, torch.rand(4, 3, 8))
@@ -213,14 +213,14 @@ def of_size(side: int) -> rankup.Task:
     return rankup.Task(f"of {side}", 2, x, y, x, y)
 
 
-def test_images_of_another_size_are_tried_anew() -> None:
+def test_format_is_tried_for_each_size() -> None:
     net = rankup.grow(Positions(), Rank(4, 1), head="head")
     for side in (3, 8):
         rankup.fit(net, of_size(side), Recipe(epochs=30, batch=32, lr=0.02))
     assert net.tasks == ["of 3", "of 8"]
 
 
-def test_what_cannot_be_answered_at_all_tells_nothing() -> None:
+def test_failed_trial_in_both_formats_is_not_cached() -> None:
     body = rankup.grow(Positions(), Rank(4, 1), head="head").body
     assert not memory_format.takes_channels_last(body, torch.rand(4, 1, 8, 8))
     assert body not in memory_format._TRIED or not memory_format._TRIED[body]

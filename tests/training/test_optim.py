@@ -8,7 +8,7 @@ from rankup.training.optim import PerReplica, FlatAdam, FlatSGD, rate
 from rankup.training.recipe import PAPER, Recipe
 
 
-def test_the_flat_optimiser_is_adam_with_decoupled_weight_decay() -> None:
+def test_flat_adam_is_torchs_adamw() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (5,), (2, 2, 2)]
     start = [torch.randn(s, generator=draw, dtype=torch.float64) for s in shapes]
@@ -29,7 +29,7 @@ def test_the_flat_optimiser_is_adam_with_decoupled_weight_decay() -> None:
     torch.testing.assert_close(ours.detach(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_descent_has_no_momentum_and_decoupled_weight_decay() -> None:
+def test_flat_sgd_has_decoupled_weight_decay() -> None:
     start, grad = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.25])
     flat = FlatSGD(start.clone(), weight_decay=0.1)
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_gradient_descent_has_no_momentum_and_decoupled_weight_decay() -> None:
     torch.testing.assert_close(flat.flat, once * 0.95 - 0.5 * grad)
 
 
-def test_replicas_may_have_optimisers_of_their_own() -> None:
+def test_replicas_may_have_different_optimisers() -> None:
     recipes = [Recipe(), Recipe(optimiser="sgd"), Recipe(weight_decay=0.5)]
     rows, grad, rates = torch.ones(3, 4), torch.rand(3, 4), torch.tensor([0.1, 0.2, 0.3])
     together = PerReplica(recipes, rows.clone())
@@ -51,7 +51,7 @@ def test_replicas_may_have_optimisers_of_their_own() -> None:
         assert torch.equal(together.state(number)["flat"], optimiser.flat)
 
 
-def test_one_cycle_rises_then_falls_and_constant_stays() -> None:
+def test_one_cycle_rises_then_falls() -> None:
     recipe = Recipe(warmup=0.2)
     rates = [rate(recipe, 0.5, step, 101) for step in range(101)]
     assert rates[0] == 0

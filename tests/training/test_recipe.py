@@ -16,14 +16,14 @@ from rankup.training.fit import default_recipe
 from rankup.training.recipe import PAPER, Recipe, recipe_for
 
 
-def test_losses_are_what_they_are_called() -> None:
+def test_losses_are_cross_entropy_and_squared_error() -> None:
     answer, labels = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
     torch.testing.assert_close(loss_of(Recipe(), answer, labels), F.cross_entropy(answer, labels))
     squared = (answer.softmax(1) - torch.eye(3)[labels]) ** 2
     torch.testing.assert_close(loss_of(PAPER, answer, labels), squared.mean())
 
 
-def test_classes_that_a_task_lacks_do_not_count() -> None:
+def test_missing_classes_do_not_count() -> None:
     answer, labels = torch.randn(8, 2), torch.arange(8) % 2
     beside = torch.cat([answer, torch.full((8, 3), -math.inf)], 1)
     for recipe in (Recipe(), PAPER):
@@ -31,7 +31,7 @@ def test_classes_that_a_task_lacks_do_not_count() -> None:
         torch.testing.assert_close(among, alone)
 
 
-def test_the_paper_recipe_is_the_notebooks() -> None:
+def test_paper_recipe_is_the_notebooks() -> None:
     recipe = recipe_for("paper", colour=True)
     assert (recipe.epochs, recipe.batch, recipe.lr, recipe.first_lr) == (500, 128, 1e-4, 1e-5)
     assert (recipe.loss, recipe.pixels, recipe.schedule) == ("mse", "raw", "constant")
@@ -66,24 +66,24 @@ def test_bad_recipes_are_refused(options: dict, message: str) -> None:
         Recipe(**options)
 
 
-def test_an_unknown_recipe_is_refused() -> None:
+def test_unknown_recipe_is_refused() -> None:
     with pytest.raises(rankup.RankupError, match="there is no recipe 'best', only default, paper"):
         recipe_for("best")
 
 
-def test_the_smallest_images_are_not_cropped() -> None:
+def test_smallest_images_are_not_cropped() -> None:
     assert [recipe_for("default", colour=True, size=size).crop for size in (1, 2, 32)] == [0, 1, 3]
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 256), (3, 256, 16)])
-def test_crops_fit_into_the_shorter_side(shape: tuple[int, ...]) -> None:
+def test_crop_follows_the_shorter_side(shape: tuple[int, ...]) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     network = rankup.grow(module.append(nn.Linear(4, 2)), Rank(2, 1))
     x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
     assert default_recipe(network, rankup.Task("wide", 2, x, y, x, y)).crop == 2
 
 
-def test_without_a_recipe_fit_takes_what_fits() -> None:
+def test_default_recipe_adapts_to_task_and_network() -> None:
     few = make_stream("s-digits")[0]
     mlp = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(2, 1))
     assert default_recipe(mlp, few) == recipe_for("default", samples=len(few.train_y), size=8)

@@ -21,7 +21,7 @@ from rankup.training.recipe import Recipe
 
 
 @GPU
-def test_captured_learners_may_have_recipes_of_their_own() -> None:
+def test_graph_runs_learners_with_different_recipes() -> None:
     device = torch.device("cuda")
     recipes = [Recipe(batch=8), Recipe(batch=8, optimiser="sgd"), Recipe(batch=8, weight_decay=0.5)]
     found = []
@@ -41,7 +41,7 @@ def test_captured_learners_may_have_recipes_of_their_own() -> None:
 
 
 @GPU
-def test_captured_steps_have_streams_that_are_all_different() -> None:
+def test_streams_of_a_graph_are_all_different() -> None:
     device = torch.device("cuda")
     torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as anybody may take one
     for _ in range(4):
@@ -62,7 +62,7 @@ def test_captured_steps_have_streams_that_are_all_different() -> None:
     ],
 )
 @pytest.mark.parametrize("rank", [RANKS[0], RANKS[1]])
-def test_captured_replicas_agree_with_the_seed_alone(
+def test_captured_replicas_agree_with_eager_steps(
     kind: type[RankLearner], form: str, rank: Rank
 ) -> None:
     device = torch.device("cuda")
@@ -85,7 +85,7 @@ def test_captured_replicas_agree_with_the_seed_alone(
 
 
 @GPU
-def test_captured_convolutions_agree_with_the_seed_alone() -> None:
+def test_captured_convolutions_agree_with_eager_steps() -> None:
     device, recipe = torch.device("cuda"), Recipe(batch=32, flip=True, crop=1)
     stream = rankup.data.make_stream("p-digits", tasks=2)
     found = []
@@ -117,7 +117,7 @@ def test_captured_convolutions_agree_with_the_seed_alone() -> None:
 
 
 @GPU
-def test_one_graph_serves_tasks_of_different_rank_and_what_it_learns_is_kept() -> None:
+def test_one_graph_serves_tasks_of_different_rank() -> None:
     device = torch.device("cuda")
     net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1)).to(device)
     engine = Engine()
@@ -136,7 +136,7 @@ def test_one_graph_serves_tasks_of_different_rank_and_what_it_learns_is_kept() -
 
 
 @GPU
-def test_a_module_that_cannot_be_captured_runs_step_by_step_and_it_is_said() -> None:
+def test_module_that_cannot_be_captured_runs_eagerly() -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -163,7 +163,7 @@ def test_a_module_that_cannot_be_captured_runs_step_by_step_and_it_is_said() -> 
 
 @GPU
 @pytest.mark.parametrize("net", ["mlp", "resnet18"])
-def test_the_same_seed_gives_the_same_numbers_twice(net: str) -> None:
+def test_same_seed_gives_the_same_bits(net: str) -> None:
     device = torch.device("cuda")
     stream = rankup.data.make_stream("p-digits", tasks=2)
     answers = []
@@ -180,7 +180,7 @@ def test_the_same_seed_gives_the_same_numbers_twice(net: str) -> None:
     assert torch.equal(*answers)
 
 
-def test_a_captured_graph_serves_no_other_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_recipe_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     class Captured:
         def __init__(self, form: str, learners: object, signature: object) -> None:
             self.signature = signature
@@ -198,7 +198,7 @@ def test_a_captured_graph_serves_no_other_recipe(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("working", [["branches"], []])
-def test_what_cannot_be_captured_falls_back_a_gear_at_a_time_and_it_is_said_once(
+def test_failed_capture_falls_back_and_notes_it_once(
     working: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Captured:

@@ -23,7 +23,7 @@ from rankup.training.optim import flattened, views
 from rankup.training.recipe import Recipe
 
 
-def test_tensors_are_given_back_after_a_step_that_fails() -> None:
+def test_bound_restores_tensors_after_an_error() -> None:
     (learner,) = learners(RankLearner, pad=16)
     before = {name: tensor.data_ptr() for name, tensor in learner.named_buffers()}
     with pytest.raises(KeyboardInterrupt), learner.bound(learner.step_inputs()):
@@ -31,7 +31,7 @@ def test_tensors_are_given_back_after_a_step_that_fails() -> None:
     assert {name: tensor.data_ptr() for name, tensor in learner.named_buffers()} == before
 
 
-def test_a_flat_tensor_comes_apart_as_it_was_put_together() -> None:
+def test_views_invert_flattened() -> None:
     tensors = {"a": torch.rand(2, 3), "b": torch.rand(()), "c": torch.rand(4)}
     for name, view in views(flattened(tensors.values(), 0), tensors).items():
         assert torch.equal(view, tensors[name])
@@ -40,14 +40,14 @@ def test_a_flat_tensor_comes_apart_as_it_was_put_together() -> None:
         assert torch.equal(view, stacked[name])
 
 
-def test_rows_are_taken_from_each_replicas_own_table() -> None:
+def test_take_uses_the_table_of_each_replica() -> None:
     table, rows = torch.rand(3, 5, 2), torch.tensor([[0, 4], [1, 1], [3, 2]])
     expected = torch.stack([table[n][rows[n]] for n in range(3)])
     assert torch.equal(take(table, rows), expected)
     assert torch.equal(flat_rows(rows, 5), rows + torch.tensor([[0], [5], [10]]))
 
 
-def test_dropout_draws_from_the_seed_and_leaves_torchs_generator_alone() -> None:
+def test_dropout_uses_the_seed_and_no_global_state() -> None:
     body = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
     found = []
     for noise in (1, 2):
@@ -69,7 +69,7 @@ class Drawing(nn.Identity):
         return x * 1  # an operation, or the handwritten step would be used
 
 
-def test_what_modules_draw_differs_by_seed_task_and_epoch() -> None:
+def test_module_seeds_differ_by_seed_task_and_epoch() -> None:
     body = nn.Sequential(Drawing(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
     for seed in (0, 1):
         net = rankup.grow(body, Rank(2, 1), head="3")
@@ -93,7 +93,7 @@ class Sgd(ModuleLearner):
                 parameter.clamp_(-0.0625, 0.0625)
 
 
-def test_a_method_may_bring_steps_of_its_own() -> None:
+def test_learner_may_override_gradient_and_after_step() -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
     learner = Sgd(body, Feed(task(0), Recipe(batch=8), CPU), 0)
@@ -112,7 +112,7 @@ class Turning(ModuleLearner):
                 parameter.mul_(0.5)
 
 
-def test_what_is_done_before_an_epoch_is_done_to_what_learns() -> None:
+def test_on_epoch_start_changes_learned_tensors() -> None:
     body = nn.Linear(12, 3)
     steps = Eager([Turning(body, Feed(task(0), RECIPE, CPU), 0)])
     steps.on_epoch_start(0)
@@ -130,7 +130,7 @@ def form_of(learners: Sequence[Learner]) -> str | None:
     return Engine(pytest.fail)._form(learners)
 
 
-def test_seeds_share_a_step_only_where_they_differ_in_tensors_alone() -> None:
+def test_seeds_share_a_step_if_only_tensors_differ() -> None:
     assert form_of(learners(ChainLearner, 2)) == "stacked"
     assert form_of(learners(RankLearner, 2)) == "vmap"
     for crop, form in ((0, "stacked"), (1, "branches")):
@@ -143,7 +143,7 @@ def test_seeds_share_a_step_only_where_they_differ_in_tensors_alone() -> None:
         assert form_of(turned) == form
 
 
-def test_runs_of_different_precision_are_trained_one_by_one_and_it_is_said() -> None:
+def test_runs_of_different_precision_run_one_by_one() -> None:
     pupils = [
         learners(RankLearner, recipe=replace(RECIPE, precision=precision))[0]
         for precision in ("float32", "tf32")
@@ -155,7 +155,7 @@ def test_runs_of_different_precision_are_trained_one_by_one_and_it_is_said() -> 
     assert said == ["runs are trained one by one because they multiply in different precisions"]
 
 
-def test_a_graph_serves_no_task_with_another_transform() -> None:
+def test_key_differs_by_transform() -> None:
     net = rankup.grow(rankup.models.mlp(64, hidden=[16]), Rank(0, 0, seeded=8))
     keys = []
     for turned in rankup.data.make_stream("r-digits", tasks=2):
@@ -165,7 +165,7 @@ def test_a_graph_serves_no_task_with_another_transform() -> None:
     assert keys[0] != keys[1]
 
 
-def test_a_graph_serves_no_task_whose_modules_learn_no_statistics_any_more() -> None:
+def test_key_differs_once_statistics_are_constant() -> None:
     body = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16, affine=False), nn.Linear(16, 3))
     net = rankup.grow(body, Rank(0, 0, seeded=8), head="2", exclude="1")
     found = []

@@ -20,14 +20,14 @@ from rankup.training.recipe import Recipe
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
 @pytest.mark.parametrize("tasks", [0, 2])
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_step_written_by_hand_is_autograds(rank: Rank, tasks: int, loss: Any) -> None:
+def test_step_by_hand_agrees_with_autograd(rank: Rank, tasks: int, loss: Any) -> None:
     recipe = Recipe(batch=8, weight_decay=0.1, loss=loss)
     plain = learners(RankLearner, rank=rank, tasks=tasks, recipe=recipe)
     by_hand = learners(ChainLearner, rank=rank, tasks=tasks, recipe=recipe)
     assert_agree(after_steps(Eager(plain)), after_steps(Eager(by_hand)))
 
 
-def test_the_step_written_by_hand_takes_augmented_images() -> None:
+def test_step_by_hand_takes_augmented_images() -> None:
     stream = rankup.data.make_stream("p-digits", tasks=1)
     recipe = Recipe(batch=32, flip=True, crop=2, pixels="centred")
     found = []
@@ -43,7 +43,7 @@ def test_the_step_written_by_hand_takes_augmented_images() -> None:
 @pytest.mark.parametrize("tasks", [0, 1])
 @pytest.mark.parametrize("pixels", ["unit", "centred", "raw"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_step_written_by_hand_takes_bytes(tasks: int, pixels: str, bias: bool) -> None:
+def test_step_by_hand_takes_bytes(tasks: int, pixels: str, bias: bool) -> None:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 256, (60, 12), generator=draw, dtype=torch.uint8), torch.arange(60) % 3
     data = rankup.Task("bytes", 3, x, y, x[:9], y[:9])
@@ -65,7 +65,7 @@ def test_the_step_written_by_hand_takes_bytes(tasks: int, pixels: str, bias: boo
     torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
-def test_a_small_step_takes_one_thread_and_leaves_the_others_as_they_were() -> None:
+def test_small_step_uses_one_thread() -> None:
     seen = []
 
     class Watched(ChainLearner):
@@ -108,13 +108,13 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("between", ["skip", "none", "gelu", "twice"])
-def test_only_chains_are_taken_for_chains(between: str) -> None:
+def test_other_modules_are_no_chains(between: str) -> None:
     net = rankup.grow(Odd(between), Rank(2, 1))
     assert net.plan.chain is None
     assert not is_chain(net, Feed(task(0), Recipe(), CPU))
 
 
-def test_chains_of_other_precisions_or_with_kept_weights_take_the_general_step() -> None:
+def test_bfloat16_and_kept_weights_use_autograd() -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(2, 1))
     net.begin_task("open", 3)
     assert net.plan.chain == ("hidden.0", "hidden.1")
@@ -127,7 +127,7 @@ def test_chains_of_other_precisions_or_with_kept_weights_take_the_general_step()
 
 @pytest.mark.parametrize("kind", [RankLearner, ChainLearner])
 @pytest.mark.parametrize("rank", RANKS)
-def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> None:
+def test_padding_tables_changes_nothing(kind: type[RankLearner], rank: Rank) -> None:
     recipe = Recipe(batch=8, weight_decay=0.1)
     bare = learners(kind, rank=rank, recipe=recipe)
     padded = learners(kind, rank=rank, recipe=recipe, pad=16)
@@ -142,7 +142,7 @@ def test_rows_of_zeros_change_nothing(kind: type[RankLearner], rank: Rank) -> No
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
-def test_replicas_in_one_tensor_are_the_replicas_alone(loss: Any) -> None:
+def test_stacked_replicas_agree_with_each_alone(loss: Any) -> None:
     """What a captured graph of stacked replicas computes, computed on the CPU."""
     together = learners(ChainLearner, 3, recipe=Recipe(batch=8, loss=loss))
     first = together[0]
@@ -166,7 +166,7 @@ def test_replicas_in_one_tensor_are_the_replicas_alone(loss: Any) -> None:
             torch.testing.assert_close(grad[number], own, rtol=1e-9, atol=1e-12)
 
 
-def test_a_body_that_was_compiled_is_no_chain() -> None:
+def test_compiled_body_is_no_chain() -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[10, 8]), Rank(3, 1))
     net.begin_task("0", 3)
     feed = Feed(task(0), Recipe(batch=8), CPU)

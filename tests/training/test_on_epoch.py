@@ -15,7 +15,7 @@ from rankup.training.loop import Epoch
 from rankup.training.recipe import Recipe
 
 
-def test_the_network_answers_with_what_it_has_learned_so_far() -> None:
+def test_network_answers_in_on_epoch() -> None:
     task, network, found = clusters(), net(), list[tuple[float, float]]()
 
     def look(epoch: Epoch, checkpoint: Checkpoint) -> None:
@@ -28,14 +28,14 @@ def test_the_network_answers_with_what_it_has_learned_so_far() -> None:
 
 
 @pytest.mark.parametrize("end", ["commit_task", "abandon_task"])
-def test_a_task_is_not_to_be_ended_by_who_looks_on(end: str) -> None:
+def test_on_epoch_must_not_end_the_task(end: str) -> None:
     network = net()
     with pytest.raises(rankup.TaskStateError, match="on_epoch committed or abandoned"):
         rankup.fit(network, clusters(), QUICK, on_epoch=lambda *_: getattr(network, end)())
     assert network.learning is None
 
 
-def test_modes_that_who_looks_on_has_set_are_set_back() -> None:
+def test_modes_set_in_on_epoch_are_restored() -> None:
     def learned(look: bool) -> rankup.IncrementalNet:
         module = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 3))
         network = rankup.grow(module, Rank(2, 1))
@@ -46,7 +46,7 @@ def test_modes_that_who_looks_on_has_set_are_set_back() -> None:
     assert_same_bits(logits(learned(True).eval(), x), logits(learned(False).eval(), x))
 
 
-def test_an_epoch_tells_nothing_once_its_task_is_over() -> None:
+def test_epoch_has_no_accuracy_after_its_task() -> None:
     kept: list[Epoch] = []
     network = rankup.fit(net(), clusters(), QUICK, on_epoch=lambda epoch, _: kept.append(epoch))
     network.begin_task("next", 2)
@@ -56,7 +56,7 @@ def test_an_epoch_tells_nothing_once_its_task_is_over() -> None:
     assert all(map(torch.equal, before, network.parameters()))
 
 
-def test_a_checkpoint_of_a_network_that_knew_fewer_tasks_is_refused() -> None:
+def test_checkpoint_of_a_smaller_network_is_refused() -> None:
     """If no task adds factors, its tensors would fit."""
     kept: list[Checkpoint] = []
     first, second = clusters("first"), clusters("second", seed=1)
@@ -93,14 +93,14 @@ def test_networks_that_learn_in_threads_learn_as_each_alone() -> None:
     assert all(torch.equal(answer, alone) for answer in found)
 
 
-def test_accuracy_is_of_the_task_that_was_learned() -> None:
+def test_accuracy_refuses_other_numbers_of_classes() -> None:
     network, task = net(), clusters()
     rankup.fit(network, task, QUICK)
     with pytest.raises(rankup.RankupError, match="'clusters' with 3 classes, but this one has 5"):
         rankup.accuracy(network, clusters(classes=5))
 
 
-def test_two_steps_are_enough_for_something() -> None:
+def test_two_steps_learn_an_easy_task() -> None:
     x = torch.cat([-torch.ones(64, 12), torch.ones(64, 12)])
     y = (torch.arange(128) >= 64).long()
     task = rankup.Task("apart", 2, x, y, x, y)
