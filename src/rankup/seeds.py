@@ -16,18 +16,18 @@ from torch import Tensor
 SIGNS_GENERATOR = "shake256-signs"
 SIGNS_VERSION = 1
 
-# The generators that modules draw from are the process's.
-_ONE_AT_A_TIME = threading.RLock()
+# The generators that modules draw from are the process's, and answers may be given in any thread.
+_LOCK = threading.RLock()
 
 
 def number(seed: int, *names: object) -> int:
-    """A seed of its own for every purpose."""
+    """Derive a seed for one purpose."""
     digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for every purpose: no draw depends on how many came before it.
+    """Make a generator for one purpose: no draw depends on how many came before it.
 
     >>> a, b = generator(0, "factors", "hidden.0", 3), generator(0, "factors", "hidden.0", 3)
     >>> torch.equal(torch.rand(2, generator=a), torch.rand(2, generator=b))
@@ -36,43 +36,43 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
     return torch.Generator(device).manual_seed(number(seed, *names))
 
 
-def of_epoch(seed: int, task: int, epoch: int, device: torch.device) -> torch.Generator:
-    """The generator for all randomness in an epoch of a task; both count from 0."""
+def epoch_generator(seed: int, task: int, epoch: int, device: torch.device) -> torch.Generator:
+    """Make the generator for all randomness in an epoch of a task; both count from 0."""
     return generator(seed, "epoch", task, epoch, device=device)
 
 
 def normal(*shape: int, generator: torch.Generator) -> Tensor:
-    """Normally distributed numbers, the same whatever torch's default dtype is."""
+    """Draw normally distributed numbers, the same whatever torch's default dtype is."""
     return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 @contextmanager
-def drawing(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, the generators that modules draw from start at the seed: torch's for the CPU and the
-    device, Python's and NumPy's. Afterwards they are as before. Threads take turns."""
-    with _ONE_AT_A_TIME:
+def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed the generators that modules draw from, and restore them afterwards: torch's for the CPU
+    and the device, Python's and NumPy's. Threads take turns."""
+    with _LOCK:
         python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
-            with _drawing_of_torch(device, seed):
+            with _seeded_torch(device, seed):
                 yield
         finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
 
 
-def drawn_from() -> tuple[object, ...]:
-    """The states of all generators that modules draw from, except a GPU's."""
+def rng_states() -> tuple[object, ...]:
+    """Return the states of all generators that modules draw from, except a GPU's."""
     legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), legacy
 
 
 @contextmanager
-def kept_if_it_fails(device: torch.device) -> Iterator[None]:
-    """Inside, a graph is captured. If that fails, torch leaves its generator for the GPU as if the
-    capture went on, and nothing can draw from it any more: its former state is restored."""
-    generator = _of_gpu(device)
+def rng_restored_on_error(device: torch.device) -> Iterator[None]:
+    """Restore the GPU's generator if the capture of a graph fails: torch leaves it as if the
+    capture went on, and nothing can draw from it any more."""
+    generator = _gpu_generator(device)
     before = generator.clone_state()
     try:
         yield
@@ -81,25 +81,25 @@ def kept_if_it_fails(device: torch.device) -> Iterator[None]:
         raise
 
 
-def _of_gpu(device: torch.device) -> torch.Generator:
+def _gpu_generator(device: torch.device) -> torch.Generator:
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]
 
 
 @contextmanager
-def _drawing_of_torch(device: torch.device, seed: int) -> Iterator[None]:
+def _seeded_torch(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         # Not `torch.manual_seed`, which seeds all devices there are.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
-            _of_gpu(device).manual_seed(seed)
+            _gpu_generator(device).manual_seed(seed)
         yield
 
 
 def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:
-    """`count` random bits of a layer's `U` or `V`, packed: integer arithmetic alone, so they are
-    the same on every machine and for every version of every library. A larger
-    count extends the bits of a smaller one.
+    """Generate `count` random bits of a layer's `U` or `V`, packed: integer arithmetic alone, so
+    they are the same on every machine and for every version of every library. A larger count
+    extends the bits of a smaller one.
 
     >>> sign_bits(0, "hidden.0", "U", 32).hex()
     '87095d36'

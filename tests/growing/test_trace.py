@@ -15,7 +15,7 @@ import rankup
 from helpers.zoo import assert_same_bits, blobs, inputs, relative_error, taught, teach
 from rankup.layers import FactoredConv2d, FactoredLinear, TaskHead, TaskNorm
 from rankup.rank import Rank
-from rankup.seeds import drawn_from
+from rankup.seeds import rng_states
 from rankup.training.batches import Feed
 from rankup.training.engine.mlp import is_chain
 from rankup.training.recipe import Recipe
@@ -159,12 +159,12 @@ def test_random_path_is_not_taken_for_constant(coin: str) -> None:
             return self.head(x)
 
     module = Dropped()
-    before = drawn_from()
+    before = rng_states()
     net = rankup.grow(module, Rank(2, 1))
     assert net.plan.paths[0] is None
     assert net.plan.paths[1] is not None
     assert net.plan.chain is None
-    assert drawn_from() == before
+    assert rng_states() == before
 
 
 class Interrupted(nn.Module):

@@ -13,16 +13,16 @@ from helpers.clusters import QUICK, clusters
 from helpers.threads import meanwhile
 from helpers.zoo import taught
 from rankup.rank import Rank
-from rankup.seeds import drawn_from
+from rankup.seeds import rng_states
 
 
 def test_threads_that_load_leave_generators_alone(tmp_path: Path) -> None:
     rankup.save(taught("mlp"), tmp_path)
-    before = drawn_from()
+    before = rng_states()
     with meanwhile(lambda: rankup.load(tmp_path), threads=4):
         for _ in range(8):
             rankup.load(tmp_path)
-    assert drawn_from() == before
+    assert rng_states() == before
 
 
 def plain() -> nn.Module:
@@ -47,7 +47,7 @@ def test_serving_does_not_change_what_is_learned(tmp_path: Path) -> None:
     for busy in (False, True):
         net = rankup.fit(dropping(), first, QUICK)
         rankup.save(net, tmp_path / f"{busy}")
-        module, before = plain(), drawn_from()
+        module, before = plain(), rng_states()
 
         def serve(net: rankup.IncrementalNet = net, module: nn.Module = module) -> None:
             net.merged("first")(first.test_x)
@@ -55,7 +55,7 @@ def test_serving_does_not_change_what_is_learned(tmp_path: Path) -> None:
 
         with meanwhile(serve) if busy else nullcontext():
             rankup.fit(net, second, replace(QUICK, epochs=60))
-        assert drawn_from() == before
+        assert rng_states() == before
         found.append(net(second.test_x, "second"))
     assert torch.equal(*found)
 

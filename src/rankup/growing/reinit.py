@@ -28,7 +28,7 @@ def reset(
     owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
     fresh = copy_of(original)
     for name in owners:
-        with seeds.drawing(device, seeds.number(seed, "dense", name)):
+        with seeds.seeded_rng(device, seeds.number(seed, "dense", name)):
             redraw(fresh.get_submodule(name))
     with torch.no_grad():
         for name in spec.trained:

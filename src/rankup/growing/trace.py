@@ -184,15 +184,15 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace:
     shared |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
     copied = copy_of(module, shared)
     # One thread at a time: torch.fx patches methods of all modules while it traces.
-    with seeds.drawing(torch.device("cpu"), 0):
-        before = seeds.drawn_from()
+    with seeds.seeded_rng(torch.device("cpu"), 0):
+        before = seeds.rng_states()
         try:
             copied.train(training)
             graph = _Tracer().trace(copied, _simple_defaults(copied))
         except Exception:  # Tracing runs the module's own code: anything may be raised.
             return Trace(module, None)
         # A module that draws may take another path next time.
-        constant = seeds.drawn_from() == before
+        constant = seeds.rng_states() == before
     kept = {value.node.name for _, value in unregistered(copied) if isinstance(value, fx.Proxy)}
     return Trace(module, graph, constant, kept)
 

@@ -25,5 +25,5 @@ class ERRing(ReplayMethod):
     learner_class = ERRingLearner
 
     def order(self, feed: Feed) -> Tensor:
-        last = seeds.of_epoch(self.seed, self.learned, self.recipe.epochs - 1, feed.device)
+        last = seeds.epoch_generator(self.seed, self.learned, self.recipe.epochs - 1, feed.device)
         return feed.sample_epoch(last)["rows"].flatten()

@@ -100,7 +100,7 @@ class MixedBatches:
 
 def _try(few: Any, tasks: Tensor, options: dict[str, Any], run: Run, samples: int) -> None:
     try:
-        with seeds.drawing(tasks.device, 0), torch.no_grad(), active(tasks):
+        with seeds.seeded_rng(tasks.device, 0), torch.no_grad(), active(tasks):
             run(few, options)
     except RankupError as error:
         raise RankupError(

@@ -252,7 +252,7 @@ def _network_without_tasks(
             "like it with load(path, module=…)"
         )
     if module is None:
-        with seeds.drawing(torch.device("cpu"), 0):
+        with seeds.seeded_rng(torch.device("cpu"), 0):
             module = models.build(manifest.model).to(manifest.dtype)
     misfit = f"the module does not fit the network in {folder}"
     try:

@@ -92,7 +92,7 @@ class NetPupil:
         x, _ = next(self._feed.train(2))
         needed_by = "fit needs a module that"
         _refuse_other_arguments(self.net.body)
-        with seeds.drawing(self.net.device, 0):
+        with seeds.seeded_rng(self.net.device, 0):
             with torch.no_grad():
                 answer = self.predict(x, self.learned)
                 check_logits(answer, x, task, needed_by, _OTHER_MODULES)

@@ -107,7 +107,7 @@ class OpenTask:
         number, so a run resumes from a checkpoint with the same bits."""
         pupil = self.pupil
         return self.learner.sample_epoch(
-            seeds.of_epoch(pupil.seed, pupil.learned, epoch, self.feed.device)
+            seeds.epoch_generator(pupil.seed, pupil.learned, epoch, self.feed.device)
         )
 
     def origin(self) -> Origin:

@@ -57,7 +57,7 @@ def trial(body: nn.Module, x: Tensor, task: int) -> Any:
     layers = (layer for layer in body.modules() if isinstance(layer, TaskLayer))
     tables = {id(t): t for layer in layers for t in layer.buffers()}  # constant, so not copied
     copy = copy_of(body, tables)
-    with active(task), seeds.drawing(x.device, 0):
+    with active(task), seeds.seeded_rng(x.device, 0):
         return copy(x.clone())
 
 

@@ -60,7 +60,7 @@ class DenseMethod(Method):
         replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
         self.body = copy_of(setting.module, replaced)
         # The same name for all, so that all of these methods start from the same weights.
-        with seeds.drawing(plan.device, seeds.number(setting.seed, "finetune")):
+        with seeds.seeded_rng(plan.device, seeds.number(setting.seed, "finetune")):
             self._take_over(redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}

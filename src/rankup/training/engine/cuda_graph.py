@@ -56,7 +56,7 @@ class Graph(Steps):
         self.rates.copy_(torch.tensor(rates).t(), non_blocking=True)
         self.now.zero_()
         self.total.zero_()
-        with seeds.drawing(self.device, seed):
+        with seeds.seeded_rng(self.device, seed):
             for _ in rates[0]:
                 self.graph.replay()
         return self.total.clone()
@@ -119,15 +119,18 @@ class Graph(Steps):
                     stack.enter_context(learner.bound(tensors))
                 stack.enter_context(kernels.in_use())
             main.wait_stream(torch.cuda.current_stream())
-            before = seeds.drawn_from()
+            before = seeds.rng_states()
             with torch.cuda.stream(main):  # libraries initialise in their first call
                 for _ in range(2):
                     self.now.zero_()
                     self._step()
             torch.cuda.current_stream().wait_stream(main)
-            if seeds.drawn_from() != before:  # a graph would repeat these in every step
+            if seeds.rng_states() != before:  # a graph would repeat these in every step
                 raise RuntimeError("the module draws random numbers on the CPU")
-            with seeds.kept_if_it_fails(self.device), torch.cuda.graph(self.graph, stream=main):
+            with (
+                seeds.rng_restored_on_error(self.device),
+                torch.cuda.graph(self.graph, stream=main),
+            ):
                 self._step()
 
     def _step(self) -> None:

@@ -62,7 +62,7 @@ class Eager(Steps):
             self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        with seeds.drawing(self.learners[0].feed.device, seed):
+        with seeds.seeded_rng(self.learners[0].feed.device, seed):
             return torch.stack([self._epoch_of(n, d, rates[n]) for n, d in enumerate(draws)])
 
     def _epoch_of(self, number: int, draws: Draws, rates: Sequence[float]) -> Tensor:
