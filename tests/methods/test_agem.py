@@ -27,7 +27,7 @@ def wanted(own: Tensor, other: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_a_harmful_gradient_loses_its_part_along_the_reference(scale: float) -> None:
+def test_harmful_gradient_is_projected(scale: float) -> None:
     harmful = 0
     for seed in range(40):
         reference, grads = random(seed, scale), random(seed + 100)
@@ -77,7 +77,7 @@ def test_a_step_projects_by_a_second_batch_from_the_memory() -> None:
     assert len(set(harmful)) == 2  # both kinds were seen
 
 
-def test_the_memory_is_of_earlier_tasks_alone_and_the_first_has_none() -> None:
+def test_memory_is_of_earlier_tasks_alone() -> None:
     stream = little_stream()
     method = make("agem", stream)
     first = after(method, stream, 0)

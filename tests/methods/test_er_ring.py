@@ -50,7 +50,7 @@ def test_the_memory_is_first_in_first_out(memory: int) -> None:
     assert torch.equal(method.buffer["images"], torch.stack(expected))
 
 
-def test_a_step_is_on_both_batches_together_each_sample_by_its_own_head() -> None:
+def test_step_is_on_both_batches_together() -> None:
     stream = little_stream(3, 2, 4, 2)
     learner = after(make("er-ring", stream, options={"replay": 8}), stream, 2)
     draw = entry(learner)
@@ -64,7 +64,7 @@ def test_a_step_is_on_both_batches_together_each_sample_by_its_own_head() -> Non
         torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-6)
 
 
-def test_heads_without_a_sample_in_the_step_have_no_gradient() -> None:
+def test_unused_heads_have_no_gradient() -> None:
     stream = little_stream(3, 2, 4, 2)
     learner = after(make("er-ring", stream, options={"replay": 8}), stream, 2)
     draw = entry(learner)

@@ -1,6 +1,6 @@
 """Elastic weight consolidation does what its papers say."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -12,19 +12,15 @@ import rankup
 from helpers.zoo import blobs
 from rankup import seeds
 from rankup.data.streams import make_stream
-from rankup.growing.options import GrowOptions
 from rankup.layers import active
-from rankup.methods import method_class, method_options
-from rankup.methods.base import Setting
 from rankup.methods.ewc import EWC
 from rankup.methods.shared.dense import DenseMethod
-from rankup.rank import Rank
+from rankup.testing import make_method
 from rankup.training.batches import Feed
 from rankup.training.engine.module import ModuleLearner
 from rankup.training.engine.select import _signature
 from rankup.training.recipe import Recipe
 
-GROWTH = GrowOptions(Rank(3, 1))
 NETS = {
     "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
     "convolutions": lambda: nn.Sequential(
@@ -40,17 +36,12 @@ RECIPE = Recipe(epochs=2, batch=32)
 def make(
     name: str = "ewc", net: nn.Module | None = None, recipe: Recipe = RECIPE, **options: Any
 ) -> Any:
-    setting = Setting(
-        net or NETS["mlp"](), GROWTH, recipe, 0, STREAM.tasks, method_options(name, options)
-    )
-    return method_class(name)(setting)
+    return make_method(name, STREAM, net, options=options, **asdict(recipe))
 
 
 def shared(method: DenseMethod) -> Tensor:
     """All shared parameters in one vector."""
-    parts = {id(p) for part in method.parts for p in part.parameters()}
-    own = [p for p in method.body.parameters() if id(p) not in parts]
-    return torch.cat([p.detach().flatten() for p in own])
+    return torch.cat([p.flatten() for p in method.shared_parameters().values()])
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -115,7 +106,7 @@ def squared_gradient(ewc: EWC, x: Tensor, label: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("net", "products"), [(Tiny, {"a", "b"}), (Twice, {"once", "vain"})])
-def test_the_importance_is_the_mean_of_squared_gradients_of_samples(
+def test_importance_is_the_mean_squared_gradient(
     net: type[nn.Module], products: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ewc, feed = opened(net=net)
@@ -139,7 +130,7 @@ def test_the_importance_is_the_mean_of_squared_gradients_of_samples(
     assert float(importance.sum()) > 5 * float(of_the_batch.sum())
 
 
-def test_the_importance_does_not_depend_on_how_many_gradients_are_computed_at_once(
+def test_importance_in_parts_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ewc, feed = opened()
@@ -148,7 +139,7 @@ def test_the_importance_does_not_depend_on_how_many_gradients_are_computed_at_on
     torch.testing.assert_close(ewc.importance(feed), whole, rtol=1e-5, atol=1e-9)
 
 
-def test_the_importance_of_a_module_that_cannot_be_mapped_over_samples(
+def test_importance_where_vmap_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ewc, feed = opened(net=Twice)
@@ -194,7 +185,7 @@ def test_the_importance_pass_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("anchors", ["latest", "all"])
-def test_the_penalty_is_a_spring_on_every_shared_weight_and_on_no_head(anchors: str) -> None:
+def test_penalty_is_a_spring_on_every_shared_weight(anchors: str) -> None:
     ewc = make(strength=30.0, samples=50, anchors=anchors)
     importances, weights = [], []
     for task in STREAM.tasks[:2]:

@@ -150,7 +150,7 @@ def test_old_answers_stay_under_weight_decay(optimiser: str, stream: Stream) -> 
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_what_is_not_frozen_matters_to_no_learned_task(net: str, stream: Stream) -> None:
+def test_free_weights_matter_to_no_old_task(net: str, stream: Stream) -> None:
     method = make(stream, net)
     know(method, stream[0], stream[1])
     old = answers(method, stream)
@@ -164,7 +164,7 @@ def test_what_is_not_frozen_matters_to_no_learned_task(net: str, stream: Stream)
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_what_is_frozen_matters(net: str, stream: Stream) -> None:
+def test_frozen_weights_matter(net: str, stream: Stream) -> None:
     method = make(stream, net)
     know(method, stream[0])
     old = answers(method, stream)
@@ -184,7 +184,7 @@ def in_use(method: HardAttention) -> dict[str, Tensor]:
     return {name: masks[0][name] | masks[1][name] for name in masks[0]}
 
 
-def test_a_weight_of_an_mlp_is_frozen_between_units_in_use(stream: Stream) -> None:
+def test_weights_between_used_units_are_frozen(stream: Stream) -> None:
     method = make(stream)
     know(method, stream[0], stream[1])
     used, learner = in_use(method), begin(method, stream[2])
@@ -197,7 +197,7 @@ def test_a_weight_of_an_mlp_is_frozen_between_units_in_use(stream: Stream) -> No
         inputs = used[name]
 
 
-def test_a_channel_of_a_resnet_is_in_use_where_any_that_is_added_to_it_is(stream: Stream) -> None:
+def test_channels_in_use_spread_over_shortcuts(stream: Stream) -> None:
     method = make(stream, "resnet18")
     know(method, stream[0], stream[1])
     used, learner = in_use(method), begin(method, stream[2])
@@ -219,7 +219,7 @@ def test_a_channel_of_a_resnet_is_in_use_where_any_that_is_added_to_it_is(stream
     assert not x.all()
 
 
-def test_what_has_no_gates_is_learned_with_the_first_task(stream: Stream) -> None:
+def test_ungated_layers_freeze_after_the_first_task(stream: Stream) -> None:
     grow_options = GrowOptions(Rank(3, 1), exclude=("b",))
     setting = Setting(Between(), grow_options, Recipe(), 0, stream.tasks, method_options("hat", {}))
     method = HardAttention(setting)
@@ -230,7 +230,7 @@ def test_what_has_no_gates_is_learned_with_the_first_task(stream: Stream) -> Non
         method.end()
 
 
-def test_gates_are_behind_norms_and_closed_ones_give_zeros(stream: Stream) -> None:
+def test_gates_follow_norms_and_close_to_zero(stream: Stream) -> None:
     method = make(stream, "resnet18")
     know(method, stream[0])
     seen: dict[str, Tensor] = {}
@@ -304,7 +304,7 @@ def test_embeddings_stay_within_six(stream: Stream) -> None:
     assert torch.equal(method.mask(0), learner.embedding > 0)
 
 
-def test_a_task_without_a_unit_left_still_learns_its_head_and_its_gates(stream: Stream) -> None:
+def test_without_free_units_heads_and_gates_learn(stream: Stream) -> None:
     method = make(stream, recipe=Recipe(epochs=20, batch=16))
     learner = begin(method, stream[0])
     learner.embedding.data.fill_(1)

@@ -84,7 +84,7 @@ def test_selections_diverge_as_relaxed_bernoullis_do(
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_selections_have_a_gradient_however_far_apart_they_are() -> None:
+def test_divergence_has_a_gradient_everywhere() -> None:
     apart = torch.tensor([-3000.0, -200.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 88.8, 200.0, 3000.0])
     (found,) = torch.autograd.grad(logistic_divergence(apart.requires_grad_()).sum(), apart)
     at_one = (math.sinh(1) - 1) / (math.cosh(1) - 1)
@@ -111,7 +111,7 @@ def test_sticks_diverge_as_kumaraswamys_do(parameters: tuple[float, ...]) -> Non
     torch.testing.assert_close(got / len(u), wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_a_selections_prior_is_the_product_of_all_sticks_before_it() -> None:
+def test_prior_is_the_product_of_sticks() -> None:
     alpha, odds = 3.0, [0.5, -1.0, 0.2, -3.0]
     uniform = [0.3, 0.9, 0.05, 0.6]
     sticks = torch.tensor([[math.log(alpha)] * 4, [0.0] * 4], dtype=F64)
@@ -128,9 +128,7 @@ def test_a_selections_prior_is_the_product_of_all_sticks_before_it() -> None:
 
 @pytest.mark.parametrize("temperature", [0.1, 2 / 3])
 @pytest.mark.parametrize("level", [0.5, 0.9])
-def test_relaxed_selections_are_spread_as_their_odds_and_temperature_say(
-    temperature: float, level: float
-) -> None:
+def test_relaxed_selections_follow_their_odds(temperature: float, level: float) -> None:
     odds = torch.tensor([[-2.0], [0.0], [1.5]], dtype=F64)
     above = (relaxed(odds, temperature, middles(100_000)) > level).to(F64).mean(1)
     wanted = torch.sigmoid(odds[:, 0] - temperature * math.log(level / (1 - level)))
@@ -154,7 +152,7 @@ class PriorAlone(BuffetLearner):
         return 0 * super().surprise(draw)
 
 
-def test_the_loss_is_the_datas_and_a_samples_share_of_the_divergence() -> None:
+def test_loss_is_surprise_and_a_share_of_divergence() -> None:
     method = make()
     method.learn(method.setting.tasks[0], None, None)
     learner = method.begin(method.setting.tasks[1])
@@ -193,7 +191,7 @@ def test_factors_and_the_weight_of_a_selection_map_alike(rows: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("start", [-3.0, 2.0])
-def test_without_data_as_many_factors_are_selected_as_the_prior_asks(start: float) -> None:
+def test_without_data_selections_follow_the_prior(start: float) -> None:
     """Within a tenth: the posterior treats selections as independent of the sticks."""
     alpha, count, steps = 10.0, 40, 300
     x, y = torch.rand(steps, 4), torch.arange(steps) % 2
@@ -215,7 +213,7 @@ def test_without_data_as_many_factors_are_selected_as_the_prior_asks(start: floa
     assert float(b.mean()) == pytest.approx(1, rel=0.25)
 
 
-def test_what_is_believed_of_the_sticks_is_the_next_tasks_prior() -> None:
+def test_posterior_sticks_are_the_next_prior() -> None:
     method = make()
     first, second, _ = method.setting.tasks
     for task in (first, second):
@@ -265,7 +263,7 @@ def test_factors_in_use_and_old_answers_stay_bit_for_bit(kind: str) -> None:
     assert bool((selections[2] & ~selections[:2].any(0)).any())  # … and free ones are taken later
 
 
-def test_a_frozen_factor_gets_no_gradient_and_a_free_one_does() -> None:
+def test_only_free_factors_get_gradients() -> None:
     method = make()
     method.learn(method.setting.tasks[0], None, None)
     learner = method.begin(method.setting.tasks[1])
@@ -321,7 +319,7 @@ def test_noise_comes_from_what_was_drawn_alone() -> None:
     assert not torch.equal(loss, learner(first | {"noise": second["noise"]}))
 
 
-def test_a_task_without_a_free_factor_is_told_of_and_learns_with_the_old_ones() -> None:
+def test_full_dictionary_warns_and_still_learns() -> None:
     method = make(dictionary=12, alpha=20.0, keep=0.01)
     first, second, _ = method.setting.tasks
     method.learn(first, None, None)

@@ -76,7 +76,7 @@ def test_lists_say_whose_exemplar_is_where() -> None:
     assert Lists([], 2).tasks.tolist() == [0, 0]
 
 
-def test_exemplars_are_herded_by_the_networks_own_features() -> None:
+def test_exemplars_are_herded_by_features() -> None:
     stream = make_stream("s-digits")
     method = make("icarl", stream, options=BUDGET, pixels="centred")
     for index, task in enumerate(stream.tasks[:2]):
@@ -88,7 +88,7 @@ def test_exemplars_are_herded_by_the_networks_own_features() -> None:
             assert torch.equal(method.buffer[f"{index}/{label}"], task.train_x[best])
 
 
-def test_a_budget_is_shared_by_the_classes_seen_and_lists_lose_their_ends() -> None:
+def test_budget_is_shared_by_the_classes_seen() -> None:
     stream = little_stream()
     method = make("icarl", stream, options=BUDGET)
     lengths, before = [], {}
@@ -106,7 +106,7 @@ def test_a_budget_is_shared_by_the_classes_seen_and_lists_lose_their_ends() -> N
     assert lengths == [{8}, {6}, {3}]  # the first task's classes have only 8 samples each
 
 
-def test_what_does_not_fit_into_the_budget_is_refused() -> None:
+def test_budget_below_one_per_class_is_refused() -> None:
     with pytest.raises(rankup.RankupError, match="budget must be at least 9, .* got 8"):
         make("icarl", little_stream(), options={"budget": 8})
     assert make("icarl", little_stream(), options={"budget": 9}).learned == 0
@@ -122,7 +122,7 @@ def test_every_exemplar_is_seen_about_once_in_an_epoch() -> None:
     assert times.double().mean() < 1.2
 
 
-def test_exemplars_of_a_small_task_are_not_seen_more_often() -> None:
+def test_small_tasks_exemplars_are_not_seen_more_often() -> None:
     small, large, *_ = make_stream("s-digits")
     small = replace(small, train_x=small.train_x[:20], train_y=small.train_y[:20])
     stream = Stream("sizes", (small, large))
@@ -132,7 +132,7 @@ def test_exemplars_of_a_small_task_are_not_seen_more_often() -> None:
     assert set(times.tolist()) <= {1, 2}
 
 
-def test_tasks_that_replay_other_numbers_of_exemplars_share_no_graph() -> None:
+def test_other_numbers_of_exemplars_share_no_graph() -> None:
     stream = little_stream(3, 3, 3, 3, 3)
     method = make("icarl", stream, options={"budget": 40})  # more than the samples of a task
     keys, replayed = [], []
@@ -153,7 +153,7 @@ def moved(learner) -> None:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
 
 
-def test_the_loss_is_every_samples_own_and_what_old_heads_said_before() -> None:
+def test_loss_is_cross_entropy_and_distillation() -> None:
     """Against plain code, sample by sample and head by head."""
     stream = little_stream(3, 2, 4, 2)
     learner = after(make("icarl", stream, options={"budget": 30, "strength": 3.0}), stream, 2)
@@ -181,7 +181,7 @@ def test_the_loss_is_every_samples_own_and_what_old_heads_said_before() -> None:
     ("net", "recipe"),
     [("mlp", {}), ("mlp", {"precision": "bfloat16"}), ("resnet18", {"flip": True, "crop": 1})],
 )
-def test_distillation_does_not_pull_before_something_has_changed(net: str, recipe: dict) -> None:
+def test_distillation_starts_without_a_pull(net: str, recipe: dict) -> None:
     """Bit for bit, with the tensors that the engine's steps work on."""
     stream = little_stream(3, 3, 3)
     learner = after(make("icarl", stream, net, options=BUDGET, **recipe), stream, 2)
@@ -202,7 +202,7 @@ def test_distillation_does_not_pull_before_something_has_changed(net: str, recip
     assert all(bool(grad.any()) for grad in pull()[:2])
 
 
-def test_the_frozen_network_stays_as_it_was_and_is_not_learned() -> None:
+def test_old_network_stays_frozen() -> None:
     stream = little_stream(3, 3, 3)
     learner = after(make("icarl", stream, "resnet18", options=BUDGET), stream, 1)
     before = {name: t.clone() for name, t in learner.old.state_dict().items()}

@@ -59,7 +59,7 @@ def unequal() -> Stream:
 
 @pytest.mark.parametrize("augmented", [False, True])
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_batch_holds_what_each_samples_own_task_would_give(name: str, augmented: bool) -> None:
+def test_batch_holds_samples_as_their_tasks_make_them(name: str, augmented: bool) -> None:
     stream = tasks_of(name)
     recipe = Recipe(batch=100, pixels="centred", flip=augmented, crop=2 * augmented)
     union = Union(stream.tasks, recipe, CPU, torch.float32, one_label=False)
@@ -80,7 +80,7 @@ def test_a_batch_holds_what_each_samples_own_task_would_give(name: str, augmente
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_samples_are_of_all_tasks_each_as_its_own_task_makes_it(name: str) -> None:
+def test_samples_are_of_all_tasks(name: str) -> None:
     stream, recipe = tasks_of(name), Recipe(pixels="centred", flip=True)
     union = Union(stream.tasks, recipe, CPU, torch.float32, one_label=False)
     found = torch.cat([*union.sample(10_000, torch.Generator().manual_seed(0))])
@@ -104,7 +104,7 @@ def test_an_epoch_is_one_pass_over_all_tasks(stream: Stream) -> None:
     assert len(seen[:total].unique(dim=0)) == total
 
 
-def test_images_that_tasks_share_are_held_once_and_never_made() -> None:
+def test_shared_images_are_held_once() -> None:
     stream = make_stream("r-digits", tasks=3)
     method = make(stream, epochs=4)
     learner = method.begin(stream[0])
@@ -164,7 +164,7 @@ def test_every_sample_is_answered_by_its_own_head(single_head: bool, loss: str) 
         torch.testing.assert_close(one, other, msg=name)
 
 
-def test_all_heads_start_as_those_of_a_continual_method_would() -> None:
+def test_all_heads_start_orthonormal() -> None:
     method = make(unequal())
     assert not method.head.weight.any()
     method.begin(method.setting.tasks[0])
@@ -177,7 +177,7 @@ def test_all_heads_start_as_those_of_a_continual_method_would() -> None:
     assert not method.head.weight.any()
 
 
-def test_a_single_head_is_right_only_where_the_class_is_the_largest_of_all() -> None:
+def test_single_head_competes_with_all_classes() -> None:
     stream = unequal()
     method = make(stream, single_head=True, epochs=10)
     method.learn(stream[0], None, None)
@@ -221,7 +221,7 @@ def test_the_verdict_is_on_all_tasks(single_head: bool) -> None:
     assert "'all 3 tasks' was not learned" in str(why_not_learned(method, feed))
 
 
-def test_a_single_head_far_above_its_own_guessing_is_learned() -> None:
+def test_single_head_is_judged_by_its_own_guessing() -> None:
     """Even if it is below what guessing within a task would get."""
     stream = make_stream("s-digits")
     method = make(stream, single_head=True)

@@ -123,7 +123,7 @@ def test_a_layer_that_is_too_narrow_is_refused() -> None:
 
 
 @pytest.mark.parametrize("module", [mlp, conv])
-def test_orthonormal_weights_follow_the_gradient_and_nothing_else(
+def test_orthonormal_weights_need_sgd(
     module: Callable[[], nn.Module],
 ) -> None:
     make(module, small(), recipe=Recipe(optimiser="adam"), stiefel="no")
@@ -219,7 +219,7 @@ def test_features_are_projected_before_the_last_relu(place: str, basis: str) -> 
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_tasks_by_the_features_are_orthogonal() -> None:
+def test_gradients_of_tasks_are_orthogonal() -> None:
     stream = small()
     method = make(mlp, stream)
     method.begin(stream[0])
@@ -238,7 +238,7 @@ def test_gradients_of_tasks_by_the_features_are_orthogonal() -> None:
             assert abs(float(grads[one] @ grads[other])) < 1e-7
 
 
-def test_steps_are_on_the_batch_and_on_the_memory_by_plain_gradient_descent() -> None:
+def test_step_descends_on_batch_and_memory() -> None:
     assert METHODS["orthog"].recipe["optimiser"] == "sgd"
     stream = small()
     method = make(mlp, stream)

@@ -124,7 +124,7 @@ def test_the_largest_free_weights_are_kept(stream: Stream) -> None:
             assert value == (was[i] if owned[i] or i in mine else 0)
 
 
-def test_a_task_runs_with_the_weights_of_its_own_and_of_those_before(stream: Stream) -> None:
+def test_task_runs_with_its_own_and_earlier_weights(stream: Stream) -> None:
     method = make(stream)
     for task in stream.tasks[:3]:
         teach(method, task)
@@ -171,7 +171,7 @@ def test_free_weights_are_drawn_anew_from_the_seed(stream: Stream) -> None:
 @pytest.mark.parametrize(
     ("epochs", "retrain", "before"), [(9, 1 / 3, 6), (1, 0.5, 0), (1, 0.0, 1), (30, 0.01, 29)]
 )
-def test_epochs_are_shared_between_training_and_retraining(
+def test_retraining_takes_a_share_of_epochs(
     epochs: int, retrain: float, before: int, stream: Stream
 ) -> None:
     method = make(stream, recipe=Recipe(epochs=epochs, batch=64), retrain=retrain)
@@ -198,7 +198,7 @@ def test_bits_come_back_and_leave_no_gap(bits: int, count: int) -> None:
     assert unpack(packed, bits, count).tolist() == given.tolist()
 
 
-def test_one_more_task_than_weights_were_divided_among_is_refused(stream: Stream) -> None:
+def test_one_task_too_many_is_refused(stream: Stream) -> None:
     method = make(stream)
     for task in stream:
         method.learn(task, None, None)

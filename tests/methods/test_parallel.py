@@ -74,7 +74,7 @@ def test_each_network_has_a_seed_of_its_own(size: str) -> None:
     assert all(setting.grow_options.seed == setting.seed for setting in own)
 
 
-def test_networks_of_low_rank_have_that_rank_and_nothing_in_common() -> None:
+def test_low_rank_networks_share_nothing() -> None:
     stream = make_stream("p-digits", tasks=3)
     method = make("2", stream.tasks)
     for task in stream:
@@ -91,7 +91,7 @@ def test_networks_of_low_rank_have_that_rank_and_nothing_in_common() -> None:
 
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("size", SIZES)
-def test_learners_of_all_tasks_take_the_same_captured_graph(size: str, net: str) -> None:
+def test_all_tasks_share_a_captured_graph(size: str, net: str) -> None:
     stream = make_stream("p-digits", tasks=3)
     method, stranger = make(size, stream.tasks, net), make(size, stream.tasks, net)
     signatures = []
@@ -103,9 +103,7 @@ def test_learners_of_all_tasks_take_the_same_captured_graph(size: str, net: str)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_save_writes_what_is_new_and_a_killed_one_leaves_a_whole_method(
-    size: str, tmp_path: Path
-) -> None:
+def test_saves_are_incremental_and_crash_safe(size: str, tmp_path: Path) -> None:
     stream = make_stream("p-digits", tasks=3)
     method = make(size, stream.tasks)
     assert not Parallel.is_in(tmp_path)

@@ -90,7 +90,7 @@ def test_heads_start_as_those_that_do_not_go_on_learning() -> None:
         assert learning(x) is x
 
 
-def test_a_head_starts_fresh_whatever_weight_decay_did_before(tmp_path: Any) -> None:
+def test_heads_start_fresh_despite_weight_decay(tmp_path: Any) -> None:
     stream = make_stream("p-digits", tasks=3)
     method = make("er-ring", stream, weight_decay=0.02, epochs=3)
     method.learn(stream[0], None, None)
@@ -116,7 +116,7 @@ def test_slots_go_by_task_and_class() -> None:
     assert found == expected
 
 
-def test_bytes_are_remembered_as_the_bytes_that_the_network_saw() -> None:
+def test_memory_keeps_transformed_bytes() -> None:
     stream = make_stream("p-digits", tasks=2)
     feed, rows = Feed(stream[1], Recipe(), CPU), torch.tensor([4, 0, 77])
     kept = remembered(feed, rows)
@@ -148,7 +148,7 @@ class Brighter:
         return self
 
 
-def test_what_does_not_fit_into_bytes_is_refused() -> None:
+def test_values_outside_bytes_are_refused() -> None:
     feed = Feed(replace(tasks()[0], transform=Brighter()), Recipe(), CPU)
     with pytest.raises(rankup.RankupError, match="task '0' transforms bytes to values from 0"):
         remembered(feed, torch.arange(24))
@@ -177,7 +177,7 @@ def test_rows_go_by_class_in_the_order_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["agem", "er-ring"])
-def test_the_memory_holds_samples_of_each_class_in_the_order_of_its_slots(name: str) -> None:
+def test_memory_holds_each_class_in_slot_order(name: str) -> None:
     stream = little_stream()
     method = make(name, stream)
     learner = after(method, stream, 2)
@@ -193,7 +193,7 @@ def test_the_memory_holds_samples_of_each_class_in_the_order_of_its_slots(name: 
     assert method.footprint().buffer == 25 * 16 / 4
 
 
-def test_a_class_with_fewer_samples_than_places_fills_them_all() -> None:
+def test_small_classes_fill_their_places() -> None:
     first = tasks(2)[0]
     few = replace(first, train_x=first.train_x[:5], train_y=torch.tensor([0, 1, 1, 1, 1]))
     stream = Stream("few", (few, first))
@@ -254,7 +254,7 @@ def test_replayed_images_are_augmented_like_others(recipe: dict[str, Any]) -> No
     assert torch.equal(own, learner.memory_tasks[draw["memory"]])
 
 
-def test_transformed_images_are_replayed_as_they_were_remembered() -> None:
+def test_transformed_images_are_not_augmented_again() -> None:
     stream = make_stream("p-digits", tasks=2)
     learner = after(make("er-ring", stream, flip=True, pixels="raw"), stream, 1)
     draw = entry(learner)

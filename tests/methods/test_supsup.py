@@ -48,9 +48,7 @@ def layers(method: SupSup) -> list[MaskedWeight]:
 
 @pytest.mark.parametrize("count", [1, 7, 30, 59, 60])
 @pytest.mark.parametrize("different", [1, 2, 5, 1000])
-def test_the_largest_are_kept_and_all_that_equal_the_least_of_them(
-    count: int, different: int
-) -> None:
+def test_largest_keeps_ties(count: int, different: int) -> None:
     draw = torch.Generator().manual_seed(different)
     scores = torch.randint(different, (6, 10), generator=draw).float() - different // 2
     mask = largest(scores, count)
@@ -68,7 +66,7 @@ def test_each_layers_mask_keeps_the_stated_share(kind: str, share: float) -> Non
         assert int(mask.sum()) == round(share * mask.numel())
 
 
-def test_the_gradient_goes_straight_through_to_every_score() -> None:
+def test_gradient_goes_straight_through() -> None:
     method = make()
     method.begin(method.setting.tasks[0])
     x, layer = torch.rand(5, 64), layers(method)[0]
@@ -84,7 +82,7 @@ def test_the_gradient_goes_straight_through_to_every_score() -> None:
     assert bool((layer.new_scores.grad[~mask] != 0).any())
 
 
-def test_weights_are_the_seeds_signs_of_kaimings_size_for_what_is_kept() -> None:
+def test_weights_are_seeded_signs_of_kaimings_size() -> None:
     for layer in layers(make("convolutions", share=0.25)):
         fan_in = layer.spec.inputs
         size = torch.full(layer.shape, math.sqrt(2 / (0.25 * fan_in)))
@@ -96,7 +94,7 @@ def test_weights_are_the_seeds_signs_of_kaimings_size_for_what_is_kept() -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_never_change_and_old_answers_stay_bit_for_bit(kind: str) -> None:
+def test_weights_and_old_answers_never_change(kind: str) -> None:
     method = make(kind)
     before = [layer.random.clone() for layer in layers(method)]
     kept: list[Tensor] = []
@@ -112,7 +110,7 @@ def test_weights_never_change_and_old_answers_stay_bit_for_bit(kind: str) -> Non
         assert all(torch.equal(answer(method, tasks[j], j), old) for j, old in enumerate(kept))
 
 
-def test_an_open_task_answers_as_it_will_once_it_was_learned() -> None:
+def test_open_task_answers_as_once_learned() -> None:
     method = make()
     (task, *_) = method.setting.tasks
     method.begin(task)
@@ -122,7 +120,7 @@ def test_an_open_task_answers_as_it_will_once_it_was_learned() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_holds_masks_heads_and_norms_but_no_weights(kind: str, tmp_path: Path) -> None:
+def test_file_holds_masks_but_no_weights(kind: str, tmp_path: Path) -> None:
     method = make(kind)
     for each in method.setting.tasks[:2]:
         method.learn(each, None, None)
@@ -155,7 +153,7 @@ def test_what_another_seed_or_method_saved_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_compute_what_torchs_own_do_with_the_masked_weight(kind: str) -> None:
+def test_layers_compute_as_torchs_own(kind: str) -> None:
     method = make(kind)
     method.begin(method.setting.tasks[0])
     for layer in layers(method):

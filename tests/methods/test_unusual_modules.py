@@ -90,7 +90,7 @@ class MeanEmbedding(nn.Embedding):
 @pytest.mark.parametrize(
     "first", [Centre, lambda: nn.BatchNorm1d(12, affine=False)], ids=["own", "norm"]
 )
-def test_those_that_never_forget_hold_buffers_that_modules_change(
+def test_never_forgetting_holds_self_updating_buffers(
     first: Callable[[], nn.Module], loaded: bool, name: str, tmp_path: Path
 ) -> None:
     tasks = toys(12)
@@ -106,7 +106,7 @@ def test_those_that_never_forget_hold_buffers_that_modules_change(
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_is_frozen_stays_as_it_was_given(name: str) -> None:
+def test_frozen_parameters_stay_as_given(name: str) -> None:
     tasks, module = toys(12), Chain(nn.Linear(12, 12))
     module.first.requires_grad_(False)
     learning = method(made(name, module, tasks, "first"), name)
@@ -148,7 +148,7 @@ def test_indices_are_left_alone(name: str, pixels: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "times"), [("finetune", 1), ("ewc", 2)])
-def test_what_is_tied_is_stored_once(name: str, times: int) -> None:
+def test_tied_weights_are_stored_once(name: str, times: int) -> None:
     tasks, module = toys(12), Chain(Tied())
     learning = method(made(name, module, tasks, "first"), name)
     for task in tasks[:2]:
@@ -158,7 +158,7 @@ def test_what_is_tied_is_stored_once(name: str, times: int) -> None:
     assert learning.footprint().parameters == times * shared + 2 * head
 
 
-def test_norms_that_average_over_all_batches_go_on_as_they_were(tmp_path: Path) -> None:
+def test_cumulative_norms_go_on_after_loading(tmp_path: Path) -> None:
     tasks = toys(12)
     setting = made("finetune", Chain(nn.BatchNorm1d(12, momentum=None)), tasks)
     learning = method(setting, "finetune")
@@ -221,7 +221,7 @@ def convolving() -> nn.Sequential:
     )
 
 
-def test_weights_on_the_stiefel_manifold_leave_what_is_frozen() -> None:
+def test_frozen_weights_are_off_the_manifold() -> None:
     tasks, module = toys(1, 6, 6), convolving()
     module.first.requires_grad_(False)
     learning = method(made("orthog", module, tasks, "first"), "orthog")
@@ -247,7 +247,7 @@ def test_nscl_refuses_layers_that_share_a_weight() -> None:
         method(made("nscl", Chain(Tied()), toys(12), "first"), "nscl")
 
 
-def test_a_trial_of_the_layout_is_no_input_that_nscl_protects() -> None:
+def test_layout_trials_are_no_inputs_to_protect() -> None:
     tasks, module, kept = toys(1, 6, 6), convolving(), []
     for answers_before in (False, True):
         learning = method(made("nscl", module, tasks), "nscl")
@@ -274,7 +274,7 @@ def test_packnet_leaves_no_layer_without_weights() -> None:
     assert learning.owners("first.1.weight").flatten().sort().values.tolist() == [1, 2, 3]
 
 
-def test_what_icarl_distils_from_drops_nothing_out() -> None:
+def test_icarls_old_network_drops_nothing_out() -> None:
     tasks = toys(12)
     learning: Any = method(made("icarl", Chain(nn.Dropout(0.5)), tasks), "icarl")
     learning.learn(tasks[0], None, None)
@@ -301,7 +301,7 @@ def test_a_memory_keeps_the_shape_that_transforms_make(name: str, shape: tuple[i
     assert kept <= given
 
 
-def test_a_memory_refuses_transforms_that_make_different_shapes() -> None:
+def test_memory_refuses_transforms_of_other_shapes() -> None:
     one, other, _ = toys(12)
     tasks = [one, replace(other, transform=lambda x: x.view(-1, 3, 4))]
     message = r"the same shape, got torch.Size\(\[12\]\) in '0' and torch.Size\(\[3, 4\]\) in '1'"
