@@ -1,10 +1,8 @@
 """The command `rankup report`, and the page and table that every run ends with."""
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -57,8 +55,7 @@ def show_runs(paths: list[Path], page: Path) -> None:
     from rankup.runs.read import read_run
 
     checked_page(page)
-    read = [read_run(path) for path in paths]
-    runs = [replace(run, config=in_text(run.config)) for run in read]
+    runs = [read_run(path) for path in paths]
     console = Console()
     try:
         written = write_report(runs, page)
@@ -79,7 +76,7 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     from rankup.runs.comparison import read_comparison
 
     checked_page(page)
-    comparison = _in_text(read_comparison(root))
+    comparison = read_comparison(root)
     console = Console()
     try:
         written = write_comparison(comparison, page)
@@ -89,21 +86,3 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
             print_line(console, failure)
     print_line(console, f"A page with plots: {written}")
     return comparison
-
-
-def _in_text(comparison: "Comparison") -> "Comparison":
-    entries = [
-        replace(entry, configs=in_text(entry.configs), failed=in_text(entry.failed))
-        for entry in comparison.entries
-    ]
-    return replace(comparison, stream=in_text(comparison.stream), entries=entries)
-
-
-def in_text(settings: Any) -> Any:
-    """Settings with "?" for what is no text in them: names of folders may be of any bytes, and no
-    page, table or plot can show them.
-
-    >>> in_text({"stream": "split:caf\\udce9"})
-    {'stream': 'split:caf?'}
-    """
-    return json.loads(json.dumps(settings, ensure_ascii=False).encode(errors="replace"))

@@ -174,7 +174,7 @@ def draw_averages(axes: Axes, lines: Mapping[str, Array], theme: Theme) -> None:
             color=colour(theme, index),
             marker=marker(index),
             linestyle=line_style(theme, index),
-            label=name,
+            label=name.encode(errors="replace").decode(),  # it may hold any bytes
             clip_on=False,
         )
     longest, values = max(map(len, lines.values())), np.concatenate(list(lines.values()))

@@ -40,7 +40,7 @@ def write_tables(comparison: Comparison, path: Path) -> dict[str, str]:
     names = {suffix: f"{path.name}.{suffix}" for suffix in makers}
     for suffix, make in makers.items():
         table = path.with_name(names[suffix])
-        table.write_text(make(comparison), encoding="utf-8", newline="\n")
+        table.write_bytes(make(comparison).encode(errors="replace"))  # names may hold any bytes
     return names
 
 
