@@ -1,17 +1,18 @@
-"""What a task's training data looks like on its way into a network."""
+"""Batches of a task's data: order, scale and augmentation."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import rankup
+from helpers.clusters import CPU, QUICK, clusters
 from helpers.zoo import GPU, blobs
 from rankup import kernels
+from rankup.data.streams import make_stream
+from rankup.data.transforms import Permutation
 from rankup.rank import Rank
 from rankup.training.batches import Feed
 from rankup.training.recipe import Recipe
-
-CPU = torch.device("cpu")
 
 
 def numbered(samples: int, classes: int) -> rankup.Task:
@@ -93,3 +94,55 @@ def test_transform_may_resize_augmented_images() -> None:
         x, {"rows": y, "coins": y == 1, "offsets": torch.zeros(2, 2, dtype=torch.long)}
     )
     assert torch.equal(made, torch.stack([x[0], x[1].flip(-1)])[:, :, ::2, ::2])
+
+
+def test_pixels_are_scaled_by_the_recipe() -> None:
+    x = torch.tensor([[[[0, 255]]], [[[51, 0]]]], dtype=torch.uint8)
+    y = torch.tensor([0, 1])
+    task = rankup.Task("a", 2, x, y, x, y, Permutation(torch.tensor([1, 0])))
+    for pixels, expected in (
+        ("unit", (1.0, 0.2)),
+        ("centred", (1.0, -0.6)),
+        ("raw", (255.0, 51.0)),
+    ):
+        feed = Feed(task, Recipe(pixels=pixels), CPU)
+        made = feed.batch(feed.x, {"rows": torch.tensor([0, 1])})
+        assert [float(made[0, 0, 0, 0]), float(made[1, 0, 0, 1])] == pytest.approx(list(expected))
+        torch.testing.assert_close(made, next(feed.test())[0])
+
+
+def test_only_training_batches_are_augmented() -> None:
+    stream = make_stream("p-digits", tasks=1)
+    feed = Feed(stream[0], Recipe(flip=True, crop=2), CPU)
+    draws = feed.sample_epoch(torch.Generator().manual_seed(0))
+    draw = {name: entries[0] for name, entries in draws.items()}
+    plain = next(feed.train(len(feed)))[0]
+    augmented = feed.batch(feed.x, draw)
+    changed = (augmented != plain[draw["rows"]]).flatten(1).any(1)
+    assert float(changed.float().mean()) > 0.8
+    assert torch.equal(next(feed.train(len(feed)))[0], plain)
+
+
+def test_samples_of_sorted_data_have_all_classes() -> None:
+    task = clusters("sorted")
+    order = task.train_y.argsort()
+    x, y = task.train_x[order].repeat(120, 1, 1).transpose(0, 1), task.train_y[order]
+    x, y = x.reshape(-1, 12), y.repeat_interleave(120)
+    assert set(y[:8000].tolist()) == {0}  # the first class alone would fill the samples checked
+    feed = Feed(rankup.Task("sorted", 3, x, y, task.test_x, task.test_y), QUICK, CPU)
+    seen = torch.cat([labels for _, labels in feed.train(1000)])
+    assert len(seen) <= 1000
+    assert seen.bincount().tolist() == pytest.approx([len(seen) / 3] * 3, rel=0.1)
+
+
+def test_each_epoch_has_every_sample_in_a_new_order() -> None:
+    feed = Feed(clusters(), Recipe(epochs=3, batch=64), CPU)
+    orders = []
+    for seed in range(9):
+        rows = feed.sample_epoch(torch.Generator().manual_seed(seed))["rows"]
+        assert rows.shape == (4, 64)  # 200 samples and the first 56 of them again
+        order = rows.flatten().tolist()
+        assert sorted(order[:200]) == list(range(200))
+        assert order[200:] == order[:56]
+        orders.append(tuple(order))
+    assert len(set(orders)) == 9

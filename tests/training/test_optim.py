@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankup.training.optim import PerReplica, FlatAdam, FlatSGD, rate
+from rankup.training.optim import FlatAdam, FlatSGD, PerReplica, rate
 from rankup.training.recipe import PAPER, Recipe
 
 
