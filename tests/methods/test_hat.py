@@ -1,7 +1,7 @@
 """HAT: gates on units that become bits, and weights that stay fixed if learned tasks need them."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast
 
 import pytest
@@ -16,11 +16,9 @@ from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
 from rankup.layers import TaskNorm
-from rankup.methods import method_options
-from rankup.methods.base import Setting
 from rankup.methods.hat import HardAttention, HatLearner
-from rankup.metrics import numbers
 from rankup.rank import Rank
+from rankup.testing import make_method
 from rankup.training.engine.eager import Eager, Steps
 from rankup.training.recipe import Recipe
 
@@ -88,15 +86,12 @@ def make(
     stream: Stream,
     net: str = "mlp",
     recipe: Recipe | None = None,
-    kind: type[HardAttention] = HardAttention,
-    device: str = "cpu",
     **options: float,
 ) -> HardAttention:
     recipe = recipe or Recipe(batch=64, weight_decay=0.1, norms="fresh")
-    grow_options, module = GrowOptions(Rank(3, 1)), NETS[net]().to(device)
-    return kind(
-        Setting(module, grow_options, recipe, 0, stream.tasks, method_options("hat", options))
-    )
+    method = make_method("hat", stream, NETS[net](), options=options, **asdict(recipe))
+    assert isinstance(method, HardAttention)
+    return method
 
 
 def begin(method: HardAttention, task: Task) -> HatLearner:
@@ -220,9 +215,8 @@ def test_channels_in_use_spread_over_shortcuts(stream: Stream) -> None:
 
 
 def test_ungated_layers_freeze_after_the_first_task(stream: Stream) -> None:
-    grow_options = GrowOptions(Rank(3, 1), exclude=("b",))
-    setting = Setting(Between(), grow_options, Recipe(), 0, stream.tasks, method_options("hat", {}))
-    method = HardAttention(setting)
+    setting = make(stream, "between").setting
+    method = HardAttention(replace(setting, grow_options=GrowOptions(Rank(3, 1), exclude=("b",))))
     for index, task in enumerate(stream):
         learner = begin(method, task)
         assert bool(learner.frozen("body.b.weight")) == bool(learner.frozen("body.b.bias"))
@@ -319,14 +313,9 @@ def test_without_free_units_heads_and_gates_learn(stream: Stream) -> None:
 
 
 def test_a_mask_takes_a_bit_per_unit(stream: Stream) -> None:
-    grow_options = GrowOptions(Rank(3, 1))
-    options = method_options("hat", {})
-    module = rankup.models.mlp(64, hidden=[256, 256])
-    method = HardAttention(Setting(module, grow_options, Recipe(), 0, stream.tasks * 7, options))
-    before = method.footprint().parameters
-    for number in range(20):
-        embedding = begin(method, stream[number % 3]).embedding.detach().clone()
+    method = make(stream)
+    for number in range(3):
+        embedding = begin(method, stream[number]).embedding.detach().clone()
         method.end()
         assert torch.equal(method.mask(number), embedding > 0)
-    assert numbers(method.kept["masks"].nbytes) == 320
-    assert method.footprint().parameters - before == 320 + 20 * 2570
+    assert method.kept["masks"].nbytes == 3 * (24 + 16) / 8

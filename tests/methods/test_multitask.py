@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,11 @@ from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import Permutation, Rotation, transform_each
-from rankup.growing.options import GrowOptions
-from rankup.methods import METHODS, method_options
-from rankup.methods.base import Setting
-from rankup.methods.multitask import Multitask, Union
-from rankup.rank import Rank
+from rankup.methods import METHODS
+from rankup.methods.multitask import Union
 from rankup.runs.records import read_lines
 from rankup.runs.run import SeedRun, run, run_together
+from rankup.testing import make_method
 from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager
@@ -32,14 +31,9 @@ CPU = torch.device("cpu")
 STREAMS = ["p-digits", "r-digits", "s-digits"]
 
 
-def make(
-    stream: Stream, single_head: bool = False, device: str = "cpu", **recipe: object
-) -> Multitask:
-    grow_options = GrowOptions(Rank(3, 1))
-    chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
-    options = method_options("multitask", {"single_head": single_head})
-    module = rankup.models.mlp(64, hidden=[16]).to(device)
-    return Multitask(Setting(module, grow_options, chosen, 0, stream.tasks, options))
+def make(stream: Stream, single_head: bool = False, device: str = "cpu", **recipe: object) -> Any:
+    module, options = rankup.models.mlp(64, hidden=[16]).to(device), {"single_head": single_head}
+    return make_method("multitask", stream, module, options=options, **{"epochs": 2, **recipe})
 
 
 def tasks_of(stream: str) -> Stream:

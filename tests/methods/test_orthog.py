@@ -1,6 +1,8 @@
 """Tasks see the last hidden layer in orthogonal subspaces, and weights may stay orthonormal."""
 
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +13,10 @@ import rankup
 from helpers.zoo import GPU
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import GrowOptions
 from rankup.layers import active
-from rankup.methods import METHODS, method_options
-from rankup.methods.base import Setting
+from rankup.methods import METHODS
 from rankup.methods.orthog import Orthog, OrthogLearner, _matrix, inverse_roots, tangent
-from rankup.rank import Rank
+from rankup.testing import make_method
 from rankup.training.engine.cuda_graph import Graph
 from rankup.training.engine.eager import Eager
 from rankup.training.engine.select import Engine
@@ -60,13 +60,10 @@ def make(
     device: str = "cpu",
     recipe: Recipe | None = None,
     **options: object,
-) -> Orthog:
-    grow_options = GrowOptions(Rank(3, 1))
+) -> Any:
     chosen = recipe or Recipe(**{"epochs": 3, "batch": 16, **METHODS["orthog"].recipe})
-    own = method_options("orthog", {"replay": 8, **options})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Orthog(Setting(module().to(device), grow_options, chosen, seed, stream.tasks, own))
+    net, options = module().to(device), {"replay": 8, **options}
+    return make_method("orthog", stream, net, options=options, seed=seed, **asdict(chosen))
 
 
 def projections(method: Orthog, width: int) -> Tensor:

@@ -1,7 +1,7 @@
 """PackNet: every weight has one owner, the only task that ever changed it."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -11,12 +11,9 @@ import rankup
 from helpers.rivals import answers, same
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import GrowOptions
-from rankup.methods import method_options
-from rankup.methods.base import Setting
 from rankup.methods.packnet import PackNet, PackNetLearner
 from rankup.methods.shared.bits import pack, unpack
-from rankup.rank import Rank
+from rankup.testing import make_method
 from rankup.training.batches import Feed
 from rankup.training.engine.eager import Eager, Steps
 from rankup.training.recipe import Recipe
@@ -39,13 +36,12 @@ def make(
     stream: Stream,
     net: str = "mlp",
     recipe: Recipe | None = None,
-    device: str = "cpu",
     **options: float,
 ) -> PackNet:
     recipe = recipe or Recipe(epochs=4, batch=64, weight_decay=0.3)
-    grow_options, module = GrowOptions(Rank(3, 1)), NETS[net]().to(device)
-    given = method_options("packnet", options)
-    return PackNet(Setting(module, grow_options, recipe, 0, stream.tasks, given))
+    method = make_method("packnet", stream, NETS[net](), options=options, **asdict(recipe))
+    assert isinstance(method, PackNet)
+    return method
 
 
 def begin(method: PackNet, task: Task) -> PackNetLearner:

@@ -2,38 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import rankup
-from rankup.data.streams import make_stream
+from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
-from rankup.growing.options import GrowOptions
 from rankup.layers import FactoredLayer
-from rankup.methods import method_options
-from rankup.methods.base import Setting
 from rankup.methods.parallel import Parallel
 from rankup.methods.rank import RankUpdate
-from rankup.rank import Rank
+from rankup.testing import NETS, make_method
 from rankup.training.engine.select import _signature
-from rankup.training.recipe import Recipe
 
 SIZES = ["2", "full"]
-NETS = {
-    "mlp": lambda: rankup.models.mlp(64, hidden=[32, 32]),
-    "resnet18": lambda: rankup.models.resnet18(width=4, image_size=8, channels=1),
-}
 
 
-def make(
-    size: str, tasks: Sequence[Task], net: str = "mlp", device: str = "cpu", **recipe: object
-) -> Parallel:
-    grow_options = GrowOptions(Rank(3, 1))
-    chosen = Recipe(**{"epochs": 2, "batch": 32, **recipe})
-    options = method_options("parallel", {"size": size})
-    return Parallel(Setting(NETS[net]().to(device), grow_options, chosen, 0, tasks, options))
+def make(size: str, tasks: Sequence[Task], net: str = "mlp") -> Any:
+    stream = Stream("any", tuple(tasks))
+    return make_method("parallel", stream, NETS[net](), options={"size": size}, epochs=2)
 
 
 def answers(method: Parallel, task: Task, index: int) -> Tensor:
