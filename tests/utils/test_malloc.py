@@ -13,8 +13,8 @@ FAULTS = """
     from rankup.utils.malloc import keep_freed_memory
 
     def faults():
-        for step in range(8):
-            if step == 4:  # by now every tensor has its place
+        for step in range(14):
+            if step == 10:  # by now every tensor has its place
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             tensors = [torch.ones(10 << 20) for _ in range(2)]  # 10,240 pages each
             del tensors
