@@ -1,4 +1,4 @@
-"""Cells of the paper's tables that run quickly, and fully known results."""
+"""Experiments that run quickly, and known results of others."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from rankup.paper.results import Result
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "seeds": 2}
 
 
-def tiny(method: str = "rank", **given: object) -> Experiment:
-    return Experiment.of("p-digits", method, **{**TINY, **given})
+def tiny(method: str = "rank", **settings: object) -> Experiment:
+    return Experiment.of("p-digits", method, **{**TINY, **settings})
 
 
-def result(seed: int, accuracy: Sequence[Sequence[float]], **given: object) -> Result:
-    rest = {"parameters": 1000.0, "buffer": 0.0, "seconds": 3.0, **given}
+def result(seed: int, accuracy: Sequence[Sequence[float]], **numbers: object) -> Result:
+    rest = {"parameters": 1000.0, "buffer": 0.0, "seconds": 3.0, **numbers}
     about = {"config": {}, "date": "", "machine": "", "command": ""}
     return Result(seed=seed, accuracy=[list(row) for row in accuracy], **about, **rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from rankup.report.figures import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-Lines = Mapping[str, Experiment]  # experiments by the names they are shown under
+Lines = Mapping[str, Measured]  # results by the names they are shown under
 
 
 @dataclass(frozen=True)
@@ -35,32 +36,24 @@ class Figure:
     """A figure of the paper: a panel for each stream, an experiment for each line or matrix."""
 
     title: str
-    panels: Mapping[str, Lines]
-    draw: Callable[[str, Lines, Results, Theme], Drawing]
+    panels: Mapping[str, Mapping[str, Experiment]]
+    draw: Callable[[str, Lines, Theme], Drawing]
     differs: str = ""  # how our protocol differs from the paper's, or between methods
 
     def experiments(self) -> list[Experiment]:
-        return list(
-            dict.fromkeys(
-                experiment for lines in self.panels.values() for experiment in lines.values()
-            )
-        )
+        return list(dict.fromkeys(chain(*(lines.values() for lines in self.panels.values()))))
 
     def write(self, name: str, results: Results, folder: Path) -> list[str]:
         """Draw the panels that have anything to show, in light and in dark; return the names of
         their files without extensions."""
         shown = {
-            stream: {
-                who: experiment
-                for who, experiment in lines.items()
-                if results.of(experiment) is not None
-            }
+            stream: {who: measured for who, ran in lines.items() if (measured := results.of(ran))}
             for stream, lines in self.panels.items()
         }
 
         def make(theme: Theme) -> dict[str, Drawing]:
             return {
-                f"{name}-{stream}": self.draw(stream, lines, results, theme)
+                f"{name}-{stream}": self.draw(stream, lines, theme)
                 for stream, lines in shown.items()
                 if lines
             }
@@ -111,22 +104,20 @@ def figure_transition() -> Figure:
     return Figure("Accuracy on every task after learning each", panels, _matrices)
 
 
-def _averages(stream: str, lines: Lines, results: Results, theme: Theme) -> Drawing:
+def _averages(stream: str, lines: Lines, theme: Theme) -> Drawing:
     figure = new_figure(5.6, 3.9)
     axes = figure.add_subplot()
-    averages = {name: _measured(experiment, results).averages for name, experiment in lines.items()}
-    draw_averages(axes, {name: 100 * each.mean(axis=0) for name, each in averages.items()}, theme)
+    means = {name: 100 * measured.averages.mean(axis=0) for name, measured in lines.items()}
+    draw_averages(axes, means, theme)
     axes.set_title(paper_values.STREAMS[stream])
     figure.legend(loc="outside upper left", ncols=3)
     return figure
 
 
-def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Drawing:
-    matrices = {
-        name: 100 * _measured(experiment, results).matrix for name, experiment in lines.items()
-    }
-    all_of_them = np.concatenate([matrix.ravel() for matrix in matrices.values()])
-    low, high = percent_range(np.nanmin(all_of_them), np.nanmax(all_of_them), least=10)
+def _matrices(stream: str, lines: Lines, theme: Theme) -> Drawing:
+    matrices = {name: 100 * measured.matrix for name, measured in lines.items()}
+    values = np.concatenate([matrix.ravel() for matrix in matrices.values()])
+    low, high = percent_range(np.nanmin(values), np.nanmax(values), least=10)
     figure = new_figure(3.4 * len(matrices) + 0.6, 3.4)
     for index, (name, matrix) in enumerate(matrices.items()):
         axes = figure.add_subplot(1, len(matrices), index + 1)
@@ -137,9 +128,3 @@ def _matrices(stream: str, lines: Lines, results: Results, theme: Theme) -> Draw
             axes.set_ylabel("")
         finish_heat_map(figure, axes, image, "accuracy (%)" if index == len(matrices) - 1 else "")
     return figure
-
-
-def _measured(experiment: Experiment, results: Results) -> Measured:
-    measured = results.of(experiment)
-    assert measured is not None  # only what was run is drawn
-    return measured
