@@ -13,6 +13,10 @@ class TaskStateError(RankupError, RuntimeError):
     """A call came at the wrong moment, such as a commit when no task is being learned."""
 
 
+class DataError(RankupError):
+    """Data is missing or cannot be used; the message says which, and where it lies."""
+
+
 class StoreError(RankupError):
     """A network folder cannot be read or written; what was whole before still is."""
 

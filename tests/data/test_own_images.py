@@ -11,7 +11,7 @@ from helpers.calling import Call
 from helpers.own_images import own_images
 from helpers.pictures import image_folder
 from rankup.data import cache, folders, load_source
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 
 def asked(folder: Path | str) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from helpers.calling import Call, Done
 from helpers.own_images import own_images
 from helpers.pictures import encoded, pictures
 from rankup.cli.predict import _write_line
-from rankup.data.folders import every_fifth
+from rankup.data.sources import every_fifth
 
 CLASSES = ("ant", "bee", "cow", "dog")
 

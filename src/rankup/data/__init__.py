@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankup.data.cache import cache_folder
-    from rankup.data.errors import DataError
     from rankup.data.sources import Source, Split, digits, load_source
     from rankup.data.streams import STREAMS, Stream, StreamInfo, make_stream
     from rankup.data.tasks import Task
     from rankup.data.transforms import Permutation, Rotation, Transform, to_float
+    from rankup.errors import DataError
 
 _HOME = {
     "STREAMS": "streams",
-    "DataError": "errors",
+    "DataError": "rankup.errors",
     "Permutation": "transforms",
     "Rotation": "transforms",
     "Source": "sources",
@@ -54,7 +54,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'rankup.data' has no attribute {name!r}")
-    return getattr(import_module(f"rankup.data.{_HOME[name]}"), name)
+    home = _HOME[name] if "." in _HOME[name] else f"rankup.data.{_HOME[name]}"
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from rankup.data.decode import Advance, Decoder, progress_bar
 from rankup.data.encoded import Labels, Layout, Pixels
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 # Part of every key: changing how images are decoded or stored requires a new version.
 _VERSION = 3

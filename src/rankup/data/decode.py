@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankup.data.encoded import Encoded, EncodedSplit, Pixels
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

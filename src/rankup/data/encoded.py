@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]

@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from rankup.data.encoded import Encoded, Labels
-from rankup.data.errors import DataError
+from rankup.data.sources import TEST_EVERY, every_fifth
+from rankup.errors import DataError
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 TEST_FOLDERS = ("test", "validation", "valid", "val")
-
-# Without splits, one in this many images of a class is for testing.
-TEST_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -72,20 +70,6 @@ def find(root: Path) -> ImageFolder | None:
         tuple(picture for picture, tested in pairs if not tested),
         tuple(picture for picture, tested in pairs if tested),
     )
-
-
-def every_fifth(labels: Labels) -> list[bool]:
-    """Which images are for testing: every fifth of each class, in their order.
-
-    >>> every_fifth(np.array([0, 0, 0, 1, 0, 0]))
-    [False, False, False, False, False, True]
-    """
-    seen: dict[int, int] = {}
-    tested = []
-    for label in labels.tolist():
-        seen[label] = seen.get(label, 0) + 1
-        tested.append(seen[label] % TEST_EVERY == 0)
-    return tested
 
 
 @dataclass(frozen=True)

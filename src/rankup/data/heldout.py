@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from rankup import seeds
-from rankup.data.errors import DataError
 from rankup.data.streams import Stream
-from rankup.errors import RankupError
+from rankup.errors import DataError, RankupError
 
 
 def hold_out(stream: Stream, share: float, seed: int) -> Stream:

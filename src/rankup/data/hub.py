@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankup.data import parquet
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 
 @dataclass(frozen=True)

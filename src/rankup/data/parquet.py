@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rankup.data.encoded import Encoded, Labels
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rankup.data import cache, folders, hub, parquet
-from rankup.data.errors import DataError
+from rankup.errors import DataError
+
+# Without splits, one in this many images of a class is for testing.
+TEST_EVERY = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +51,23 @@ def digits() -> Source:
     data, target = load_digits(return_X_y=True)
     x = np.round(data * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     y = target.astype(np.int64)
-    tested = np.array(folders.every_fifth(y))
+    tested = np.array(every_fifth(y))
     names = tuple(map(str, range(10)))
     return Source("digits", Split(x[~tested], y[~tested]), Split(x[tested], y[tested]), names)
+
+
+def every_fifth(labels: npt.NDArray[np.int64]) -> list[bool]:
+    """Which images are for testing: every fifth of each class, in their order.
+
+    >>> every_fifth(np.array([0, 0, 0, 1, 0, 0]))
+    [False, False, False, False, False, True]
+    """
+    seen: dict[int, int] = {}
+    tested = []
+    for label in labels.tolist():
+        seen[label] = seen.get(label, 0) + 1
+        tested.append(seen[label] % TEST_EVERY == 0)
+    return tested
 
 
 def load_source(
@@ -73,6 +89,9 @@ def load_source(
         raise DataError(f"side must be a whole number of at least 1, got {side!r}")
     if name == "digits":
         return digits()
+    # Here, because the digits need none of it.
+    from rankup.data import cache, folders, hub, parquet
+
     named = hub.NAMED.get(name)
     folder = _named_folder(name, data, download) if named else Path(os.path.expanduser(name))
     if not folder.is_dir():
@@ -101,6 +120,8 @@ def load_source(
 
 
 def _named_folder(name: str, data: Path | None, download: bool) -> Path:
+    from rankup.data import cache, hub
+
     downloaded = cache.cache_folder() / "hub" / name
     root = data or os.environ.get("RANKUP_DATA")
     places = [Path(os.path.expanduser(root)) / name] if root else []

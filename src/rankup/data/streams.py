@@ -13,7 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 if TYPE_CHECKING:
     import torch

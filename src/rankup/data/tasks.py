@@ -6,8 +6,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from rankup.data.errors import DataError
 from rankup.data.transforms import Transform
+from rankup.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Task:
     Task('mine', 3 classes, 6 training and 6 test samples of [4])
     >>> Task("mine", 2, x, y, x, y)
     Traceback (most recent call last):
-    rankup.data.errors.DataError: task 'mine': training label 2 is outside its 2 classes, 0 to 1
+    rankup.errors.DataError: task 'mine': training label 2 is outside its 2 classes, 0 to 1
     """
 
     name: str

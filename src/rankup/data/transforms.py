@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from rankup.data.errors import DataError
+from rankup.errors import DataError
 
 _LEAST_ROWS = 4096  # per thread
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from rankup.data.decode import pixels_of, progress_bar, words_for
 from rankup.data.encoded import Pixels
-from rankup.data.errors import DataError
 from rankup.data.streams import stream_info
-from rankup.errors import RankupError
+from rankup.errors import DataError, RankupError
 from rankup.runs.records import (
     CONFIG,
     METRICS,
