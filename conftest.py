@@ -1,4 +1,4 @@
-"""What pytest must not import to look for examples in it."""
+"""Paths that pytest must not import to look for doctests in them."""
 
 from importlib.util import find_spec
 
