@@ -1,4 +1,4 @@
-"""What `fit` refuses before anything is learned, and what it checks to decide."""
+"""Modules that `fit` refuses before anything is learned."""
 
 from collections.abc import Callable
 

@@ -20,6 +20,8 @@ from rankup.training.recipe import Recipe
 
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 GROWTH = GrowOptions(Rank(3, 1))
+SAMPLE = ("rank", "finetune", "icarl")
+SHORT = Recipe(epochs=5, batch=32, lr=0.02)
 
 
 def coloured(number: int = 0) -> rankup.Task:
@@ -78,14 +80,13 @@ def seen_by(body: nn.Module) -> dict[bool, set[bool]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("kind", "in_answers", "in_training"),
+    ("kind", "in_answers", "in_training", "precision"),
     [
-        (Net, True, True),
-        (Viewing, False, False),
-        (ViewingInAnswers, False, True),
-        (ViewingInTraining, True, False),
+        (Net, True, True, "bfloat16"),
+        (Viewing, False, False, "float32"),
+        (ViewingInAnswers, False, True, "float32"),
+        (ViewingInTraining, True, False, "float32"),
     ],
 )
 def test_network_learns_however_it_flattens(
@@ -94,7 +95,7 @@ def test_network_learns_however_it_flattens(
     net = rankup.grow(kind().to(device), Rank(3, 1))
     seen = seen_by(net.body)
     for number in range(2):
-        rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32, precision=precision))
+        rankup.fit(net, coloured(number), replace(SHORT, precision=precision))
         x, y = coloured(number).test_x.to(device), coloured(number).test_y.to(device)
         assert float((net.eval()(x, number).argmax(1) == y).float().mean()) > 0.8
     assert seen[True] == {in_training}
@@ -103,7 +104,10 @@ def test_network_learns_however_it_flattens(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_every_method_learns_a_module_with_views(name: str, device: str) -> None:
     tasks = [coloured(number).to(device) for number in range(2)]
     recipe = Recipe(**{**METHODS[name].recipe, "epochs": 2, "batch": 32})
@@ -115,16 +119,15 @@ def test_every_method_learns_a_module_with_views(name: str, device: str) -> None
     assert method.predict(tasks[0].test_x, 0).shape == (90, 3)
 
 
-@pytest.mark.parametrize("error", [AssertionError, ValueError, TypeError])
-def test_module_may_refuse_channels_last_by_any_error(error: type[Exception]) -> None:
+def test_module_may_refuse_channels_last_by_any_error() -> None:
     class Refusing(Net):
         def forward(self, x: Tensor) -> Tensor:
             if not x.is_contiguous():
-                raise error("images lie as they come")
+                raise AssertionError("images lie as they come")
             return super().forward(x)
 
     net = rankup.grow(Refusing(), Rank(3, 1), head="head")
-    assert rankup.fit(net, coloured(), Recipe(epochs=8, batch=32)).tasks == [coloured().name]
+    assert rankup.fit(net, coloured(), SHORT).tasks == [coloured().name]
 
 
 def test_trial_changes_nothing() -> None:
@@ -153,7 +156,7 @@ def test_format_is_tried_once_for_each_mode(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(memory_format, "_runs", counted)
     net = rankup.grow(Net(), Rank(3, 1))
     for number in range(2):
-        rankup.fit(net, coloured(number), Recipe(epochs=8, batch=32))
+        rankup.fit(net, coloured(number), SHORT)
     assert sorted(tried) == [False, True]
 
 
@@ -164,7 +167,7 @@ def test_steps_agree_in_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(2):
             task = coloured(number)
             task = replace(task, train_x=task.train_x.double(), test_x=task.test_x.double())
-            rankup.fit(net, task, Recipe(epochs=4, batch=32))
+            rankup.fit(net, task, replace(SHORT, epochs=3))
         return net.eval()
 
     last = learned()
@@ -179,7 +182,7 @@ def test_accuracy_of_an_unknown_task_is_refused() -> None:
     net = rankup.grow(Net(), Rank(3, 1))
     with pytest.raises(rankup.RankupError, match="there is no task '0', none was learned yet"):
         rankup.accuracy(net, coloured())
-    rankup.fit(net, coloured(), Recipe(epochs=8, batch=32))
+    rankup.fit(net, coloured(), SHORT)
     with pytest.raises(rankup.RankupError, match="there is no task '1', only '0'"):
         rankup.accuracy(net, coloured(1))
     assert rankup.accuracy(net, coloured()) > 0.8
@@ -216,7 +219,7 @@ def of_size(side: int) -> rankup.Task:
 def test_format_is_tried_for_each_size() -> None:
     net = rankup.grow(Positions(), Rank(4, 1), head="head")
     for side in (3, 8):
-        rankup.fit(net, of_size(side), Recipe(epochs=30, batch=32, lr=0.02))
+        rankup.fit(net, of_size(side), Recipe(epochs=15, batch=32, lr=0.04))
     assert net.tasks == ["of 3", "of 8"]
 
 

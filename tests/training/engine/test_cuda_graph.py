@@ -1,4 +1,4 @@
-"""However steps are run, they are the same steps: captured and replayed."""
+"""Steps captured in a CUDA graph agree with eager ones."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""However steps are run, they are the same steps: eagerly."""
+"""Eager steps, and the rule that chooses how steps run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_learner_may_override_gradient_and_after_step() -> None:
     assert any(bool((p.detach().abs() == 0.0625).any()) for p in body.parameters())
 
 
-class Turning(ModuleLearner):
+class Halving(ModuleLearner):
     """Halves its weights before the second epoch."""
 
     def on_epoch_start(self, epoch: int) -> None:
@@ -114,7 +114,7 @@ class Turning(ModuleLearner):
 
 def test_on_epoch_start_changes_learned_tensors() -> None:
     body = nn.Linear(12, 3)
-    steps = Eager([Turning(body, Feed(task(0), RECIPE, CPU), 0)])
+    steps = Eager([Halving(body, Feed(task(0), RECIPE, CPU), 0)])
     steps.on_epoch_start(0)
     steps.adopt()
     before = body.weight.detach().clone()
