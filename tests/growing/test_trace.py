@@ -224,6 +224,24 @@ NOT_FLATTENING: dict[str, Reshape] = {
 }
 
 
+class Stages(nn.Module):
+    """Keeps what its layers compute in a list, and looks at how long that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList([nn.Linear(4, 4)] * 2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stages = [x.view(len(x), -1)]
+        while len(stages) <= len(self.layers):
+            stages.append(self.layers[len(stages) - 1](stages[-1]))
+        return self.head(sum(stages[i] for i in range(len(stages))))
+
+
+def test_length_of_a_list_of_tensors_is_a_number() -> None:
+    assert rankup.grow(Stages(), Rank(2, 1)).plan.paths[0] is not None
+
+
 class Flattened(nn.Module):
     def __init__(self, flatten: Reshape) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ import inspect
 import operator
 import threading
 from collections.abc import Collection
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from rankup.growing.supported import computes_as_torchs_own, has_hooks
 from rankup.layers import CONVOLUTIONS, TaskLayer
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+# Python's `len` must return a number: in a trace, `len(x)` is recorded like `x.size(0)`.
+_len, _recorded_len = len, singledispatch(len)
+_recorded_len.register(fx.Proxy, lambda x: x.tracer.create_proxy("call_function", _len, (x,), {}))
 
 
 class Trace:
@@ -202,9 +207,15 @@ class _Tracer(fx.Tracer):
     one that only says how a known layer is made, and into task layers."""
 
     def __init__(self) -> None:
-        super().__init__(autowrap_functions=(len,))
-        self._autowrap_search.append(builtins)  # records `len(x)`, which must return a number
+        super().__init__()
         self._thread = threading.get_ident()
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        builtins.len = _recorded_len
+        try:
+            return super().trace(*args, **kwargs)
+        finally:
+            builtins.len = _len
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:  # torch.fx patches calls in all threads
@@ -247,7 +258,7 @@ def _counts_samples(size: Any, x: fx.Node) -> bool:
     if size.target is operator.getitem and isinstance(arguments[0], fx.Node):
         shape = arguments[0].target, arguments[0].args
         return bool(arguments[1] == 0 and shape in ((getattr, (x, "shape")), ("size", (x,))))
-    return (size.target, arguments) in ((len, (x,)), ("size", (x, 0)))
+    return (size.target, arguments) in ((_len, (x,)), ("size", (x, 0)))
 
 
 def _reads_kind(call: fx.Node, tensor: fx.Node) -> bool:
