@@ -22,8 +22,8 @@ def projected(grads: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Tens
     # With a zero reference the share is NaN, but then nothing is harmful.
     harmful, share = along < 0, along / square
     return [
-        torch.where(harmful, own - share * other, own)
-        for own, other in zip(grads, reference, strict=True)
+        torch.where(harmful, grad - share * other, grad)
+        for grad, other in zip(grads, reference, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a method is: something that learns one task after another and answers for all of them."""
+"""The interface of methods: they learn one task after another and answer for all of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -45,13 +45,13 @@ class EWC(DenseMethod):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.options = setting.options_of(EwcOptions)
-        found, own = trace(setting.module), self.shared_parameters()
-        uses = Counter(id(p) for part in self.body.modules() for p in part._parameters.values())
+        graph, shared = trace(setting.module), self.shared_parameters()
+        uses = Counter(id(p) for layer in self.body.modules() for p in layer._parameters.values())
         self._once = {  # Linear layers that run once, with weights of their own, by their names
-            name: part
-            for name, part in self.body.named_modules()
-            if type(part) is nn.Linear and found is not None and found.runs_once(name)
-            if all(uses[id(p)] == 1 for p in part.parameters()) and f"{name}.weight" in own
+            name: layer
+            for name, layer in self.body.named_modules()
+            if type(layer) is nn.Linear and graph is not None and graph.runs_once(name)
+            if all(uses[id(p)] == 1 for p in layer.parameters()) and f"{name}.weight" in shared
         }
 
     def learner(self, feed: Feed) -> Learner:
@@ -112,7 +112,7 @@ class EWC(DenseMethod):
             return output + added[name].requires_grad_()
 
         hooks = [
-            part.register_forward_hook(partial(watch, name)) for name, part in self._once.items()
+            layer.register_forward_hook(partial(watch, name)) for name, layer in self._once.items()
         ]
         try:
             with torch.enable_grad():
@@ -126,11 +126,11 @@ class EWC(DenseMethod):
         # A layer whose output is unused gets no gradient.
         came_back = torch.autograd.grad(surprise, list(added.values()), materialize_grads=True)
         for (name, inputs), grads in zip(went_in.items(), came_back, strict=True):
-            own = grads.square()
-            squares[f"{name}.weight"].addmm_(own.t(), inputs.square())
+            square = grads.square()
+            squares[f"{name}.weight"].addmm_(square.t(), inputs.square())
             done.add(f"{name}.weight")
             if self._once[name].bias is not None:
-                squares[f"{name}.bias"] += own.sum(0)
+                squares[f"{name}.bias"] += square.sum(0)
                 done.add(f"{name}.bias")
         return done
 
@@ -156,15 +156,15 @@ class EWC(DenseMethod):
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # what a module calls, such as `x.view`, may not work under vmap
-                each = [alone(*one) for one in zip(x, labels, strict=True)]
-                stacked = map(torch.stack, zip(*each, strict=True))
+                one_by_one = [alone(*sample) for sample in zip(x, labels, strict=True)]
+                stacked = map(torch.stack, zip(*one_by_one, strict=True))
                 return dict(zip(weights, stacked, strict=True))
 
         room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
         at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
-        for part in zip(*(torch.split(t, at_once) for t in (x, labels)), strict=True):
-            for name, own in gradients(*part).items():
-                squares[name] += own.square().sum(0)
+        for chunk in zip(*(torch.split(t, at_once) for t in (x, labels)), strict=True):
+            for name, grads in gradients(*chunk).items():
+                squares[name] += grads.square().sum(0)
 
 
 class HeldLearner(ModuleLearner):

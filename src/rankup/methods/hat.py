@@ -92,7 +92,7 @@ class HardAttention(GuardedMethod):
     def split(self, units: Tensor) -> Tensors:
         """Split a tensor over all units into one per layer."""
         parts = torch.split(units, [spec.outputs for spec in self.layers])
-        return {spec.name: part for spec, part in zip(self.layers, parts, strict=True)}
+        return {spec.name: mask for spec, mask in zip(self.layers, parts, strict=True)}
 
     def frozen(self, feed: Feed) -> Tensors:
         """Which weights the learned tasks depend on, by the weights' names."""
@@ -120,17 +120,17 @@ class HardAttention(GuardedMethod):
             for spec in self.layers
         }
 
-        def look(spec: FactoredSpec, part: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def look(spec: FactoredSpec, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             x = args[0]
-            found = (x != 0).movedim(-1 - spec.dims, 0).flatten(1).any(1)
+            nonzero = (x != 0).movedim(-1 - spec.dims, 0).flatten(1).any(1)
             lost = ~x.isnan().any() & any_claimed & math.isnan(value)
-            reached[spec.name] = found | reached[spec.name] | lost
+            reached[spec.name] = nonzero | reached[spec.name] | lost
 
-        def in_use(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
+        def in_use(spec: FactoredSpec, layer: nn.Module, args: object, output: Tensor) -> Tensor:
             units = _over(spec, claimed[spec.name])
             return torch.zeros_like(output).masked_fill(units, value)
 
-        def anything(part: nn.Module, args: object, output: Tensor) -> Tensor:
+        def anything(layer: nn.Module, args: object, output: Tensor) -> Tensor:
             return torch.full_like(output, value)
 
         with ExitStack() as hooks:
@@ -202,7 +202,7 @@ class HatLearner(GuardedLearner):
         return self.options.s_max / slope * (steep.cosh() + 1) / (embedding.cosh() + 1)
 
 
-def _gate(spec: FactoredSpec, part: nn.Module, args: object, output: Tensor) -> Tensor:
+def _gate(spec: FactoredSpec, layer: nn.Module, args: object, output: Tensor) -> Tensor:
     return output * _over(spec, _gates.get()[spec.name]).to(output.dtype)
 
 

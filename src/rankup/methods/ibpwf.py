@@ -173,12 +173,12 @@ class DictionaryWeight(TaskWeight):
         """Round the selection; a scale is multiplied by its factor's probability, because training
         saw only that share of it on average."""
         parts, chosen = super().learned(), self.selected()
-        own = chosen & ~self.taken
+        new_ones = chosen & ~self.taken
         learned = {
             "selection": pack(chosen.byte(), 1),
             "scales": (parts["scales"] * self.odds().sigmoid().detach())[chosen],
-            "U": parts["U"][own],
-            "V": parts["V"][own],
+            "U": parts["U"][new_ones],
+            "V": parts["V"][new_ones],
             "sticks": self.sticks + parts["sticks"],
         }
         return learned | {"bias": parts["bias"]} if self.spec.bias else learned
@@ -186,9 +186,9 @@ class DictionaryWeight(TaskWeight):
     def extended(self, *added: Tensors) -> Tensors:
         (new,) = added  # methods commit their tasks one at a time
         chosen = unpack(new["selection"], 1, self.factors).bool()
-        own = chosen & ~self.taken
+        new_ones = chosen & ~self.taken
         tables = {"U": self.U.clone(), "V": self.V.clone(), "taken": self.taken | chosen}
-        tables["U"][own], tables["V"][own] = new["U"], new["V"]
+        tables["U"][new_ones], tables["V"][new_ones] = new["U"], new["V"]
         scales = torch.zeros(self.factors, **self._factory)
         scales[chosen] = new["scales"]
         tables["selections"] = torch.cat([self.selections, chosen[None]])
@@ -201,12 +201,12 @@ class DictionaryWeight(TaskWeight):
 
     def added(self, task: int) -> Tensors:
         chosen = self.selections[task]
-        own = chosen & ~self.selections[:task].any(0)
+        new_ones = chosen & ~self.selections[:task].any(0)
         added = {
             "selection": pack(chosen.byte(), 1),
             "scales": self.scales[task, chosen],
-            "U": self.U[own],
-            "V": self.V[own],
+            "U": self.U[new_ones],
+            "V": self.V[new_ones],
         }
         if self.spec.bias:
             added["bias"] = self.biases[task]
@@ -221,7 +221,7 @@ class BuffetLearner(WeightLearner):
     def __init__(self, body: nn.Module, feed: Feed, index: int, options: IbpWfOptions) -> None:
         super().__init__(body, feed, index)
         self.options = options
-        self.layers = [part for part in body.modules() if isinstance(part, DictionaryWeight)]
+        self.layers = [layer for layer in body.modules() if isinstance(layer, DictionaryWeight)]
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
         drawn, device = super().sample_epoch(generator), generator.device

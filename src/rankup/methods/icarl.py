@@ -171,8 +171,8 @@ class ICaRL(DenseMethod):
 
     def learner(self, feed: Feed) -> Learner:
         lists = [self._lists(task) for task in range(self.learned)]
-        slots = Lists([[len(own) for own in task] for task in lists], self.options.budget)
-        exemplars = [own for task in lists for own in task]
+        slots = Lists([[len(images) for images in task] for task in lists], self.options.budget)
+        exemplars = [images for task in lists for images in task]
         images = torch.cat(exemplars) if exemplars else feed.task.train_x[:0]
         seen = sum(len(task.train_y) for task in self.setting.tasks[: self.learned])
         return ICaRLLearner(
@@ -185,8 +185,8 @@ class ICaRL(DenseMethod):
         features = torch.cat([self.features(x) for x, _ in feed.train(len(feed))])
         rows = rows_by_class(feed, torch.arange(len(feed), device=feed.device))
         self.buffer = {name: images[:count].clone() for name, images in self.buffer.items()}
-        for label, own in enumerate(rows):
-            chosen = own[herded(features[own], count)]
+        for label, of_class in enumerate(rows):
+            chosen = of_class[herded(features[of_class], count)]
             self.buffer[f"{self.learned}/{label}"] = remembered(feed, chosen)
 
     def predict(self, x: Tensor, task: int) -> Tensor:
@@ -212,9 +212,9 @@ class ICaRL(DenseMethod):
 
     def _mean(self, images: Tensor) -> Tensor:
         dtype, parts = self.plan.dtype, torch.split(images, _ROWS)
-        inputs = (as_inputs(as_floats(part, dtype), self.recipe, dtype) for part in parts)
+        inputs = (as_inputs(as_floats(chunk, dtype), self.recipe, dtype) for chunk in parts)
         return F.normalize(torch.cat([self.features(x) for x in inputs]).mean(0), dim=0)
 
     def _lists(self, task: int) -> list[Tensor]:
-        own = self.head.slices[task]
-        return [self.buffer[f"{task}/{label}"] for label in range(own.stop - own.start)]
+        classes = self.head.slices[task]
+        return [self.buffer[f"{task}/{label}"] for label in range(classes.stop - classes.start)]

@@ -46,8 +46,8 @@ class Multitask(DenseMethod):
         super().__init__(setting)
 
     def feed(self, task: Task) -> Feed:
-        own = self.device, self.plan.dtype, self.single_head
-        return Union(self.setting.tasks, self.recipe, *own)
+        device, dtype = self.device, self.plan.dtype
+        return Union(self.setting.tasks, self.recipe, device, dtype, self.single_head)
 
     def learner(self, feed: Feed) -> Learner:
         return MultitaskLearner(self.body, feed, self.learned)
@@ -56,11 +56,11 @@ class Multitask(DenseMethod):
         with undisturbed():  # it cannot resume with some of the tasks but not the others
             super().end()
             while self.learned < len(self.setting.tasks):
-                self._append([part.learned() for part in self.parts])
+                self._append([layer.learned() for layer in self.parts])
 
-    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+    def _task_layer(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         if not isinstance(spec, HeadSpec):
-            return super()._own(spec, plan)
+            return super()._task_layer(spec, plan)
         classes = [task.classes for task in self.setting.tasks]
         kind = SingleHead if self.single_head else AllHeads
         return kind(spec, classes, self.seed, plan.dtype, plan.device)
@@ -70,9 +70,9 @@ class AllHeads(LearningHeads):
     """Heads that start together."""
 
     def open(self, values: Tensors) -> None:
-        for task, own in enumerate(self.slices):
+        for task, classes in enumerate(self.slices):
             self.count = task  # determines what is drawn and where it goes
-            super().open(self.start(own.stop - own.start, Start()))
+            super().open(self.start(classes.stop - classes.start, Start()))
         self.count = 0
 
 
@@ -85,10 +85,10 @@ class SingleHead(AllHeads):
         logits, task = self.all(x), self._task(x)
         if isinstance(task, Tensor):
             return logits
-        own = self.slices[task]
-        others = torch.cat([logits[..., : own.start], logits[..., own.stop :]], -1)
+        classes = self.slices[task]
+        others = torch.cat([logits[..., : classes.start], logits[..., classes.stop :]], -1)
         largest = [others.amax(-1, keepdim=True)] if others.shape[-1] else []
-        return torch.cat([logits[..., own], *largest], -1)
+        return torch.cat([logits[..., classes], *largest], -1)
 
 
 class MultitaskLearner(ModuleLearner):
@@ -158,7 +158,7 @@ class Union(Feed):
         return self._parts
 
     def guess(self) -> float:
-        shares = [part.guess() for part in self.parts]
+        shares = [feed.guess() for feed in self.parts]
         return (max(shares) if self._one_label else sum(shares)) / len(shares)
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
@@ -168,8 +168,8 @@ class Union(Feed):
 
     def sample(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
         order = torch.randperm(len(self), generator=generator)[:most].to(self.device)
-        for part in in_equal_parts(order, self.chunk_size(self.x)):
-            rows, _, tasks = self._samples[:, part]
+        for chunk in in_equal_parts(order, self.chunk_size(self.x)):
+            rows, _, tasks = self._samples[:, chunk]
             yield self.batch(self.x, {"rows": rows, "tasks": tasks})
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:

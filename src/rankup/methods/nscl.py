@@ -55,12 +55,15 @@ class NSCL(DenseMethod):
         super().__init__(setting)
         self.options = setting.options_of(NsclOptions)
         self.layers = {
-            name: part
-            for name, part in self.body.named_modules()
-            if isinstance(part, nn.Linear) or (isinstance(part, CONVOLUTIONS) and part.groups == 1)
+            name: layer
+            for name, layer in self.body.named_modules()
+            if isinstance(layer, nn.Linear)
+            or (isinstance(layer, CONVOLUTIONS) and layer.groups == 1)
         }
-        own = {id(p) for part in (*self.layers.values(), *self.parts) for p in part.parameters()}
-        others = [name for name, p in self.body.named_parameters() if id(p) not in own]
+        covered = {
+            id(p) for layer in (*self.layers.values(), *self.parts) for p in layer.parameters()
+        }
+        others = [name for name, p in self.body.named_parameters() if id(p) not in covered]
         if others:
             raise RankupError(
                 "nscl protects only Linear layers and convolutions without groups, but the network "
@@ -212,8 +215,8 @@ def inputs(layer: Layer, x: Tensor) -> Tensor:
 def add_covariance(total: Tensor, layer: Layer, x: Tensor) -> None:
     """Add Σ vvᵀ over the layer's inputs v, not centred; in float64, because the directions that
     matter are those that hold little compared with others."""
-    for part in _parts(layer, x):
-        rows = inputs(layer, part).double()
+    for chunk in _parts(layer, x):
+        rows = inputs(layer, chunk).double()
         total.addmm_(rows.t(), rows)
 
 
@@ -241,9 +244,9 @@ def null_space(covariance: Tensor, energy: float) -> Tensor:
 def add_directions(main: Tensor, rest: Tensor, layer: Layer, x: Tensor) -> None:
     """Add Σ vvᵀ over the layer's inputs v to a sum that is kept as `mainᵀ main` with orthogonal
     rows; the energy that does not fit into them is added to `rest`."""
-    for part in _parts(layer, x):
-        for some in torch.split(inputs(layer, part), len(main)):
-            rows = torch.cat([main, some]).double()
+    for chunk in _parts(layer, x):
+        for new in torch.split(inputs(layer, chunk), len(main)):
+            rows = torch.cat([main, new]).double()
             energies, vectors = torch.linalg.eigh(rows @ rows.t())  # by rising energy
             main.copy_(vectors[:, -len(main) :].t() @ rows)
             rest += energies[: -len(main)].clamp(min=0).sum()

@@ -123,8 +123,8 @@ class Orthog(ERRing):
         place = {"device": self.device, "dtype": head.dtype}
         width, tasks = head.spec.inputs, len(setting.tasks)
         self.subspaces = Subspaces(width, tasks, options.basis, draw, place)
-        found = trace(setting.module)
-        before = found.seen_through_relu(head.spec.name) if found is not None else None
+        graph = trace(setting.module)
+        before = graph.seen_through_relu(head.spec.name) if graph is not None else None
         if before is None:
             head.register_forward_pre_hook(self._see)
         else:
@@ -136,12 +136,12 @@ class Orthog(ERRing):
     def _make_orthonormal(self) -> None:
         # What is frozen stays as given, and a tied weight is listed once.
         learned = {name for name, p in self.body.named_parameters() if p.requires_grad}
-        for name, part in self.body.named_modules():
-            layer = isinstance(part, (nn.Linear, *CONVOLUTIONS))  # heads are neither
-            if layer and f"{name}.weight" in learned:
-                drawn = torch.empty(part.weight.shape, dtype=torch.float64)
+        for name, module in self.body.named_modules():
+            is_layer = isinstance(module, (nn.Linear, *CONVOLUTIONS))  # heads are neither
+            if is_layer and f"{name}.weight" in learned:
+                drawn = torch.empty(module.weight.shape, dtype=torch.float64)
                 nn.init.orthogonal_(drawn, generator=seeds.generator(self.seed, "stiefel", name))
-                part.weight.data.copy_(drawn)
+                module.weight.data.copy_(drawn)
                 self.orthonormal.append(f"{name}.weight")
 
     def learner(self, feed: Feed) -> Learner:

@@ -81,11 +81,11 @@ class PackNet(GuardedMethod):
 
     def _of(self, task: int) -> Tensors:
         """The weights and biases of a learned task."""
-        own = {name: self.kept[name][task] for name in self.biases}
+        tensors = {name: self.kept[name][task] for name in self.biases}
         for name, weight in self.weights.items():
             owners = self.owners(name)
-            own[name] = torch.where((owners > 0) & (owners <= task + 1), weight, 0)
-        return own
+            tensors[name] = torch.where((owners > 0) & (owners <= task + 1), weight, 0)
+        return tensors
 
     def _keep_owners(self, name: str, owners: Tensor) -> None:
         self.kept[_owners(name)] = pack(owners, self.bits)

@@ -106,17 +106,17 @@ class Parallel(Method):
 
     def _own_setting(self, index: int) -> Setting:
         seed = seeds.number(self.seed, "parallel", index)
-        own = replace(
+        setting = replace(
             self.setting,
             grow_options=replace(self.setting.grow_options, seed=seed),
             seed=seed,
             tasks=self.setting.tasks[index : index + 1],
         )
         if self.size == "full":
-            return own
+            return setting
         rank = Rank(first=int(self.size), step=0)
         return replace(
-            own, grow_options=replace(own.grow_options, rank=rank), options=RankOptions()
+            setting, grow_options=replace(setting.grow_options, rank=rank), options=RankOptions()
         )
 
 

@@ -35,9 +35,9 @@ def settings_for(
     >>> settings_for("rank", "s-digits", "mlp")
     Settings(recipe={}, options={})
     """
-    own, case = dict(method_info(method).recipe), f"{stream}-{net}"
+    overrides, case = dict(method_info(method).recipe), f"{stream}-{net}"
     if recipe in RECIPES and recipe != "default":
-        return Settings(own, {})
+        return Settings(overrides, {})
     folder = TUNED / ALIKE.get(case, case) if recipe == "default" else Path(recipe)
     path = folder / f"{method}{variant}.json"
     # Without learned factors the recipe differs; that of small networks is much like large ones'.
@@ -49,7 +49,7 @@ def settings_for(
             stacklevel=2,
         )
     tuned = _read(path, method, as_tried=recipe != "default")
-    return Settings(own | dict(tuned.recipe), tuned.options)
+    return Settings(overrides | dict(tuned.recipe), tuned.options)
 
 
 def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
@@ -104,12 +104,12 @@ def _read(path: Path, method: str, as_tried: bool) -> Settings:
             project is also used with more of them.
     """
     try:
-        found = json.loads(path.read_bytes())
-        given = dict(found.get("given", {}))
+        tuned = json.loads(path.read_bytes())
+        given = dict(tuned.get("given", {}))
         given.pop("epochs", None)
         if as_tried:
-            given = {name: found[name] for name in ("epochs", "batch") if name in found} | given
-        chosen = apart(given | found["chosen"])
+            given = {name: tuned[name] for name in ("epochs", "batch") if name in tuned} | given
+        chosen = apart(given | tuned["chosen"])
         Recipe(**chosen.recipe)
         method_options(method, chosen.options)
     except FileNotFoundError:

@@ -74,7 +74,7 @@ class MaskedWeight(TaskWeight):
         return {"mask": pack(largest(self.new_scores.detach(), self.kept).byte(), 1)}
 
     def extended(self, *added: Tensors) -> Tensors:
-        return {"masks": torch.cat([self.masks, torch.stack([own["mask"] for own in added])])}
+        return {"masks": torch.cat([self.masks, torch.stack([task["mask"] for task in added])])}
 
     def added(self, task: int) -> Tensors:
         return {"mask": self.masks[task]}

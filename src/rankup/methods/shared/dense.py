@@ -1,5 +1,5 @@
-"""Shared by the rivals that train one dense network: its weights, a head for each task, and how
-all of it is kept between tasks."""
+"""Methods that train one dense network: its weights, a head for each task, and how all of it is
+saved between tasks."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,8 @@ class DenseMethod(Method):
         self.setting = setting
         self.plan = plan = make_plan(setting.module, setting.grow_options)
         self.device = plan.device
-        self.parts = [part for spec in plan.layers if (part := self._own(spec, plan)) is not None]
+        layers = (self._task_layer(spec, plan) for spec in plan.layers)
+        self.parts = [layer for layer in layers if layer is not None]
         self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
         replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
         self.body = copy_of(setting.module, replaced)
@@ -74,7 +75,7 @@ class DenseMethod(Method):
         # By all names: a shared tensor's first name may be that of a replaced layer.
         named: Tensors = dict(drawn.named_parameters(remove_duplicate=False))
         named |= dict(drawn.named_buffers(remove_duplicate=False))
-        replaced = tuple(f"{part.spec.name}." for part in self.parts)
+        replaced = tuple(f"{layer.spec.name}." for layer in self.parts)
         for name, tensor in chain(self.body.named_parameters(), self.body.named_buffers()):
             if not name.startswith(replaced):
                 tensor.copy_(named[name])
@@ -105,8 +106,8 @@ class DenseMethod(Method):
         self._before = state, dict(self.kept), dict(self.buffer)
         self._feed = feed
         try:
-            for part in self.parts:
-                part.open(part.start(task.classes, Start(norms=self.recipe.norms)))
+            for layer in self.parts:
+                layer.open(layer.start(task.classes, Start(norms=self.recipe.norms)))
             self.body.train()
             if self.learned and self.norms == "per task":
                 self._hold()
@@ -132,15 +133,15 @@ class DenseMethod(Method):
         norms = [p for p in self.parts if isinstance(p, TaskNorm) and p.wants_statistics]
         batches = feed.sample(CALIBRATION, draw)
         with pooled_statistics(self.body, norms, batches, lambda x: self.predict(x, self.learned)):
-            added = [part.learned() for part in self.parts]
+            added = [layer.learned() for layer in self.parts]
         self._append(added)
 
     def abandon(self) -> None:
         if self._feed is None:
             return
         self._feed = None
-        for part in self.parts:
-            part.close()
+        for layer in self.parts:
+            layer.close()
         state, self.kept, self.buffer = self._before
         self.body.load_state_dict(state)
 
@@ -151,7 +152,9 @@ class DenseMethod(Method):
 
     def saving(self, folder: Path) -> Callable[[], None]:
         groups = {"shared": self._shared(), "kept": self.kept, "buffer": self.buffer}
-        tensors = {f"{group}/{name}": t for group, own in groups.items() for name, t in own.items()}
+        tensors = {
+            f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()
+        }
         tensors |= self._of_tasks()
 
         def write() -> None:
@@ -203,11 +206,11 @@ class DenseMethod(Method):
                     raise RuntimeError(f"{name} is of shape {list(saved.shape)}")
                 tensor.copy_(saved)
         self.kept, self.buffer = groups.get("kept", {}), groups.get("buffer", {})
-        while (own := groups.get(str(self.learned))) is not None:
-            starts = [f"{part.spec.name}." for part in self.parts]
+        while (of_task := groups.get(str(self.learned))) is not None:
+            starts = [f"{layer.spec.name}." for layer in self.parts]
             self._append(
                 [
-                    {k.removeprefix(start): t for k, t in own.items() if k.startswith(start)}
+                    {k.removeprefix(start): t for k, t in of_task.items() if k.startswith(start)}
                     for start in starts
                 ]
             )
@@ -226,7 +229,7 @@ class DenseMethod(Method):
         for name in self._updating:
             self.body.get_submodule(name.rpartition(".")[0]).training = False
 
-    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+    def _task_layer(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         """The per-task layer in place of this one, if any."""
         factory = self.seed, plan.dtype, plan.device
         if isinstance(spec, HeadSpec):
@@ -238,39 +241,39 @@ class DenseMethod(Method):
         return None
 
     def _append(self, added: Sequence[Tensors]) -> None:
-        extended = [part.extended(new) for part, new in zip(self.parts, added, strict=True)]
+        extended = [layer.extended(new) for layer, new in zip(self.parts, added, strict=True)]
         with undisturbed():
-            for part, tables in zip(self.parts, extended, strict=True):
-                part.close()
-                part.install(tables)
+            for layer, tables in zip(self.parts, extended, strict=True):
+                layer.close()
+                layer.install(tables)
             self._feed = None  # in here, so that Ctrl-C never abandons what is appended
 
     def _of_tasks(self) -> Tensors:
         """The tensors that belong to each learned task, by its index."""
         return {
-            f"{index}/{part.spec.name}.{key}": tensor
+            f"{index}/{layer.spec.name}.{key}": tensor
             for index in range(self.learned)
-            for part in self.parts
-            for key, tensor in part.added(index).items()
+            for layer in self.parts
+            for key, tensor in layer.added(index).items()
         }
 
     def _shared(self) -> Tensors:
         """Weights and statistics that all tasks share, each listed once."""
         known = {
             id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()
-        } | {id(t) for part in self.body.modules() for t in _counters(part)}
-        found: Tensors = {}
+        } | {id(t) for module in self.body.modules() for t in _counters(module)}
+        shared: Tensors = {}
         for name, tensor in self.body.state_dict(keep_vars=True).items():
             if id(tensor) not in known:
                 known.add(id(tensor))
-                found[name] = tensor
-        return found
+                shared[name] = tensor
+        return shared
 
 
-def _counters(part: nn.Module) -> Iterator[Tensor]:
+def _counters(module: nn.Module) -> Iterator[Tensor]:
     """How many batches a norm has seen, where that changes nothing it computes."""
-    if isinstance(part, _NormBase) and part.momentum is not None:
-        yield from (t for key, t in part.named_buffers() if key == "num_batches_tracked")
+    if isinstance(module, _NormBase) and module.momentum is not None:
+        yield from (t for key, t in module.named_buffers() if key == "num_batches_tracked")
 
 
 def _read(path: Path, who: dict[str, str]) -> Tensors:

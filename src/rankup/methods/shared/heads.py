@@ -42,7 +42,7 @@ class LearningHeads(TaskLayer):
         self.weight = nn.Parameter(torch.zeros(total, spec.inputs, **self._factory))
         self.bias = nn.Parameter(torch.zeros(total, **self._factory)) if spec.bias else None
         # Which of all answers are a task's own, [T, widest], and where it has too few classes.
-        starts = torch.tensor([own.start for own in self.slices], device=device)[:, None]
+        starts = torch.tensor([rows.start for rows in self.slices], device=device)[:, None]
         places = torch.arange(widest, device=device)
         missing = places >= torch.tensor(classes, device=device)[:, None]
         columns = (starts + places).masked_fill(missing, 0)
@@ -56,8 +56,8 @@ class LearningHeads(TaskLayer):
             return self.own(self.all(x), task)
         if task == FEATURES:
             return x
-        own = self.slices[task]
-        return F.linear(x, self.weight[own], None if self.bias is None else self.bias[own])
+        classes = self.slices[task]
+        return F.linear(x, self.weight[classes], None if self.bias is None else self.bias[classes])
 
     def all(self, x: Tensor) -> Tensor:
         """The answers of all heads, one after another: `[…, ΣC]`."""
@@ -88,8 +88,8 @@ class LearningHeads(TaskLayer):
         """Do nothing: all heads stay open."""
 
     def extended(self, *added: Tensors) -> Tensors:
-        (own,) = added  # methods commit their tasks one at a time
-        return own
+        (tensors,) = added  # methods commit their tasks one at a time
+        return tensors
 
     def install(self, tables: Tensors, tasks: int = 1) -> None:
         self._put(tables)
@@ -99,7 +99,7 @@ class LearningHeads(TaskLayer):
         return {key: p.detach()[self.slices[task]] for key, p in self.named_parameters()}
 
     def _put(self, values: Tensors) -> None:
-        own = self.slices[self.count]
+        classes = self.slices[self.count]
         with torch.no_grad():
             for key, value in values.items():
-                self.get_parameter(key)[own] = value
+                self.get_parameter(key)[classes] = value

@@ -58,7 +58,7 @@ def check_inputs(who: str, tasks: Sequence[Task]) -> None:
     first, *others = tasks
     for task in others:
         for what in ("shape", "dtype"):
-            one, other = (getattr(_first_input(each), what) for each in (first, task))
+            one, other = (getattr(_first_input(t), what) for t in (first, task))
             if one != other:
                 raise RankupError(
                     f"{who} needs tasks whose inputs have the same {what}, got {one} in "
@@ -76,8 +76,8 @@ def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
     """Row indices of a task's training data, a tensor for each class, in the order given."""
     labels = feed.task.train_y.index_select(0, order)
     rows = [order[labels == label] for label in range(feed.task.classes)]
-    for label, own in enumerate(rows):
-        if not len(own):
+    for label, of_class in enumerate(rows):
+        if not len(of_class):
             raise RankupError(
                 f"task {feed.task.name!r} has no training sample of class {label}, but a memory "
                 "needs some of every class"
@@ -219,8 +219,8 @@ class ReplayMethod(DenseMethod):
         there are too few."""
         count = self.options.memory
         rows = [
-            own.repeat(math.ceil(count / len(own)))[-count:]
-            for own in rows_by_class(feed, self.order(feed))
+            of_class.repeat(math.ceil(count / len(of_class)))[-count:]
+            for of_class in rows_by_class(feed, self.order(feed))
         ]
         images = remembered(feed, torch.cat(rows))
         self.buffer = {"images": torch.cat([*self.buffer.values(), images])}

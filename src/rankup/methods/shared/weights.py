@@ -50,10 +50,10 @@ class WeightLearner(ModuleLearner):
     def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
         super().__init__(body, feed, index)
         self._step_inputs |= {
-            f"body.{name}.{key}": part.get_buffer(key)
-            for name, part in body.named_modules()
-            if isinstance(part, TaskWeight)
-            for key in part.reads
+            f"body.{name}.{key}": layer.get_buffer(key)
+            for name, layer in body.named_modules()
+            if isinstance(layer, TaskWeight)
+            for key in layer.reads
         }
 
 
@@ -76,7 +76,7 @@ class TaskWeightMethod(DenseMethod):
     def learner(self, feed: Feed) -> WeightLearner:
         return WeightLearner(self.body, feed, self.learned)
 
-    def _own(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
-        return (
-            self.layer(spec, plan) if isinstance(spec, FactoredSpec) else super()._own(spec, plan)
-        )
+    def _task_layer(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
+        if isinstance(spec, FactoredSpec):
+            return self.layer(spec, plan)
+        return super()._task_layer(spec, plan)
