@@ -33,13 +33,13 @@ def predict(
     from rich.text import Text
 
     from rankup.report.tables import right_aligned
-    from rankup.runs.predict import what_is_seen
+    from rankup.runs.predict import predict_classes
 
     if network_folder(path) == path:
         raise RankupError(
             f"{path} is not a run folder, and only that says what images its network was taught"
         )
-    seen = what_is_seen(path, task, files)
+    seen = predict_classes(path, task, files)
     if plain:
         for file, (first, *_) in zip(files, seen, strict=True):
             _write_line(str(file), first.name, f"{first.probability:.4f}")

@@ -48,8 +48,8 @@ class Entry(OverSeeds):
     def name(self) -> str:
         """The method's name, marked if it is not continual or lacks seeds."""
         mark = "" if self.continual else "*"
-        part = f" ({len(self.runs)} of {self.seeds} seeds)" if self.runs and not self.whole else ""
-        return f"{self.method}{mark}{part}"
+        some = f" ({len(self.runs)} of {self.seeds} seeds)" if self.runs and not self.whole else ""
+        return f"{self.method}{mark}{some}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ def read_comparison(path: Path) -> Comparison:
 
 def read_index(path: Path) -> Index:
     try:
-        given = json.loads((path / INDEX).read_bytes())
-        index = Index(**given)
+        index = Index(**json.loads((path / INDEX).read_bytes()))
         kinds = (dict, list, dict, dict)
         values = (getattr(index, item.name) for item in fields(Index))
         if not all(isinstance(v, kind) for v, kind in zip(values, kinds, strict=True)):

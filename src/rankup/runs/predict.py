@@ -1,4 +1,4 @@
-"""What the network of a run sees in arbitrary images."""
+"""Predicting the classes of images by the network of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ _TOGETHER = 256  # images
 Shape = tuple[int, int, int]  # of an image: channels, height and width
 
 
-class Seen(NamedTuple):
+class Prediction(NamedTuple):
     """A class that an image may be of."""
 
     name: str
@@ -49,7 +49,7 @@ class TaughtTask(NamedTuple):
         return f"{self.name!r} ({', '.join(self.class_names)})"
 
 
-def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[list[Seen]]:
+def predict_classes(run: Path, task: str | None, files: Sequence[Path]) -> list[list[Prediction]]:
     """The classes of a task for each image, the likeliest first.
 
     Args:
@@ -69,15 +69,15 @@ def what_is_seen(run: Path, task: str | None, files: Sequence[Path]) -> list[lis
     recipe = recipe_of(setting(path, config, "recipe", dict))
     inputs = _read(files, info.side, _image_shape(path, config))
     net = load(run / NET)
-    seen = []
-    for part in torch.split(inputs, _TOGETHER):
-        x = as_inputs(as_floats(part, net.dtype), recipe, net.dtype)
+    names, predictions = asked.class_names, []
+    for batch in torch.split(inputs, _TOGETHER):
+        x = as_inputs(as_floats(batch, net.dtype), recipe, net.dtype)
         with torch.no_grad():
             shares = net(for_answers(net.body, x), task=asked.name).softmax(1)
         for row in shares:
             order = row.argsort(descending=True).tolist()
-            seen.append([Seen(asked.class_names[index], float(row[index])) for index in order])
-    return seen
+            predictions.append([Prediction(names[index], float(row[index])) for index in order])
+    return predictions
 
 
 def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
@@ -96,8 +96,8 @@ def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
 
 
 def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> TaughtTask:
-    by_number = {str(number): each for number, each in enumerate(known, start=1)}
-    by_name = by_number | {each.name: each for each in known}  # names take precedence
+    by_number = {str(number): taught for number, taught in enumerate(known, start=1)}
+    by_name = by_number | {taught.name: taught for taught in known}  # names take precedence
     if task is None and len(known) == 1:
         return known[0]
     if task in by_name:

@@ -246,7 +246,7 @@ def _read_task(
                 shape = spec.shapes(index, task.classes)[key]
                 form = manifest.options.store
                 names = rounding.layouts(spec, key, shape, form, manifest.dtype)
-                packed = {own: tensors.get_tensor(tensor_name(spec, own)) for own in names}
+                packed = {name: tensors.get_tensor(tensor_name(spec, name)) for name in names}
                 row = rounding.unpack(spec, key, packed, manifest.dtype)
                 if row.shape != shape:
                     raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")

@@ -31,8 +31,8 @@ def runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run's, or the folders of all its seeds if it holds several."""
     if (folder / CONFIG).exists():
         return [folder]
-    found = (run.parent for run in folder.glob(f"seed-*/{CONFIG}"))
-    return sorted(found, key=lambda run: (len(run.name), run.name))  # 10 after 9
+    seeds = (path.parent for path in folder.glob(f"seed-*/{CONFIG}"))
+    return sorted(seeds, key=lambda run: (len(run.name), run.name))  # 10 after 9
 
 
 def read_config(path: Path) -> dict[str, Any]:

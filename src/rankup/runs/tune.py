@@ -85,7 +85,7 @@ class Tuning:
         self.launch, self.trials, self.root = launch, trials, root
         if runs_in(root) or is_comparison(root):
             raise RankupError(f"{root} holds runs of another command: name a new folder with --out")
-        self._refuse_what_is_looked_for(launch.request.recipe_options)
+        self._refuse_given(launch.request.recipe_options)
         self.runs = {
             method: [self._seeds(method, number) for number in range(len(tried))]
             for method, tried in trials.items()
@@ -164,9 +164,9 @@ class Tuning:
                 "options, or start new trials with --out"
             )
 
-    def _refuse_what_is_looked_for(self, given: Mapping[str, Any]) -> None:
+    def _refuse_given(self, recipe_options: Mapping[str, Any]) -> None:
         for method, tried in self.trials.items():
-            for name in given:
+            for name in recipe_options:
                 if name in tried[0]:
                     raise RankupError(
                         f"{name} was given, but it is what trials of {method} vary: leave it out"
