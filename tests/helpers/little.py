@@ -7,12 +7,9 @@ from torch import Tensor
 
 import rankup
 from rankup.data.streams import Stream
-from rankup.growing.options import GrowOptions
-from rankup.methods import METHODS, method_class, method_options
-from rankup.methods.base import Method, Setting
+from rankup.methods.base import Method
 from rankup.methods.shared.replay import ReplayLearner
-from rankup.rank import Rank
-from rankup.training.recipe import Recipe
+from rankup.testing import make_method
 
 CLASSES = (3, 2, 4)
 
@@ -49,11 +46,9 @@ def make(
         if net == "mlp"
         else rankup.models.resnet18(width=4, image_size=shape[-1], channels=1)
     )
-    grow_options = GrowOptions(Rank(3, 1))
-    made = Recipe(**{"epochs": 1, "batch": 16, **METHODS[name].recipe, **recipe})
-    checked = method_options(name, options or {})
-    tasks = stream.to(device).tasks
-    return method_class(name)(Setting(module.to(device), grow_options, made, seed, tasks, checked))
+    recipe = {"epochs": 1, "batch": 16, **recipe}
+    stream, module = stream.to(device), module.to(device)
+    return make_method(name, stream, module, options=options or {}, seed=seed, **recipe)
 
 
 def after(method: Method, stream: Stream, learned: int) -> Any:

@@ -1,4 +1,4 @@
-"""What to expect of each built-in method."""
+"""Expectations of each built-in method."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a captured graph does with tensors, on a machine without a GPU."""
+"""Steps as a captured graph takes them, on a machine without a GPU."""
 
 from collections.abc import Sequence
 

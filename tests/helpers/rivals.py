@@ -1,5 +1,4 @@
-"""Shared by tests of single methods: small tasks, and checks that a step can be captured, without a
-GPU and with one."""
+"""Small tasks, answers, and checks that a step can be captured, for tests of methods."""
 
 from typing import Any
 

@@ -3,6 +3,7 @@ change to what a learned task selects."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -21,6 +22,7 @@ from helpers.rivals import (
     right,
     toys,
 )
+from rankup.data.streams import Stream
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
 from rankup.layers import active
@@ -39,6 +41,7 @@ from rankup.methods.ibpwf import (
 )
 from rankup.methods.shared.bits import unpack
 from rankup.rank import Rank
+from rankup.testing import make_method
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.eager import Eager
 from rankup.training.loop import OpenTask, train
@@ -48,11 +51,11 @@ GROWTH = GrowOptions(Rank(1, 1))
 F64 = torch.float64
 
 
-def make(kind: str = "mlp", seed: int = 0, device: str = "cpu", **options: float) -> WeightFactors:
-    recipe = Recipe(epochs=20 if kind == "mlp" else 10, batch=16, weight_decay=0.1)
-    chosen = method_options("ibpwf", {"dictionary": 32, "alpha": 6.0, **options})
-    tasks = toys(*KINDS[kind])
-    return WeightFactors(Setting(net(kind).to(device), GROWTH, recipe, seed, tasks, chosen))
+def make(kind: str = "mlp", **options: float) -> Any:
+    options = {"dictionary": 32, "alpha": 6.0, **options}
+    recipe = {"epochs": 20 if kind == "mlp" else 10, "batch": 16, "weight_decay": 0.1}
+    stream = Stream("toys", tuple(toys(*KINDS[kind])))
+    return make_method("ibpwf", stream, net(kind), options=options, **recipe)
 
 
 def layers(method: WeightFactors) -> list[DictionaryWeight]:

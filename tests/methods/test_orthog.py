@@ -317,13 +317,13 @@ def test_steps_are_along_the_manifold(module: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("module", [mlp, conv])
-def test_weights_are_orthonormal_after_a_thousand_steps(module: Callable[[], nn.Module]) -> None:
+def test_weights_stay_orthonormal_over_many_steps(module: Callable[[], nn.Module]) -> None:
     stream = small()
     method = make(module, stream, stiefel="yes")
     before = {name: method.body.get_parameter(name).detach().clone() for name in method.orthonormal}
     learner = method.begin(stream[0])
     steps, count = Eager([learner]), 0
-    while count < 1000:
+    while count < 300:
         drawn = learner.sample_epoch(torch.Generator().manual_seed(count))
         steps.epoch([drawn], [[0.1] * 6], 0)
         count += 6
