@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from rankup.methods import (
     method_options,
     option,
     register,
-    registry,
 )
 from rankup.methods.finetune import FineTune
 from rankup.methods.search import trials
@@ -74,11 +72,14 @@ def test_variable_names_modules_and_files(
         method_options("mine", {"mode": "wet"})
 
 
-def test_installed_packages_are_found(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = [EntryPoint("mine", "my_methods:Mine", registry.GROUP)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: installed)
+def test_installed_packages_are_found(plugin: Path) -> None:
+    installed = plugin.parent / "my_methods-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1.0\n")
+    entries = "[rankup.methods]\nmine = my_methods:Mine\n"
+    (installed / "entry_points.txt").write_text(entries)
     assert method_class("mine").__name__ == "Mine"
-    installed.append(EntryPoint("yours", "my_methods", registry.GROUP))
+    (installed / "entry_points.txt").write_text(entries + "yours = my_methods\n")
     message = r"entry point 'yours' \(my_methods\) cannot be imported: it registers no method 'you"
     with pytest.raises(RankupError, match=message):
         method_info("yours")
