@@ -72,6 +72,17 @@ class Shortens(Pair):
         return super().forward(self.words(x))
 
 
+class Calling(Pair):
+    """Runs its layer by a function that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = lambda x: self.hidden(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.run(x).relu())
+
+
 class WantsATask(Pair):
     def forward(self, x: Tensor, task: int) -> Tensor:
         return super().forward(task * x)
@@ -149,6 +160,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         "layers of the module are not initialised yet .1.: run the module once",
     ),
     "a copy of its own kind": (OwnCopy, {}, "a layer 'hidden' of its own, as when a class"),
+    "a lambda that uses self": (Calling, {"head": "head"}, "lambda that uses self: make it a met"),
     "layers in a dict": (
         lambda: changed(lambda m: setattr(m, "more", {"layers": [nn.Linear(6, 6)]}), Pair),
         {"head": "head"},

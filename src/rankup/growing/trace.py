@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from rankup import seeds
+from rankup.errors import RankupError
 from rankup.growing.copying import copy_of, unregistered
 from rankup.growing.supported import computes_as_torchs_own, has_hooks
 from rankup.layers import CONVOLUTIONS, TaskLayer
@@ -193,7 +194,9 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace:
         before = seeds.rng_states()
         try:
             copied.train(training)
-            graph = _Tracer().trace(copied, _simple_defaults(copied))
+            graph = _Tracer(module).trace(copied, _simple_defaults(copied))
+        except _RunsOriginal:
+            raise
         except Exception:  # Tracing runs the module's own code: anything may be raised.
             return Trace(module, None)
         # A module that draws may take another path next time.
@@ -202,12 +205,17 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace:
     return Trace(module, graph, constant, kept)
 
 
+class _RunsOriginal(RankupError):
+    """The copy of a module runs layers of the original."""
+
+
 class _Tracer(fx.Tracer):
     """Takes known layers as a whole: torch.fx steps into every class that is not torch's own, even
     one that only says how a known layer is made, and into task layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, original: nn.Module) -> None:
         super().__init__()
+        self._originals = {*original.modules()}
         self._thread = threading.get_ident()
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
@@ -220,6 +228,11 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:  # torch.fx patches calls in all threads
             return forward(*args, **kwargs)
+        if m in self._originals and m not in (self.submodule_paths or {}):
+            raise _RunsOriginal(
+                "the module's forward calls a function that would run the given module's layers, "
+                "not those of a network, such as a lambda that uses self: make it a method"
+            )
         return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
