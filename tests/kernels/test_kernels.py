@@ -259,9 +259,15 @@ def test_exchange_replaces_only_norms_that_fit() -> None:
     assert type(odd.grad_fn).__name__ != "_BatchNormBackward"
 
 
-@pytest.mark.parametrize("pixels", ["unit", "centred", "raw"])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("shape", [(9, 3, 6, 5), (4, 1, 28, 28)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "channels_last", "pixels"),
+    [
+        ((9, 3, 6, 5), True, "unit"),
+        ((9, 3, 6, 5), False, "centred"),
+        ((4, 1, 28, 28), True, "raw"),
+    ],
+    ids=str,
+)
 def test_augmented_images_agree_with_torch(
     shape: tuple[int, ...], channels_last: bool, pixels: Any
 ) -> None:
@@ -306,9 +312,7 @@ def exchanged(kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["convolution", "norm"])
-def test_results_can_be_changed_in_place(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_can_be_changed_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = images().requires_grad_()
     y = exchanged(kind, x, monkeypatch)
     y += 1
@@ -317,9 +321,7 @@ def test_results_can_be_changed_in_place(
 
 
 @pytest.mark.parametrize("kind", ["convolution", "norm"])
-def test_second_derivatives_are_refused(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_derivatives_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = images().requires_grad_()
     y = exchanged(kind, x, monkeypatch)
     with pytest.raises(RuntimeError, match="no second derivatives"):
