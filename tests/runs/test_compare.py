@@ -321,10 +321,8 @@ def test_progress_counts_methods_and_tasks() -> None:
 
 REFUSED = {
     "method": (["--methods", "rank,magic"], "there is no method 'magic', only rank, finetune"),
-    "none": (["--methods", ""], "there is no method '', only rank"),
     "twice": (["--methods", "rank,rank"], "the method 'rank' is named 2 times, not once"),
     "stream": (["--methods", "rank", "--stream", "p-digit"], "there is no stream 'p-digit'"),
-    "epochs": (["--stream", "p-mnist", "--epochs", "0"], "epochs must be at least 1, got 0"),
     "crop": (["--tasks", "2", "--crop", "9"], "images of 8×8 pixels can be padded"),
     "recipe": (["--recipe", "best"], "there is no recipe 'best', only default, paper"),
     "folder": (["--methods", "rank", "--out", "mine"], "mine holds other files: name a new"),

@@ -3,12 +3,10 @@
 import csv
 import io
 import json
-import os
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 import pytest
 
@@ -217,21 +215,16 @@ def test_page_elsewhere_has_own_tables(
     assert tables_of(own) == ["table.csv", "table.md", "table.tex"]
 
 
-ANY_BYTES = pytest.mark.skipif(sys.platform != "linux", reason="names are of characters there")
-
-
-@pytest.mark.parametrize(
-    "name", ["a: 50%#1?", "a.b", "é&<b>", pytest.param(os.fsdecode(b"\xff"), marks=ANY_BYTES)]
-)
+@pytest.mark.parametrize("name", ["a: 50%#1?", "a.b", "é&<b>"])
 def test_links_lead_to_tables_of_odd_names(
     comparison: Comparison, tmp_path: Path, name: str
 ) -> None:
     page = write_comparison(comparison, tmp_path / f"{name}.html")
     links = [link for link in Page(page).references if not link.startswith("data:")]
     assert not re.search("[:#?]", "".join(links))
-    found = [tmp_path / os.fsdecode(unquote_to_bytes(link)) for link in links]
-    assert found == [tmp_path / f"{name}.{suffix}" for suffix in ("csv", "md", "tex")]
-    assert all(path.exists() for path in found)
+    tables = [tmp_path / unquote(link) for link in links]
+    assert tables == [tmp_path / f"{name}.{suffix}" for suffix in ("csv", "md", "tex")]
+    assert all(path.exists() for path in tables)
 
 
 def test_comparison_is_shown_alone(folder: Path, tmp_path: Path, call: Call) -> None:
