@@ -80,7 +80,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"rankup.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'rankup' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    found = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -79,6 +79,12 @@ class Placeholder:
         self.shape, self.dtype, self.device, self.ndim = shape, dtype, device, len(shape)
         self.refusal = refusal
 
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
     def __getattr__(self, name: str) -> Any:
         raise TaskStateError(self.refusal)
 

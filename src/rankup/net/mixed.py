@@ -1,6 +1,7 @@
 """Batches whose samples belong to different tasks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ Run = Callable[[Any, dict[str, Any]], Any]  # takes inputs and the module's own 
 _MOST_TRIALS = 1000  # kinds of calls that are tried: with more, some option must be a counter
 
 
+@dataclass
 class MixedBatches:
     """Answers mixed batches for the tasks of one network.
 
@@ -25,9 +27,8 @@ class MixedBatches:
     samples for every shape of batch and kind of options it is called with.
     """
 
-    def __init__(self, tasks: TaskList) -> None:
-        self._tasks = tasks
-        self._tried: set[Any] = set()
+    _tasks: TaskList
+    _tried: set[Any] = field(default_factory=set)
 
     def answer(
         self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, device: torch.device

@@ -4,7 +4,7 @@ import operator
 import reprlib
 import unicodedata
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rankup.errors import RankupError, TaskStateError
@@ -16,14 +16,14 @@ class KnownTask:
     classes: int
 
 
+@dataclass
 class TaskList:
     """Committed tasks in the order in which they were learned. The one that is being learned, if
     there is one, has the index after them."""
 
-    def __init__(self) -> None:
-        self.tasks: list[KnownTask] = []
-        self.learning: KnownTask | None = None
-        self._indices: dict[str, int] = {}
+    tasks: list[KnownTask] = field(default_factory=list)
+    learning: KnownTask | None = None
+    _indices: dict[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
