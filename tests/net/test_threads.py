@@ -1,17 +1,26 @@
 """Answers, growing and loading in several threads."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import rankup
 from helpers.clusters import QUICK, clusters
 from helpers.threads import meanwhile
-from helpers.zoo import taught
+from helpers.zoo import (
+    RANKS,
+    assert_same_bits,
+    inputs,
+    logits,
+    taught,
+    teach,
+)
 from rankup.rank import Rank
 from rankup.seeds import rng_states
 
@@ -107,3 +116,55 @@ def test_networks_are_grown_in_several_threads() -> None:
         for _ in range(20):
             assert rankup.grow(module, rankup.Rank(2, 1)).plan.chain
     assert nn.Module.__call__ is before
+
+
+def test_eight_threads_run_different_tasks_at_once() -> None:
+    net = taught("convolutions", tasks=(3, 2, 4, 5, 2, 3, 6, 4), rank=RANKS["with seeded"])
+    batches = [inputs("convolutions", batch=16, seed=seed) for seed in range(8)]
+    alone = [[net(x, task=task) for x in batches] for task in range(8)]
+    mixed = torch.arange(16) % 8
+    mixed_alone = [net(x, task=mixed) for x in batches]
+
+    def run(task: int) -> None:
+        for _ in range(10):
+            for x, expected, expected_mixed in zip(batches, alone[task], mixed_alone, strict=True):
+                assert torch.equal(net(x, task=task), expected)
+                assert torch.equal(net(x, task=mixed), expected_mixed)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(8)))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
+def test_threads_answer_while_task_is_learned(kind: str) -> None:
+    net = taught(kind)
+    x = inputs(kind)
+    expected = logits(net, x)
+    with ThreadPoolExecutor(2) as pool:
+        learning = pool.submit(
+            lambda: [teach(net, f"later {i}", inputs(kind, seed=i), steps=5) for i in range(20)]
+        )
+        while not learning.done():
+            assert_same_bits(expected, [net(x, task=task) for task in range(3)])
+        learning.result()
+    assert len(net.tasks) == 23
+
+
+@pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
+def test_threads_answer_mixed_batches_during_commits(kind: str) -> None:
+    net = taught(kind)
+    x, tasks = inputs(kind), torch.arange(6) % 3
+    expected = net(x, task=tasks)
+
+    def commit() -> None:
+        for index in range(40):
+            net.begin_task(f"later {index}", classes=2 + index % 3)
+            net.commit_task(calibrate=[x])
+
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(commit)
+        while not committing.done():
+            # How a layer computes depends on its number of tasks, and rounding depends on that.
+            torch.testing.assert_close(net(x, task=tasks), expected, rtol=1e-4, atol=1e-4)
+        committing.result()
+    assert len(net.tasks) == 43
