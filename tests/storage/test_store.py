@@ -238,7 +238,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a field left out": (
         lambda f: edit_manifest(f, lambda d: d.pop("growth")),
-        "manifest.json is not a valid manifest: 'growth'",
+        "manifest.json is not a valid manifest: it has no 'growth'",
     ),
     "other classes": (
         lambda f: edit_manifest(f, lambda d: d["tasks"][0].update(classes=9)),
@@ -295,15 +295,30 @@ def test_loading_what_is_no_network(place: str, tmp_path: Path) -> None:
     assert not rankup.verify(tmp_path / place)
 
 
-def test_saving_says_that_what_was_saved_before_is_damaged(saved: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+def test_save_repairs_damaged_files(damage: str, saved: Path) -> None:
     net = rankup.load(saved)
     teach(net, "one more", inputs("mlp"))
     path = first_task(saved)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(rankup.StoreError, match="is damaged .* bytes, .*: .* to a new folder"):
-        rankup.save(net, saved)
-    rankup.save(net, saved.with_name("new"))
-    assert rankup.load(saved.with_name("new")).tasks == net.tasks
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + b"x")
+    rankup.save(net, saved)
+    assert path.read_bytes() == content
+    assert rankup.verify(saved)
+
+
+def test_save_removes_only_its_own_temporary_files(saved: Path) -> None:
+    net = rankup.load(saved)
+    teach(net, "one more", inputs("mlp"))
+    others = [saved / ".notes.tmp", saved / "tasks" / ".mine.tmp"]
+    left_over = [saved / ".manifest.json.tmp", saved / "tasks" / ".0004-x.safetensors.tmp"]
+    for path in (*others, *left_over):
+        path.write_bytes(b"")
+    rankup.save(net, saved)
+    assert [path.exists() for path in (*others, *left_over)] == [True, True, False, False]
 
 
 def test_loaded_state_is_not_taken_for_saved_files(saved: Path) -> None:
@@ -381,9 +396,9 @@ def test_task_committed_during_save_is_saved_next_time(
     [
         (
             {"model": {"model": "vit", "options": {}}},
-            "its model is 'vit', which this rankup does",
+            "model.model is 'vit', expected one of None, 'mlp'",
         ),
-        ({"dtype": "nn"}, "'nn' is not a dtype of torch"),
+        ({"dtype": "nn"}, "dtype is 'nn', expected one of 'float16'"),
     ],
 )
 def test_manifest_of_what_is_not_known_is_refused(

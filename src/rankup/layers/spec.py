@@ -1,6 +1,8 @@
 """Specifications of layers as plain data: enough to say which tensors a task adds and of what
 shape. The network builds its layers from them, and a network folder stores them."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -154,6 +156,30 @@ def from_json(data: dict[str, Any]) -> Spec:
         return FactoredSpec(**fields)
     kinds: dict[str, type[Spec]] = {spec.kind: spec for spec in (NormSpec, HeadSpec, DenseSpec)}
     return kinds[kind](**fields)
+
+
+def check_parts(specs: Sequence[Spec]) -> None:
+    """Raise `ValueError` if specs contradict themselves or each other."""
+    names = [spec.name for spec in specs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"it has two parts of the name {min(twice)!r}")
+    if not isinstance(specs[-1], DenseSpec) or sum(isinstance(s, HeadSpec) for s in specs) != 1:
+        raise ValueError("it must have one head, and the dense part last")
+    for spec in specs:
+        if isinstance(spec, FactoredSpec) and (conv := spec.conv) is not None:
+            lengths = {len(conv.stride), len(conv.dilation), conv.dims}
+            if not isinstance(conv.padding, str):
+                lengths.add(len(conv.padding))
+            if len(lengths) > 1 or math.prod(conv.kernel_size) * conv.channels != spec.inputs:
+                raise ValueError(f"the geometry of {spec.name!r} does not fit its inputs")
+        if isinstance(spec, NormSpec):
+            over_channels = not spec.is_over_last
+            if over_channels and (len(spec.shape) > 1 or spec.shape[0] % spec.groups):
+                raise ValueError(f"the shape of the norm {spec.name!r} does not fit its kind")
+        if isinstance(spec, DenseSpec):
+            known = [name for name, _ in spec.tensors]
+            if len(set(known)) < len(known) or not {*spec.trained} <= {*known}:
+                raise ValueError("the dense part names tensors twice, or trains unknown ones")
 
 
 def _tupled(value: Any) -> Any:

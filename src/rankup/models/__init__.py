@@ -4,6 +4,7 @@ them; any other module must be passed to `rankup.load`."""
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from rankup.models.mlp import MLP, mlp
@@ -25,10 +26,15 @@ def describe(module: nn.Module) -> dict[str, Any]:
     return {"model": None, "class": type(module).__qualname__}
 
 
-def check(description: dict[str, Any]) -> None:
-    """Refuse what `describe` cannot have written, such as a model of a newer release."""
-    if (name := description.get("model")) not in (None, *_BUILT_IN):
-        raise ValueError(f"its model is {name!r}, which this rankup does not have")
+def parameter_count(description: dict[str, Any]) -> int:
+    """How many numbers `build` would draw; none for a module that is not ours."""
+    if description["model"] is None:
+        return 0
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in build(description).parameters())
+    except RuntimeError as error:
+        raise ValueError(f"its model cannot be built: {error}") from None
 
 
 def build(description: dict[str, Any]) -> nn.Module:

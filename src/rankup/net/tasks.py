@@ -36,7 +36,7 @@ class TaskList:
                 f"cannot begin task {name!r} while {self.learning.name!r} is being learned: call "
                 "commit_task or abandon_task first"
             )
-        return KnownTask(_checked_name(name, self._indices), _class_count(classes))
+        return KnownTask(checked_name(name, self._indices), _class_count(classes))
 
     def in_progress(self, wanted_by: str) -> KnownTask:
         """The task that is being learned, for a method that needs one."""
@@ -85,7 +85,7 @@ class TaskList:
         return index
 
 
-def _checked_name(name: object, known: Container[str]) -> str:
+def checked_name(name: object, known: Container[str]) -> str:
     if not isinstance(name, str) or not name.strip():
         raise RankupError(f"a task needs a name, got {name!r}")
     if name != name.strip() or any(

@@ -4,12 +4,12 @@ import json
 import os
 from pathlib import Path
 
-_UNFINISHED = ".tmp"
+UNFINISHED = ".tmp"
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; it is on the disk when this returns."""
-    temporary = path.with_name(f".{path.name}{_UNFINISHED}")
+    temporary = temporary_of(path)
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -19,12 +19,30 @@ def write_file(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and its entry needs no sync
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    _sync(path.parent)
+
+
+def temporary_of(path: Path) -> Path:
+    """Where a file is written before it is moved into place."""
+    return path.with_name(f".{path.name}{UNFINISHED}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents; they are on the disk when this returns."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened, and its entry needs no sync
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, data: object) -> None:
@@ -48,4 +66,4 @@ def utf8(json_text: str) -> bytes:
 
 def is_unfinished(path: Path) -> bool:
     """Whether a process that was killed left it behind: the next one writes over it."""
-    return path.name.startswith(".") and path.suffix == _UNFINISHED
+    return path.name.startswith(".") and path.suffix == UNFINISHED

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import re
+import reprlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,29 @@ from typing import Any
 import torch
 
 from rankup import models, rank, seeds
-from rankup.errors import StoreError
+from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
-from rankup.layers.spec import DenseSpec, FactoredSpec, Spec, from_json, to_json
-from rankup.net.tasks import KnownTask
+from rankup.layers.spec import (
+    DenseSpec,
+    FactoredSpec,
+    HeadSpec,
+    Spec,
+    check_parts,
+    from_json,
+    to_json,
+)
+from rankup.net.tasks import KnownTask, checked_name
 from rankup.storage.atomic import json_bytes
+from rankup.storage.schema import check_manifest
+from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
-VERSION = 1
+VERSION = 1  # the only one so far; later ones will read it
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
+MOST_MEMORY = 1 << 32  # bytes that a network may take beyond what its files hold
+
+_LARGEST = 1 << 26  # bytes of a manifest
 
 
 @dataclass(frozen=True)
@@ -69,10 +83,15 @@ class Manifest:
         return json_bytes(sealed)
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest":
+    def read(cls, folder: Path, most_memory: int = MOST_MEMORY) -> "Manifest":
+        """Read and check a folder's manifest.
+
+        Args:
+            most_memory: bytes that the network may take beyond what its files hold.
+        """
         path = folder / MANIFEST
         try:
-            data = json.loads(path.read_bytes())
+            data = json.loads(read_regular(path, _LARGEST))
         except (FileNotFoundError, NotADirectoryError):
             inside = folder / "net"
             hint = f"; there is one in {inside}" if (inside / MANIFEST).exists() else ""
@@ -81,21 +100,24 @@ class Manifest:
             ) from None
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError:
+        except (ValueError, RecursionError):
             raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise StoreError(f"{path} is not the manifest of a rankup network")
         if data.get("version") != VERSION:
             raise StoreError(
-                f"{path} has format version {data.get('version')}, but this rankup reads version "
-                f"{VERSION}: it was written by a newer rankup"
+                f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup "
+                f"reads version {VERSION}: it was written by a newer rankup"
             )
         if data.pop("sha256", None) != _seal(data):
             raise StoreError(f"{path} was edited: it does not match its own SHA-256")
         try:
-            return cls._from_json(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            check_manifest(data, "")
+            manifest = cls._from_json(data)
+            manifest._check(data["seeded"], most_memory)
+        except (RankupError, ValueError) as error:
             raise StoreError(f"{path} is not a valid manifest: {error}") from error
+        return manifest
 
     @classmethod
     def _from_json(cls, data: dict[str, Any]) -> "Manifest":
@@ -111,14 +133,10 @@ class Manifest:
             store=given.get("store", "full"),
         )
         parts = tuple(from_json(part) for part in data["parts"])
-        dtype = getattr(torch, data["dtype"])
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{data['dtype']!r} is not a dtype of torch")
-        models.check(data["model"])
-        _check_seeded(data["seeded"], options.seed, parts)
-        tasks = []
+        tasks: list[tuple[KnownTask, File]] = []
         for index, entry in enumerate(data["tasks"]):
-            task = KnownTask(entry["name"], entry["classes"])
+            known = {task.name for task, _ in tasks}
+            task = KnownTask(checked_name(entry["name"], known), entry["classes"])
             # The file's name follows from the task: no manifest can point outside its folder.
             if entry["file"] != task_file(index, task.name):
                 raise ValueError(
@@ -127,13 +145,51 @@ class Manifest:
             tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
         return cls(
             data["model"],
-            dtype,
+            getattr(torch, data["dtype"]),
             options,
             parts,
             File(**{**data["base"], "file": BASE}) if data["base"] else None,
             tuple(tasks),
-            _known_buffers(data.get("updating", []), parts),
+            tuple(data.get("updating", [])),
         )
+
+    def _check(self, seeded: dict[str, Any], most_memory: int) -> None:
+        """Refuse what does not fit together, and what would take too much memory or time."""
+        check_parts(self.specs)
+        if (self.base is None) != (self.options.base == "new"):
+            raise ValueError(f"its base is {self.options.base!r}, but base.safetensors says else")
+        known = {
+            name for spec in self.specs if isinstance(spec, DenseSpec) for name, _ in spec.tensors
+        }
+        for name in self.updating:
+            if name not in known:
+                raise ValueError(f"it has no tensor {name!r} that its module could change")
+        if (needed := self.memory()) > most_memory:
+            raise ValueError(
+                f"the network would take {needed:,} bytes of memory beyond what its files hold, "
+                f"more than {most_memory:,}: allow more with most_memory if you trust it"
+            )
+        generator = seeded["generator"], seeded["version"]
+        if generator != (seeds.SIGNS_GENERATOR, seeds.SIGNS_VERSION):
+            raise ValueError(f"its seeded factors come from an unknown generator, {generator}")
+        if seeded["sha256"] != seeded_hash(self.options.seed, self.specs):
+            raise ValueError(
+                f"seed {self.options.seed} does not give the seeded factors that the network was "
+                "trained with"
+            )
+
+    def memory(self) -> int:
+        """Bytes that the network takes beyond what its files hold: seeded factors, tables padded
+        to the last task's rank, and the weights of a built-in model, which are drawn first."""
+        count, last = models.parameter_count(self.model), max(0, len(self.tasks) - 1)
+        for spec in self.specs:
+            if isinstance(spec, FactoredSpec):
+                count += spec.rank.seeded * (spec.inputs + spec.outputs)
+                count += len(self.tasks) * spec.rank.used(last)
+            elif isinstance(spec, HeadSpec):
+                widest = max((task.classes for task, _ in self.tasks), default=0)
+                count += len(self.tasks) * widest
+        return count * self.dtype.itemsize
 
 
 def task_file(index: int, task: str) -> str:
@@ -158,24 +214,6 @@ def seeded_hash(seed: int, parts: tuple[Spec, ...]) -> str:
                 digest.update(seeds.sign_bits(seed, spec.name, part, count))
                 digest.update(seeds.sign_scale(length).astype("<f4").tobytes())
     return digest.hexdigest()
-
-
-def _known_buffers(names: list[str], parts: tuple[Spec, ...]) -> tuple[str, ...]:
-    known = {name for spec in parts if isinstance(spec, DenseSpec) for name, _ in spec.tensors}
-    for name in names:
-        if name not in known:
-            raise ValueError(f"it has no tensor {name!r} that its module could change")
-    return tuple(names)
-
-
-def _check_seeded(stored: dict[str, Any], seed: int, parts: tuple[Spec, ...]) -> None:
-    generator = stored["generator"], stored["version"]
-    if generator != (seeds.SIGNS_GENERATOR, seeds.SIGNS_VERSION):
-        raise ValueError(f"its seeded factors come from an unknown generator, {generator}")
-    if stored["sha256"] != seeded_hash(seed, parts):
-        raise ValueError(
-            f"seed {seed} does not give the seeded factors that the network was trained with"
-        )
 
 
 def _seal(data: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from errno import EFBIG
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,22 @@ from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import KnownTask
-from rankup.storage.atomic import is_unfinished, write_file
+from rankup.storage.atomic import (
+    UNFINISHED,
+    is_unfinished,
+    make_folder,
+    temporary_of,
+    write_file,
+)
 from rankup.storage.manifest import (
     BASE,
     MANIFEST,
+    MOST_MEMORY,
     File,
     Manifest,
     task_file,
 )
+from rankup.utils.files import read_regular
 
 StrPath = str | os.PathLike[str]
 
@@ -98,7 +107,9 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         ) from error
 
 
-def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
+def load(
+    path: StrPath, module: nn.Module | None = None, *, most_memory: int = MOST_MEMORY
+) -> IncrementalNet:
     """Load a network to answer with, in evaluation mode, checking every file's hash.
 
     A network that was grown from a module of your own needs one that computes the same, with any
@@ -108,9 +119,11 @@ def load(path: StrPath, module: nn.Module | None = None) -> IncrementalNet:
     Args:
         path: a folder that `save` has written; that of a run is `RUN/net`.
         module: one like the network was grown from, if that is of a class of your own.
+        most_memory: bytes that the network may take beyond what its files hold, for seeded
+            factors and the like: a folder from a stranger may ask for any number of them.
     """
     folder = _folder(path)
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(folder, most_memory)
     net = _network_without_tasks(folder, manifest, module)
     for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
         part.load_base(tensors)
@@ -135,14 +148,23 @@ def _moved(tensors: Tensors, device: torch.device) -> Tensors:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def verify(path: StrPath) -> Verification:
+def verify(
+    path: StrPath, module: nn.Module | None = None, *, most_memory: int = MOST_MEMORY
+) -> Verification:
     """Check that a network folder is whole: hashes, shapes and order of everything in it.
 
-    It needs no module, and reads every file even when one is broken.
+    It reads every file even when one is broken.
+
+    Args:
+        module: as for `load`. It is not needed; without it, whether a module of your own fits the
+            network is not checked.
+        most_memory: as for `load`.
     """
     folder = _folder(path)
     try:
-        manifest = Manifest.read(folder)
+        manifest = Manifest.read(folder, most_memory)
+        if module is not None or manifest.model["model"] is not None:
+            _network_without_tasks(folder, manifest, module)
     except StoreError as error:
         return Verification(folder, (), (str(error),))
     problems = []
@@ -179,10 +201,13 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     )
     if old is not None:
         _refuse_other_network(folder, old, new)
-    (folder / "tasks").mkdir(exist_ok=True)
-    for name in contents:
-        if name not in there:
-            write_file(folder / name, written[name])
+        for file in _files(old):
+            if not _is_as_written(folder / file.file, file):  # repaired: it is known what it holds
+                written[file.file] = contents[file.file]()
+    make_folder(folder / "tasks")
+    for name, to_write in written.items():
+        write_file(folder / name, to_write)
+        _remember(folder / name, known[name])
     if new != old:
         write_file(folder / MANIFEST, new.to_bytes())
 
@@ -234,13 +259,32 @@ def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
             f"{folder} holds tasks that this network has not learned: save this one to a folder of "
             "its own"
         )
-    for file in _files(old):
-        # Not read again, which would take as long as writing all of them: `verify` does that.
-        path = folder / file.file
-        there = path.stat().st_size if path.is_file() else None
-        if there != file.size:
-            what = "missing" if there is None else f"damaged ({there:,} bytes, not {file.size:,})"
-            raise StoreError(f"{path} is {what}: save the network to a new folder")
+
+
+# By path, what a file was like when its hash was last found right: it is not read again until it
+# changes, or saving would take longer with every task.
+_found_right: dict[str, tuple[int, int, int, str]] = {}
+
+
+def _is_as_written(path: Path, file: File) -> bool:
+    try:
+        if _found_right.get(str(path)) == _signature(path, file):
+            return True
+        if hashlib.sha256(read_regular(path, file.size)).hexdigest() != file.sha256:
+            return False
+    except OSError:
+        return False
+    _remember(path, file)
+    return True
+
+
+def _remember(path: Path, file: File) -> None:
+    _found_right[str(path)] = _signature(path, file)
+
+
+def _signature(path: Path, file: File) -> tuple[int, int, int, str]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns, about.st_ino, file.sha256
 
 
 def _network_without_tasks(
@@ -321,33 +365,36 @@ def _read_tensors(
 
 def _read_checked(path: Path, file: File) -> Tensors:
     try:
-        content = path.read_bytes()
+        content = read_regular(path, file.size)
     except FileNotFoundError:
         raise StoreError(f"{path} is missing") from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        what = "is not the file that was saved" if error.errno == EFBIG else "cannot be read"
+        raise StoreError(f"{path} {what}: {error.strerror}") from error
     if len(content) < file.size:
         raise StoreError(f"{path} is truncated: {len(content)} of {file.size} bytes are left")
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise StoreError(f"{path} is not the file that was saved: its SHA-256 has changed")
     try:
         return safetensors.torch.load(content)
-    except safetensors.SafetensorError as error:
-        raise StoreError(f"{path} is not a safetensors file: {error}") from error
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise StoreError(f"{path} is not a safetensors file: {reason}") from error
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time; what another left half-done when it died is cleared away."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Listed once: between two listings another process may commit its first save.
     names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}
     if MANIFEST not in names and names - {BASE, _LOCK, "tasks"}:
         raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
     try:
         with filelock.FileLock(folder / _LOCK, timeout=_PATIENCE):
-            for temporary in folder.rglob(".*.tmp"):
-                temporary.unlink()
+            left_over = (folder / "tasks").glob(f".[0-9]*-*.safetensors{UNFINISHED}")
+            for temporary in (*map(temporary_of, (folder / MANIFEST, folder / BASE)), *left_over):
+                temporary.unlink(missing_ok=True)
             yield
     except filelock.Timeout:
         raise StoreError(f"another process is saving to {folder}: try again later") from None

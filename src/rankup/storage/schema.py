@@ -1,0 +1,245 @@
+"""The schema of a manifest: types, limits and names, checked before anything is computed from it.
+
+A manifest may come from a stranger. Every check raises `ValueError` with one sentence.
+"""
+
+import math
+import re
+import reprlib
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any, str], None]  # takes a value and where it is
+
+_MOST_ENTRIES = 100_000
+_LONGEST_NAME = 1_000
+
+
+def whole(least: int, most: int) -> Check:
+    def check(value: Any, where: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            _refuse(where, value, f"a whole number from {least} to {most}")
+
+    return check
+
+
+def number(least: float, most: float) -> Check:
+    def check(value: Any, where: str) -> None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not least <= value <= most:
+            _refuse(where, value, f"a number from {least} to {most}")
+
+    return check
+
+
+def matching(pattern: str, wanted: str) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            _refuse(where, value, wanted)
+
+    return check
+
+
+def one_of(*choices: Any) -> Check:
+    def check(value: Any, where: str) -> None:
+        if isinstance(value, dict | list) or value not in choices or type(value) is bool:
+            _refuse(where, value, f"one of {', '.join(map(repr, choices))}")
+
+    return check
+
+
+def boolean(value: Any, where: str) -> None:
+    if not isinstance(value, bool):
+        _refuse(where, value, "true or false")
+
+
+def name(value: Any, where: str) -> None:
+    """No name from a file may move a terminal's cursor or break a sentence in two."""
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME or not is_printable(value):
+        _refuse(where, value, f"a name of at most {_LONGEST_NAME} printable characters")
+
+
+def is_printable(text: str) -> bool:
+    return not any(unicodedata.category(char).startswith("C") for char in text)
+
+
+def optional(check: Check) -> Check:
+    def check_if_there(value: Any, where: str) -> None:
+        if value is not None:
+            check(value, where)
+
+    return check_if_there
+
+
+def either(first: Check, second: Check) -> Check:
+    """The second's sentence is the one that is said."""
+
+    def check(value: Any, where: str) -> None:
+        try:
+            first(value, where)
+        except ValueError:
+            second(value, where)
+
+    return check
+
+
+def listed(entry: Check, least: int = 0, most: int = _MOST_ENTRIES) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            _refuse(where, value, f"a list of {least} to {most} entries")
+        for index, item in enumerate(value):
+            entry(item, f"{where}[{index}]")
+
+    return check
+
+
+def pair(first: Check, second: Check) -> Check:
+    def check(value: Any, where: str) -> None:
+        listed(lambda *_: None, 2, 2)(value, where)
+        first(value[0], f"{where}[0]")
+        second(value[1], f"{where}[1]")
+
+    return check
+
+
+def fields(known: Mapping[str, Check], may_lack: tuple[str, ...] = ()) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            _refuse(where, value, "an object")
+        for key in value.keys() - known.keys():
+            raise ValueError(f"{where or 'it'} has an unknown entry {reprlib.repr(key)}")
+        for key, entry in known.items():
+            if key in value:
+                entry(value[key], f"{where}.{key}".lstrip("."))
+            elif key not in may_lack:
+                raise ValueError(f"{where or 'it'} has no {key!r}")
+
+    return check
+
+
+def _refuse(where: str, value: Any, wanted: str) -> None:
+    raise ValueError(f"{where} is {reprlib.repr(value)}, expected {wanted}")
+
+
+_SIZE = whole(1, 2**31)
+_COUNT = whole(0, 2**31)
+_SHA256 = matching(r"[0-9a-f]{64}", "a SHA-256")
+_SIZES = listed(_SIZE, 1, 3)
+
+_FILE = {"file": name, "size": whole(0, 2**50), "sha256": _SHA256}
+
+_SEEDED = either(whole(0, 2**40), matching(r"\d{1,6}(\.\d{1,6})?x", "a count or a multiple"))
+_RANK = fields(
+    {
+        "first": number(0, 2**31),
+        "step": number(0, 2**31),
+        "seeded": either(_SEEDED, listed(_SEEDED, 1)),
+        "of_outputs": boolean,
+    }
+)
+
+_CONV = fields(
+    {
+        "channels": _SIZE,
+        "kernel_size": _SIZES,
+        "stride": _SIZES,
+        "padding": either(one_of("same", "valid"), listed(_COUNT, 1, 3)),
+        "dilation": _SIZES,
+        "padding_mode": one_of("zeros", "reflect", "replicate", "circular"),
+    }
+)
+
+_PARTS: dict[Any, Check] = {
+    "factored": fields(
+        {
+            "kind": name,
+            "name": name,
+            "outputs": _SIZE,
+            "inputs": _SIZE,
+            "bias": boolean,
+            "rank": fields({"first": _COUNT, "step": _COUNT, "seeded": whole(0, 2**40)}),
+            "before_batch_norm": boolean,
+            "conv": optional(_CONV),
+        }
+    ),
+    "norm": fields(
+        {
+            "kind": name,
+            "name": name,
+            "over": one_of("batch1d", "batch2d", "batch3d", "layer", "rms", "group"),
+            "shape": listed(_SIZE, 1, 8),
+            "eps": number(0, 1e9),
+            "groups": _SIZE,
+            "weight": boolean,
+            "bias": boolean,
+            "shared": boolean,
+        }
+    ),
+    "head": fields({"kind": name, "name": name, "inputs": _SIZE, "bias": boolean}),
+    "dense": fields(
+        {
+            "kind": name,
+            "tensors": listed(pair(name, listed(_COUNT, 0, 64))),
+            "trained": listed(name),
+            "kept": boolean,
+        }
+    ),
+}
+
+_MODELS: dict[Any, Check] = {
+    None: fields({"model": one_of(None), "class": name}),
+    "mlp": fields(
+        {
+            "model": name,
+            "options": fields({"inputs": _SIZE, "hidden": listed(_SIZE, 1, 1000)}),
+        }
+    ),
+    "resnet18": fields(
+        {
+            "model": name,
+            "options": fields({"width": _SIZE, "image_size": _SIZE, "channels": _SIZE}),
+        }
+    ),
+}
+
+
+def _of_kind(key: str, kinds: Mapping[Any, Check]) -> Check:
+    """Objects whose other entries depend on one of them."""
+
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, dict) or key not in value:
+            raise ValueError(f"{where} has no {key!r}")
+        one_of(*kinds)(value[key], f"{where}.{key}")
+        kinds[value[key]](value, where)
+
+    return check
+
+
+check_manifest: Check = fields(
+    {
+        "format": name,
+        "version": whole(1, 1),
+        "model": _of_kind("model", _MODELS),
+        "dtype": one_of("float16", "bfloat16", "float32", "float64"),
+        "growth": fields(
+            {
+                "rank": either(_RANK, listed(pair(name, _RANK), 1)),
+                "base": one_of("new", "keep"),
+                "include": optional(listed(name)),
+                "exclude": listed(name),
+                "last": optional(_SIZE),
+                "head": optional(name),
+                "seed": whole(-(2**63), 2**64),
+                "store": one_of("full", "float16", "int8"),
+            },
+            may_lack=("store",),
+        ),
+        "parts": listed(_of_kind("kind", _PARTS), 1),
+        "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),
+        "base": optional(fields(_FILE)),
+        "tasks": listed(fields({"name": name, "classes": whole(2, 2**31 - 1), **_FILE})),
+        "updating": listed(name),
+    },
+    may_lack=("updating",),
+)
