@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all lint docs bench format clean
+.PHONY: setup demo test test-all lint docs bench format lock clean
 
 setup: $(VENV)/installed
 
@@ -50,6 +50,19 @@ test-all: lint
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# After a change of pins. torch is left out, because its CPU build has other files than its default
+# one, but not what it needs itself. The other package that is left out is for browsers only.
+TORCH_NEEDS = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+
+lock: setup
+	$(INSTALL) . uv
+	printf '%s\n' torch httpx2-jsfetch > $(VENV)/not-locked.txt
+	printf '%s\n' hatchling $(TORCH_NEEDS) | $(BIN)/uv pip compile pyproject.toml - --quiet \
+		--no-config --universal --python-version 3.11 --extra dev \
+		--constraints constraints.txt --excludes $(VENV)/not-locked.txt \
+		--generate-hashes --no-annotate --custom-compile-command 'make lock' \
+		--output-file requirements.lock
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
