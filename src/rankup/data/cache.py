@@ -4,8 +4,9 @@
     sources/FOLDER.json  the key of a folder's files, while their sizes and times stay the same
 
 A folder under `decoded` is written elsewhere and renamed when complete, so that a killed process
-leaves nothing that looks finished. If the cache cannot be written, data sets are decoded in
-memory.
+leaves nothing that looks finished. Its about.json holds the SHA-256 of every array and of itself:
+an entry that is damaged, was edited, or has none, is made again. If the cache cannot be written,
+data sets are decoded in memory.
 """
 
 import hashlib
@@ -26,12 +27,23 @@ import numpy as np
 from rankup.data.decode import Advance, Decoder, progress_bar
 from rankup.data.encoded import Labels, Layout, Pixels
 from rankup.errors import DataError
+from rankup.utils.files import hash_regular, open_regular, read_regular
 
 # Part of every key: changing how images are decoded or stored requires a new version.
 _VERSION = 3
 
 # A file that changed this recently could change again without its timestamp showing it.
 _UNSETTLED_NS = 2_000_000_000
+
+_MOST_ABOUT = 64 << 20  # bytes of the JSON files, of which names of classes are most
+
+# Size and times of each array file when this process found its hash right. Hashing reads a file
+# whole, half a second for each GB, which its memory map would not do at once. So it is done once per
+# process, which finds what went wrong on the disk as well as edits. After that a changed size or
+# time tells of an edit; no program can set ctime back.
+_intact: dict[Path, tuple[int, ...]] = {}
+
+_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
@@ -97,18 +109,41 @@ def load_decoded(layout: Layout, *, side: int | None = None, progress: bool = Tr
 
 
 def _load(folder: Path) -> Decoded | None:
-    """Load a cached data set; None if there is none, or it is broken."""
+    """Load a cached data set; None if there is none, or it is not as it was written."""
     try:
-        about = json.loads((folder / "about.json").read_bytes())
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("train_x", "train_y", "test_x", "test_y")
-        }
-        if about["arrays"] != {name: _describe(array) for name, array in arrays.items()}:
+        about = json.loads(read_regular(folder / "about.json", _MOST_ABOUT))
+        if about.pop("sha256") != _seal(about) or about["key"] != folder.name:
             return None
-        return Decoded(tuple(about["classes"]), **arrays)
+        arrays = {name: _load_array(folder / f"{name}.npy", about["arrays"]) for name in _ARRAYS}
+        decoded = Decoded(tuple(about["classes"]), **arrays)
+        return decoded if _is_sound(decoded) else None
     except Exception:  # a damaged file can raise many kinds of errors
         return None
+
+
+def _load_array(file: Path, written: dict[str, list[Any]]) -> "np.ndarray[Any, Any]":
+    """Map an array file into memory, if its content is what was written."""
+    with open_regular(file) as opened:
+        about = os.fstat(opened.fileno())
+    state = about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
+    if _intact.get(file) != state:
+        size, sha256 = written[file.stem]
+        if about.st_size != size or hash_regular(file) != sha256:
+            raise DataError(f"{file} has changed")
+        _intact[file] = state
+    array: np.ndarray[Any, Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def _is_sound(decoded: Decoded) -> bool:
+    """Whether images and labels fit each other and the classes, however they came to be there."""
+    splits = ((decoded.train_x, decoded.train_y), (decoded.test_x, decoded.test_y))
+    return decoded.train_x.shape[1:] == decoded.test_x.shape[1:] and all(
+        (str(x.dtype), x.ndim, str(y.dtype)) == ("uint8", 4, "int64")
+        and y.shape == x.shape[:1] != (0,)
+        and 0 <= y.min() <= y.max() < len(decoded.classes)
+        for x, y in splits
+    )
 
 
 def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
@@ -116,23 +151,27 @@ def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp")
     _remove(temporary)  # left by a killed process
     temporary.mkdir()
+    arrays = {}
     try:
         for name, split in decoder.encoded.splits.items():
             shape = (len(split.labels), *decoder.shape)
             # As a stream: a full disk is an error here, but kills a process with a memory map.
             with open(temporary / f"{name}_x.npy", "wb") as file:
+                hashed = _Hashed(file)
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
+                np.lib.format.write_array_header_1_0(hashed, header)
                 for group in decoder.groups(split, advance):
-                    file.write(np.ascontiguousarray(group).data)
+                    hashed.write(np.ascontiguousarray(group).data)
+                arrays[f"{name}_x"] = hashed.written
                 _to_disk(file)
             with open(temporary / f"{name}_y.npy", "wb") as file:
-                np.save(file, split.labels)
+                hashed = _Hashed(file)
+                np.lib.format.write_array(hashed, split.labels)
+                arrays[f"{name}_y"] = hashed.written
                 _to_disk(file)
-        arrays = {f.stem: _describe(np.load(f, mmap_mode="r")) for f in temporary.glob("*.npy")}
-        about = {"classes": decoder.encoded.classes, "arrays": arrays}
+        about = {"key": folder.name, "classes": decoder.encoded.classes, "arrays": arrays}
         with open(temporary / "about.json", "wb") as file:
-            file.write(json.dumps(about).encode())
+            file.write(json.dumps({**about, "sha256": _seal(about)}).encode())
             _to_disk(file)
         _remove(folder)  # if it exists, it is broken
         os.replace(temporary, folder)
@@ -140,8 +179,24 @@ def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
         _remove(temporary)
 
 
-def _describe(array: "np.ndarray[Any, Any]") -> list[Any]:
-    return [str(array.dtype), list(array.shape)]
+class _Hashed:
+    """A file that is being written, with the size and hash of what was."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    @property
+    def written(self) -> list[Any]:
+        return [self._file.tell(), self._digest.hexdigest()]
+
+    def write(self, block: bytes | memoryview) -> int:
+        self._digest.update(block)
+        return self._file.write(block)
+
+
+def _seal(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _to_disk(file: BinaryIO) -> None:
@@ -169,10 +224,11 @@ def _key(layout: Layout, side: int | None, state: str, cache: Path) -> str:
     root = os.fsencode(layout.root.resolve())
     memory = cache / "sources" / f"{hashlib.sha256(root).hexdigest()[:32]}.json"
     try:
-        remembered = json.loads(memory.read_bytes())
-        if remembered["state"] == state:
+        remembered = json.loads(read_regular(memory, _MOST_ABOUT))
+        # A key that was edited could lead to other data, or out of the cache.
+        if remembered.pop("sha256") == _seal(remembered) and remembered["state"] == state:
             return str(remembered["key"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     settled = time.time_ns() - _UNSETTLED_NS
     key = _hash(_content(layout, side))[:32]
@@ -185,7 +241,7 @@ def _content(layout: Layout, side: int | None) -> Iterator[bytes]:
     yield f"{_VERSION} {side}\n".encode()
     for file in layout.files:
         try:
-            with open(file, "rb") as opened:
+            with open_regular(file, layout.most) as opened:
                 yield os.fsencode(_name(layout, file))
                 yield f" {os.fstat(opened.fileno()).st_size}\n".encode()
                 while block := opened.read(1 << 20):
@@ -210,7 +266,7 @@ def _remember(memory: Path, content: dict[str, str]) -> None:
     temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content))
+        temporary.write_text(json.dumps({**content, "sha256": _seal(content)}))
         os.replace(temporary, memory)
     except OSError:
         pass

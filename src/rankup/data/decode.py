@@ -23,6 +23,8 @@ Advance = Callable[[int], None]
 
 _GROUP = 128  # images that a thread decodes at a time
 _SCALE_HINT = "the stream split:PATH@64 converts all images to RGB of 64×64 pixels"
+# Of the many kinds that Pillow knows some are decoded by other programs, such as EPS.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _BAR_DELAY = 1.0  # seconds before a progress bar appears
 
 
@@ -121,7 +123,7 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
     if image is None:
         raise DataError(f"{where}: there is no image")
     try:
-        opened: Image.Image = Image.open(io.BytesIO(image))
+        opened: Image.Image = Image.open(io.BytesIO(image), formats=_FORMATS)
         opened.load()
     except Image.DecompressionBombError as error:
         raise DataError(f"{where}: the image is too large to be read safely: {error}") from error

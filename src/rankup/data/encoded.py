@@ -12,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rankup.errors import DataError
+from rankup.utils.files import read_regular
 
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
+
+MOST_ENCODED = 256 << 20  # bytes of an image's file; photos have a tenth of that
 
 
 class EncodedSplit(Protocol):
@@ -55,7 +58,19 @@ class Layout(Protocol):
     def files(self) -> Sequence[Path]:
         """Every file that the decoded arrays depend on."""
 
+    @property
+    def most(self) -> int | None:
+        """The most bytes that one of its files may have, if there is a limit."""
+
     def read(self) -> Encoded: ...
+
+
+def read_image(file: Path) -> bytes:
+    """An image as stored in its file."""
+    try:
+        return read_regular(file, MOST_ENCODED)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _check_labels(split: EncodedSplit, classes: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankup.data.encoded import Encoded, Labels
+from rankup.data.encoded import MOST_ENCODED, Encoded, Labels, read_image
 from rankup.data.sources import TEST_EVERY, every_fifth
 from rankup.errors import DataError
 
@@ -28,6 +28,10 @@ class ImageFolder:
     @property
     def files(self) -> tuple[Path, ...]:
         return tuple(file for file, _ in self.train + self.test)
+
+    @property
+    def most(self) -> int:
+        return MOST_ENCODED
 
     def read(self) -> Encoded:
         return Encoded(self.classes, FolderSplit(self.train), FolderSplit(self.test))
@@ -82,10 +86,7 @@ class FolderSplit:
 
     def images(self) -> Iterator[bytes]:
         for file, _ in self.pictures:
-            try:
-                yield file.read_bytes()
-            except OSError as error:
-                raise DataError(f"{file} cannot be read: {error.strerror}") from error
+            yield read_image(file)
 
     def where(self, index: int) -> str:
         return str(self.pictures[index][0])
@@ -115,7 +116,7 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int],
 
 
 def _images(folder: Path) -> list[Path]:
-    # Reading a pipe would block; a broken link is reported when it is read.
+    # A pipe is no image; a link that is broken or leads to none is reported when it is read.
     files = (f for f in folder.iterdir() if f.is_symlink() or f.is_file())
     images = (f for f in files if f.suffix.lower() in SUFFIXES)
     # By name: paths themselves sort differently on other systems. Hidden files are not images.

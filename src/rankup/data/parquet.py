@@ -2,12 +2,14 @@
 column of whole numbers, with the class names in the schema's `huggingface` metadata."""
 
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ import numpy as np
 
 from rankup.data.encoded import Encoded, Labels
 from rankup.errors import DataError
+from rankup.utils.files import open_regular
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 TESTS = ("test", "validation")
+
+_MAGIC = b"PAR1"  # the first and the last bytes of a file
 
 # Few enough for a batch of encoded images to be small, enough for little overhead.
 _ROWS = 256
@@ -33,6 +38,10 @@ class ParquetFolder:
     @property
     def files(self) -> tuple[Path, ...]:
         return self.train + self.test
+
+    @property
+    def most(self) -> None:
+        """No limit: an image is read at a time, and a shard may hold any number of them."""
 
     def read(self) -> Encoded:
         train = ParquetSplit(tuple(map(_Shard.open, self.train)))
@@ -150,6 +159,8 @@ def _first_split(
     for name in expected:
         if name in splits:
             _check_complete(splits[name])
+            for file in splits[name]:
+                _check_parquet(file)
             return tuple(splits[name])
     raise DataError(
         f"{folder} holds parquet files but no {' or '.join(expected)} split: expected files named "
@@ -166,13 +177,28 @@ def _check_complete(files: Sequence[Path]) -> None:
             f"{files[0].parent} holds one split divided in two ways, {files[0].name} and "
             f"{files[-1].name}: its images would count twice, so keep only one"
         )
+    missing = next(number for number in count() if number not in numbers)
     for number, total in (shard.groups() for shard in shards):
-        missing = sorted(set(range(int(total))) - numbers)
-        if missing:
+        if missing < int(total):
             raise DataError(
                 f"{files[0].parent} is incomplete: of the files {files[0].name.split('-')[0]}-…-"
-                f"of-{total}.parquet, number {missing[0]:0{len(number)}} is missing"
+                f"of-{total}.parquet, number {missing:0{len(number)}} is missing"
             )
+
+
+def _check_parquet(file: Path) -> None:
+    """Refuse what is no parquet file before anything is read whole: a pipe, which would hang, or a
+    file of any size with something else in it."""
+    try:
+        with open_regular(file) as opened:
+            begin = opened.read(len(_MAGIC))
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(_MAGIC)))
+            end = opened.read(len(_MAGIC))
+        reason = "" if begin == end == _MAGIC else "it does not begin and end like one"
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise DataError(f"{file} cannot be read as a parquet file: {reason}")
 
 
 def _column(file: Path, schema: Any, expected: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankup.data.decode import pixels_of, progress_bar, words_for
-from rankup.data.encoded import Pixels
+from rankup.data.encoded import Pixels, read_image
 from rankup.data.streams import stream_info
 from rankup.errors import DataError, RankupError
 from rankup.runs.records import (
@@ -121,11 +121,7 @@ def _read(files: Sequence[Path], side: int | None, shape: Shape) -> Tensor:
     arrays = []
     with progress_bar("images", len(files), show=True) as advance:
         for file in files:
-            try:
-                content = file.read_bytes()
-            except OSError as error:
-                raise DataError(f"{file} cannot be read: {error.strerror}") from error
-            array = _pixels_like(shape, content, str(file), side)
+            array = _pixels_like(shape, read_image(file), str(file), side)
             if array.shape != shape:
                 raise DataError(
                     f"{file}: the image is {words_for(array.shape)}, but the run's were "
