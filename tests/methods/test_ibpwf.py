@@ -344,7 +344,7 @@ def test_the_file_holds_the_factors_in_use_and_no_others(tmp_path: Path) -> None
     for each in method.setting.tasks:
         method.learn(each, None, None)
     method.save(tmp_path)
-    saved = safetensors.torch.load((tmp_path / "weights.safetensors").read_bytes())
+    saved = safetensors.torch.load((tmp_path / "weights-0001.safetensors").read_bytes())
     for layer in layers(method):
         used = torch.zeros(32, dtype=torch.bool)
         for index in range(3):

@@ -125,7 +125,7 @@ def test_file_holds_masks_but_no_weights(kind: str, tmp_path: Path) -> None:
     for each in method.setting.tasks[:2]:
         method.learn(each, None, None)
     method.save(tmp_path)
-    saved = safetensors.torch.load((tmp_path / "weights.safetensors").read_bytes())
+    saved = safetensors.torch.load((tmp_path / "weights-0001.safetensors").read_bytes())
     masked = {layer.spec.name: layer for layer in layers(method)}
     for name, tensor in saved.items():
         layer = name.split("/")[1].rpartition(".")[0]

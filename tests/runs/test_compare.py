@@ -36,8 +36,8 @@ class Diverging(FineTune):
     """Its second task cannot be learned."""
 
     @property
-    def _who(self) -> dict[str, str]:  # whose files it writes
-        return {"of": f"FineTune with seed {self.seed}"}
+    def _who(self) -> str:  # whose files it writes
+        return f"FineTune with seed {self.seed}"
 
     def learner(self, feed: Feed) -> Learner:
         if self.learned == 1:

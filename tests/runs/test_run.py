@@ -115,7 +115,7 @@ def test_run_killed_in_its_first_save_resumes(method: str, stream: Stream, tmp_p
     run(config, first, tmp_path / "whole")
     (killed / "net" / "tasks").mkdir(parents=True)
     (killed / "net" / ".lock").touch()
-    (killed / "net" / ".weights.safetensors.tmp").write_bytes(b"half")
+    (killed / "net" / ".weights-0001.safetensors.tmp").write_bytes(b"half")
     (killed / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
     run(config, first, killed, resume=True)
     assert outcome(killed)[1] == outcome(tmp_path / "whole")[1]

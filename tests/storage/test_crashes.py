@@ -73,7 +73,7 @@ def test_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
     stream, notes = make_stream("p-digits", tasks=2), list[str]()
     config = config_for(stream, "finetune", epochs=5)
     rankup.runs.run.run(config, stream, tmp_path / "whole")
-    largest = (tmp_path / "whole" / "net" / "weights.safetensors").stat().st_size
+    largest = (tmp_path / "whole" / "net" / "weights-0002.safetensors").stat().st_size
     with largest_file(largest):  # Adam's state is three times as large
         tried = rankup.runs.run.SeedRun(config, stream, tmp_path / "full")
         assert rankup.runs.run.run_together([tried], note=notes.append) == {}

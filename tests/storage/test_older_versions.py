@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,19 @@ def copied(run: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD / "runs" / run, tmp_path / run))
 
 
+def says_unsealed(run: Path) -> AbstractContextManager[object]:
+    """Of other methods than the rank update, once, that its weights have no hashes."""
+    if list(run.glob("net/**/weights.safetensors")):
+        return pytest.warns(UserWarning, match="saved by version 0.1, without hashes")
+    return nullcontext()
+
+
 @pytest.mark.parametrize("run", [str(run) for run in RUNS if run.parts[0].isalpha()])
 def test_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call) -> None:
     folder = copied(run, tmp_path)
     before = (folder / "metrics.jsonl").read_bytes()
-    said = call("run", "--resume", "--out", folder)
+    with says_unsealed(folder):
+        said = call("run", "--resume", "--out", folder)
     assert said.code == 0, said.err
     assert (folder / "metrics.jsonl").read_bytes() == before
 
@@ -120,8 +129,10 @@ def test_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call) 
 def test_stopped_run_goes_on_to_same_bits(method: str, tmp_path: Path, call: Call) -> None:
     folder = copied(f"stopped-{method}", tmp_path)
     assert (folder / "checkpoint.safetensors").exists()
-    said = call("run", "--resume", "--out", folder)
+    with says_unsealed(folder):
+        said = call("run", "--resume", "--out", folder)
     assert said.code == 0, said.err
     for line in (OLD / "runs" / f"resumed-{method}.sha256").read_text().splitlines():
         known, file = line.split()
-        assert hashlib.sha256((folder / "net" / file).read_bytes()).hexdigest() == known
+        (now,) = (folder / "net").glob(file.replace("weights", "weights-*"))
+        assert hashlib.sha256(now.read_bytes()).hexdigest() == known

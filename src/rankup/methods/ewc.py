@@ -17,6 +17,7 @@ from rankup.layers import Tensors, active
 from rankup.methods.base import Setting
 from rankup.methods.options import EwcOptions
 from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
@@ -77,6 +78,15 @@ class EWC(DenseMethod):
             share = (added / kept["importance"]).nan_to_num()
             kept["anchor"] = torch.lerp(self.kept.get("anchor", weights), weights, share)
         self.kept = kept
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        if not learned:
+            return {}
+        weights = flat(self.shared_parameters().values())
+        importance = {"kept/importance": Layout(weights.shape, weights.dtype, least=0)}
+        if self.options.anchors == "latest":
+            return importance
+        return importance | {"kept/anchor": Layout(weights.shape, weights.dtype)}
 
     @torch.no_grad()  # `grad` works regardless; heads, which it does not see, need no gradient
     def importance(self, feed: Feed) -> Tensor:

@@ -20,8 +20,9 @@ from rankup.layers.base import over_space, set_to
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.base import Setting
 from rankup.methods.options import HatOptions
-from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
 from rankup.methods.shared.guard import GuardedLearner, GuardedMethod
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.learner import Learner
 from rankup.utils.torch_modes import evaluating
@@ -57,7 +58,7 @@ class HardAttention(GuardedMethod):
         for spec in self.layers:
             self.gated_parts[spec.name].register_forward_hook(partial(_gate, spec))
         self.units = sum(spec.outputs for spec in self.layers)
-        none = torch.zeros(0, math.ceil(self.units / 8), dtype=torch.uint8, device=self.device)
+        none = torch.zeros(0, packed_size(self.units), dtype=torch.uint8, device=self.device)
         self.kept["masks"] = none
         self._embedding: Tensor  # of the open task
 
@@ -76,6 +77,11 @@ class HardAttention(GuardedMethod):
     def consolidate(self, feed: Feed) -> None:
         bits = pack(self.mask(self.learned).int(), 1)
         self.kept["masks"] = torch.cat([self.kept["masks"], bits[None]])
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        wrong = partial(stray_bits, count=self.units)
+        shape = learned, packed_size(self.units)
+        return {"kept/masks": Layout(shape, torch.uint8, wrong=wrong)}
 
     def mask(self, task: int) -> Tensor:
         """Which units a task uses: whenever it answers, each gate is either open or closed."""

@@ -3,8 +3,10 @@ factors, from which each task selects under the prior of an Indian buffet proces
 
 import math
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from rankup.layers import Start, Tensors, dense_is_cheaper
 from rankup.layers.base import set_to
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import IbpWfOptions
-from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod, WeightLearner
 from rankup.training.batches import Draws, Feed
 
@@ -43,6 +46,16 @@ class WeightFactors(TaskWeightMethod):
 
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         return DictionaryWeight(spec, self.options, self.seed, plan.dtype, plan.device)
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {}
+
+    def check_saved(self, tensors: Tensors, learned: int) -> None:
+        super().check_saved(tensors, learned)
+        for layer in self.parts:
+            if isinstance(layer, DictionaryWeight):
+                starts = [f"{index}/{layer.spec.name}." for index in range(learned)]
+                layer.check_selections([_of(tensors, start) for start in starts])
 
     def learner(self, feed: Feed) -> WeightLearner:
         learner = BuffetLearner(self.body, feed, self.learned, self.options)
@@ -213,6 +226,35 @@ class DictionaryWeight(TaskWeight):
         # Each task's sticks replace those before it, so only the last task stores them.
         return added | {"sticks": self.sticks} if task == self.count - 1 else added
 
+    def layouts(self, is_last: bool) -> Layouts:
+        factors, outputs, dtype = self.factors, self.spec.outputs, self.dtype
+        some, bits = range(factors + 1), partial(stray_bits, count=self.factors)
+        layouts = {
+            "selection": Layout((packed_size(factors),), torch.uint8, wrong=bits),
+            "scales": Layout((some,), dtype),
+            "U": Layout((some, outputs), dtype),
+            "V": Layout((some, self.spec.inputs), dtype),
+        }
+        if self.spec.bias:
+            layouts["bias"] = Layout((outputs,), dtype)
+        if is_last:
+            layouts["sticks"] = Layout((2, factors), dtype, wrong=_odd_sticks)
+        return layouts
+
+    def check_selections(self, tasks: Sequence[Tensors]) -> None:
+        """Refuse tasks that have not as many scales and new factors as they select."""
+        taken = torch.zeros(self.factors, dtype=torch.bool)
+        for index, task in enumerate(tasks):
+            chosen = unpack(task["selection"], 1, self.factors).bool()
+            selected, new = int(chosen.sum()), int((chosen & ~taken).sum())
+            for key, count in {"scales": selected, "U": new, "V": new}.items():
+                if len(task[key]) != count:
+                    raise ValueError(
+                        f"'{index}/{self.spec.name}.{key}' has {len(task[key])} entries, expected "
+                        f"{count}, as many as the task selects"
+                    )
+            taken |= chosen
+
 
 class BuffetLearner(WeightLearner):
     """Maximises the evidence lower bound: every step samples the relaxed selection and pays for
@@ -288,6 +330,11 @@ def expected_odds(sticks: Tensor) -> Tensor:
     return log_odds(log_mean.cumsum(-1)).clamp(-_STEEPEST, _STEEPEST)
 
 
+def _odd_sticks(sticks: Tensor) -> str | None:
+    finite = bool(expected_odds(sticks).isfinite().all())
+    return None if finite else "holds numbers too large for logarithms of a posterior's parameters"
+
+
 def log_odds(log_p: Tensor) -> Tensor:
     return log_p - _log_not(log_p)
 
@@ -295,6 +342,11 @@ def log_odds(log_p: Tensor) -> Tensor:
 def _log_not(log_p: Tensor) -> Tensor:
     """log(1 − p)"""
     return torch.log(-torch.expm1(log_p.clamp_max(-_EDGE)))
+
+
+def _of(tensors: Tensors, start: str) -> Tensors:
+    """Those whose names begin like this, by the rest of their names."""
+    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
 
 
 def _product(U: Tensor, scales: Tensor, V: Tensor) -> Tensor:

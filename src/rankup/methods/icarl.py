@@ -20,11 +20,13 @@ from rankup.methods.base import Setting
 from rankup.methods.options import IcarlOptions
 from rankup.methods.shared.dense import DenseMethod
 from rankup.methods.shared.heads import FEATURES, LearningHeads
+from rankup.methods.shared.layout import Layouts
 from rankup.methods.shared.replay import (
     MemorySlots,
     ReplayLearner,
     check_inputs,
     joined,
+    memory_layout,
     remembered,
     rows_by_class,
 )
@@ -188,6 +190,16 @@ class ICaRL(DenseMethod):
         for label, of_class in enumerate(rows):
             chosen = of_class[herded(features[of_class], count)]
             self.buffer[f"{self.learned}/{label}"] = remembered(feed, chosen)
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        if not learned:
+            return {}
+        most = self.options.budget // self.head.slices[learned - 1].stop
+        layouts: Layouts = {}
+        for index, task in enumerate(self.setting.tasks[:learned]):
+            names = [f"buffer/{index}/{label}" for label in range(task.classes)]
+            layouts |= dict.fromkeys(names, memory_layout([task], range(1, most + 1)))
+        return layouts
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         if task >= self.learned:

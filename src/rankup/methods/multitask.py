@@ -17,6 +17,7 @@ from rankup.methods.base import Setting
 from rankup.methods.options import MultitaskOptions
 from rankup.methods.shared.dense import DenseMethod
 from rankup.methods.shared.heads import LearningHeads
+from rankup.methods.shared.layout import Layouts
 from rankup.methods.shared.replay import check_inputs
 from rankup.training.batches import Draws, Feed, in_equal_parts, take
 from rankup.training.engine.learner import Learner
@@ -57,6 +58,13 @@ class Multitask(DenseMethod):
             super().end()
             while self.learned < len(self.setting.tasks):
                 self._append([layer.learned() for layer in self.parts])
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        if learned not in (0, len(self.setting.tasks)):
+            raise ValueError(
+                f"it holds {learned} tasks, but all {len(self.setting.tasks)} are learned at once"
+            )
+        return {}
 
     def _task_layer(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         if not isinstance(spec, HeadSpec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from rankup.layers import CONVOLUTIONS
 from rankup.methods.base import Setting
 from rankup.methods.options import NsclOptions
 from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Feed
 from rankup.training.engine.eager import exact
 from rankup.training.engine.learner import Learner
@@ -122,6 +124,12 @@ class NSCL(DenseMethod):
             for hook in hooks:
                 hook.remove()
         self.kept = kept | {name: packed(total) for name, total in sums.items()}
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {
+            f"kept/{name}": Layout.like(t, least=0 if name.endswith(_REST) else -math.inf)
+            for name, t in self.kept.items()
+        }
 
 
 class Free(nn.Module, ABC):

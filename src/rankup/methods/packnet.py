@@ -4,6 +4,7 @@ use it but not change it."""
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from rankup.errors import RankupError
 from rankup.layers import Tensors, active
 from rankup.methods.base import Setting
 from rankup.methods.options import PackNetOptions
-from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
 from rankup.methods.shared.guard import GuardedLearner, GuardedMethod, buffer_name
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Feed
 from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import for_answers
@@ -78,6 +80,22 @@ class PackNet(GuardedMethod):
             self._keep_owners(name, torch.where(others, self.owners(name), self.learned + 1))
         for name, bias in self.biases.items():
             self.kept[name] = torch.cat([self.kept[name], bias.detach()[None]])
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        layouts = {}
+        for name, weight in self.weights.items():
+            wrong = partial(self._odd_owners, count=weight.numel(), learned=learned)
+            size = packed_size(self.bits * weight.numel())
+            layouts[f"kept/{_owners(name)}"] = Layout((size,), torch.uint8, wrong=wrong)
+        for name, bias in self.biases.items():
+            layouts[f"kept/{name}"] = Layout((learned, len(bias)), bias.dtype)
+        return layouts
+
+    def _odd_owners(self, packed: Tensor, count: int, learned: int) -> str | None:
+        most = int(unpack(packed, self.bits, count).amax()) if count else 0
+        if most > learned:
+            return f"gives weights to task {most}, but {learned} are learned"
+        return stray_bits(packed, self.bits * count)
 
     def _of(self, task: int) -> Tensors:
         """The weights and biases of a learned task."""

@@ -13,6 +13,8 @@ from rankup.methods.base import Method, Setting
 from rankup.methods.options import ParallelOptions, RankOptions
 from rankup.methods.rank import RankUpdate
 from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.layout import Layouts
+from rankup.methods.shared.weights_file import is_unsealed, warn_unsealed
 from rankup.metrics import Footprint
 from rankup.rank import Rank
 from rankup.training.engine.learner import Learner
@@ -23,6 +25,13 @@ class FullNetwork(DenseMethod):
     """A dense network that learns one task."""
 
     norms = "per task"
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {}
+
+    @classmethod
+    def load(cls, folder: Path, setting: Setting) -> Self:
+        return cls._loaded(folder, setting)  # one warning for all networks is enough
 
 
 class Parallel(Method):
@@ -96,6 +105,8 @@ class Parallel(Method):
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls(setting)
         kind = method._kind()
+        if is_unsealed(_home(folder, 0)):
+            warn_unsealed(folder)
         while kind.is_in(home := _home(folder, method.learned)):
             method.networks.append(kind.load(home, method._own_setting(method.learned)))
             method._saved.add(home)

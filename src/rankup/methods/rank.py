@@ -16,7 +16,7 @@ from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
 from rankup.net.network import IncrementalNet
-from rankup.storage.manifest import MANIFEST, Manifest
+from rankup.storage.manifest import MANIFEST, Manifest, is_of_network
 from rankup.storage.store import load, save
 from rankup.training.engine.learner import Learner
 from rankup.training.fit import NetPupil
@@ -142,7 +142,7 @@ def _taught_in(folder: Path, seed: int) -> Path:
     """Where a teacher's network is: in a run's folder, one per seed, or in the folder itself."""
     candidates = (folder / f"seed-{seed}" / "net", folder / "net", folder)
     for candidate in candidates:
-        if (candidate / MANIFEST).exists():
+        if is_of_network(candidate):
             return candidate
     raise RankupError(
         f"the teacher {folder} is not the folder of a run by the rank update, and has none for "

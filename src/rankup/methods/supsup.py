@@ -2,6 +2,7 @@
 and for each task a mask of its weights, found by edge-popup (Ramanujan et al., CVPR 2020)."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from rankup.growing.plan import Plan
 from rankup.layers import Start, Tensors
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import SupSupOptions
-from rankup.methods.shared.bits import pack, unpack
+from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod
 
 
@@ -22,6 +24,9 @@ class SupSup(TaskWeightMethod):
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         share = self.setting.options_of(SupSupOptions).share
         return MaskedWeight(spec, share, self.seed, plan.dtype, plan.device)
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {}
 
 
 class MaskedWeight(TaskWeight):
@@ -51,7 +56,7 @@ class MaskedWeight(TaskWeight):
         signs = seeds.signs(seed, spec.name, "W", *self.shape, dtype)  # ±1/√inputs
         random = (signs * math.sqrt(2 / share)).to(device)
         self.register_buffer("random", random, persistent=False)
-        size = math.ceil(random.numel() / 8)
+        size = packed_size(random.numel())
         self.register_buffer("masks", torch.empty(0, size, dtype=torch.uint8, device=device))
 
     def weight(self, task: int) -> Tensor:
@@ -78,6 +83,11 @@ class MaskedWeight(TaskWeight):
 
     def added(self, task: int) -> Tensors:
         return {"mask": self.masks[task]}
+
+    def layouts(self, is_last: bool) -> Layouts:
+        count = self.random.numel()
+        wrong = partial(stray_bits, count=count)
+        return {"mask": Layout((packed_size(count),), torch.uint8, wrong=wrong)}
 
 
 def largest(scores: Tensor, count: int) -> Tensor:

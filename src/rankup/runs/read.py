@@ -209,9 +209,9 @@ def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[st
     """The selectors of the network's first `tasks` tasks, and how many factors each added, without
     loading the rest of it."""
     from rankup.layers.spec import FactoredSpec
-    from rankup.storage.manifest import MANIFEST, Manifest
+    from rankup.storage.manifest import Manifest, is_of_network
 
-    if not (folder / MANIFEST).exists():  # no network of factors
+    if not is_of_network(folder):  # no network of factors
         return {}, {}
     manifest = Manifest.read(folder)
     learned = min(tasks, len(manifest.tasks))

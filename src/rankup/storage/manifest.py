@@ -30,6 +30,7 @@ from rankup.storage.schema import check_manifest
 from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
+METHOD_FORMAT = "rankup method"  # of the weights of other methods, which have no factors
 VERSION = 1  # the only one so far; later ones will read it
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
@@ -190,6 +191,17 @@ class Manifest:
                 widest = max((task.classes for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
         return count * self.dtype.itemsize
+
+
+def is_of_network(folder: Path) -> bool:
+    """Whether a folder has a manifest that is not of another method's weights; what is wrong with
+    it is for `Manifest.read` to say."""
+    path = folder / MANIFEST
+    try:
+        data = json.loads(read_regular(path, _LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return path.exists()
+    return not isinstance(data, dict) or data.get("format") != METHOD_FORMAT
 
 
 def task_file(index: int, task: str) -> str:

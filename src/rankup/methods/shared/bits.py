@@ -30,5 +30,22 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     return numbers
 
 
+def packed_size(count: int) -> int:
+    """How many bytes so many bits take."""
+    return (count + 7) // 8
+
+
+def stray_bits(packed: Tensor, count: int) -> str | None:
+    """What is wrong if bits after the first `count` of each row are set; packing sets none.
+
+    >>> stray_bits(torch.tensor([83, 1], dtype=torch.uint8), 10)
+    >>> stray_bits(torch.tensor([83, 4], dtype=torch.uint8), 10)
+    'has bits set after its 10th'
+    """
+    if count % 8 and bool((packed[..., -1:] >> count % 8).any()):
+        return f"has bits set after its {count}th"
+    return None
+
+
 def _eight(like: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -2,13 +2,12 @@
 saved between tasks."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -23,16 +22,22 @@ from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active,
 from rankup.layers.spec import HeadSpec, LayerSpec, NormSpec
 from rankup.methods.base import Method, Setting
 from rankup.methods.shared.heads import LearningHeads
+from rankup.methods.shared.layout import ANY, Expected, Layout, Layouts
+from rankup.methods.shared.weights_file import (
+    About,
+    has_weights,
+    is_unsealed,
+    read_weights,
+    warn_unsealed,
+    write_weights,
+)
 from rankup.metrics import Footprint, numbers
-from rankup.storage.atomic import write_file
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
 from rankup.training.memory_format import for_answers
 from rankup.utils.signals import undisturbed
 from rankup.utils.torch_modes import evaluating
-
-_FILE = "weights.safetensors"
 
 
 class DenseMethod(Method):
@@ -156,12 +161,12 @@ class DenseMethod(Method):
             f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()
         }
         tensors |= self._of_tasks()
+        about = About(self._who, self.learned)
 
         def write() -> None:
             copies = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_file(folder / _FILE, safetensors.torch.save(copies, self._who))
+                write_weights(folder, copies, about)
             except OSError as error:
                 there = "what was saved there before is whole"
                 raise StoreError(
@@ -173,38 +178,84 @@ class DenseMethod(Method):
 
     @classmethod
     def is_in(cls, folder: Path) -> bool:
-        return (folder / _FILE).exists()
+        return has_weights(folder)
 
     @classmethod
     def load(cls, folder: Path, setting: Setting) -> Self:
+        if is_unsealed(folder):
+            warn_unsealed(folder)
+        return cls._loaded(folder, setting)
+
+    @classmethod
+    def _loaded(cls, folder: Path, setting: Setting) -> Self:
         method = cls(setting)
+        saved = read_weights(folder, method._who)
         groups: dict[str, Tensors] = {}
-        for name, tensor in _read(folder / _FILE, method._who).items():
+        for name, tensor in saved.tensors.items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = tensor.to(method.device)
+        learned = sum(map(str.isdecimal, groups)) if saved.tasks is None else saved.tasks
+        misfit = f"{saved.path} does not hold what this method, network and stream need"
+        try:
+            method.check_saved(saved.tensors, learned)
+        except ValueError as error:
+            raise StoreError(f"{misfit}: {error}") from error
         try:
             method._take(groups)
-        except (KeyError, RuntimeError) as error:
-            raise StoreError(
-                f"{folder / _FILE} does not hold what this method, network and stream need"
-            ) from error
+        except (ValueError, RuntimeError, LookupError, TypeError) as error:
+            raise StoreError(misfit) from error  # of what a method does not say that it needs
         return method
 
     @property
-    def _who(self) -> dict[str, str]:
-        """Recorded in its file, so that no other seed or method takes it for its own. A single
-        entry, because several would be written in arbitrary order."""
-        return {"of": f"{type(self).__name__} with seed {self.seed}"}
+    def _who(self) -> str:
+        """Recorded in its files, so that no other seed or method takes them for its own."""
+        return f"{type(self).__name__} with seed {self.seed}"
+
+    def check_saved(self, tensors: Tensors, learned: int) -> None:
+        """Refuse, by a `ValueError`, tensors that it cannot have saved after so many tasks."""
+        if len(self.setting.tasks) < learned and isinstance(self.head, LearningHeads):
+            count = len(self.setting.tasks)
+            raise ValueError(f"it holds {learned} tasks, but the stream has {count}")
+        expected = Expected()
+        positive = {id(t) for module in self.body.modules() for t in _never_negative(module)}
+        shared = {
+            name: Layout.like(t, least=0 if id(t) in positive else -math.inf)
+            for name, t in self._shared().items()
+        }
+        expected.add("shared/", shared)
+        kept = self.kept_layouts(learned)
+        for group in ("kept/", "buffer/") if kept is None else ():
+            expected.add(group, None)
+        expected.add("", kept or {})
+        for index in range(learned):
+            for layer in self.parts:
+                layouts = self.layer_layouts(layer, index, learned)
+                expected.add(f"{index}/{layer.spec.name}.", layouts)
+        expected.check(tensors)
+
+    def kept_layouts(self, learned: int) -> Layouts | None:
+        """What `kept` and `buffer` must be like after so many tasks, by names that begin with
+        `kept/` or `buffer/`; by default not known, so that all finite numbers are taken."""
+        return None
+
+    def layer_layouts(self, layer: TaskLayer, task: int, learned: int) -> Layouts | None:
+        """What a layer must have stored of a task; None if that is not known."""
+        dtype, tasks = self.plan.dtype, self.setting.tasks
+        if isinstance(layer, TaskNorm):
+            shapes = layer.spec.shapes(task, 0).items()
+            return {k: Layout(s, dtype, least=0 if k == "var" else -math.inf) for k, s in shapes}
+        if not isinstance(layer, TaskHead | LearningHeads):
+            return None
+        classes = tasks[task].classes if task < len(tasks) else ANY
+        layouts = {"weight": Layout((classes, layer.spec.inputs), dtype)}
+        return layouts | {"bias": Layout((classes,), dtype)} if layer.spec.bias else layouts
 
     def _take(self, groups: dict[str, Tensors]) -> None:
         """Take over the saved state."""
         self._updating = self._changed_from(groups.get("shared", {}))
         with torch.no_grad():
             for name, tensor in self._shared().items():
-                saved = groups["shared"][name]
-                if saved.shape != tensor.shape:  # torch would broadcast it
-                    raise RuntimeError(f"{name} is of shape {list(saved.shape)}")
-                tensor.copy_(saved)
+                tensor.copy_(groups["shared"][name])
         self.kept, self.buffer = groups.get("kept", {}), groups.get("buffer", {})
         while (of_task := groups.get(str(self.learned))) is not None:
             starts = [f"{layer.spec.name}." for layer in self.parts]
@@ -276,19 +327,10 @@ def _counters(module: nn.Module) -> Iterator[Tensor]:
         yield from (t for key, t in module.named_buffers() if key == "num_batches_tracked")
 
 
-def _read(path: Path, who: dict[str, str]) -> Tensors:
-    """The tensors of a file that this method must have written with this seed."""
-    try:
-        content = path.read_bytes()
-        with safetensors.safe_open(path, "pt") as file:
-            wrote = file.metadata() or who  # files of older versions do not say
-        if wrote != who:
-            raise StoreError(f"{path} belongs to {wrote.get('of')}, not to {who['of']}")
-        return safetensors.torch.load(content)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-    except safetensors.SafetensorError as error:
-        raise StoreError(f"{path} is truncated or not a safetensors file: {error}") from error
+def _never_negative(module: nn.Module) -> Iterator[Tensor]:
+    """A norm's variances and counters."""
+    if isinstance(module, _NormBase):
+        yield from (t for key, t in module.named_buffers() if key != "running_mean")
 
 
 def _numbers(tensors: Tensors) -> float:

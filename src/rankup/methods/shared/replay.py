@@ -17,6 +17,7 @@ from rankup.layers import active
 from rankup.methods.base import Setting
 from rankup.methods.options import ReplayOptions
 from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Draws, Feed, take
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner, loss_of
@@ -70,6 +71,18 @@ def _first_input(task: Task) -> Tensor:
     """As a memory would keep it, but for its values."""
     x = task.train_x[:1]
     return x[0] if task.transform is None else task.transform(to_float(x))[0].to(x.dtype)
+
+
+def memory_layout(tasks: Sequence[Task], rows: int | range) -> Layout:
+    """What a memory of samples of these tasks must be like."""
+    x, transform = tasks[0].train_x[:1], tasks[0].transform
+    kept = x if transform is None or x.dtype == torch.uint8 else transform(to_float(x))
+    shape = (rows, *_first_input(tasks[0]).shape)
+    if kept.dtype != torch.int64 or any(task.transform for task in tasks):
+        return Layout(shape, kept.dtype)
+    # Indices, perhaps into a table of embeddings: none that the data does not have.
+    ends = [end.item() for task in tasks for end in task.train_x.aminmax()]
+    return Layout(shape, kept.dtype, min(ends), max(ends))
 
 
 def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
@@ -224,6 +237,13 @@ class ReplayMethod(DenseMethod):
         ]
         images = remembered(feed, torch.cat(rows))
         self.buffer = {"images": torch.cat([*self.buffer.values(), images])}
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        if not learned or not self.options.memory:
+            return {}
+        tasks = self.setting.tasks[:learned]
+        rows = self.options.memory * sum(task.classes for task in tasks)
+        return {"buffer/images": memory_layout(tasks, rows)}
 
     def order(self, feed: Feed) -> Tensor:
         """Rows of the task's training data, those to remember last; by default at random."""

@@ -14,6 +14,7 @@ from rankup.layers.conv import convolve
 from rankup.layers.spec import FactoredSpec, LayerSpec
 from rankup.methods.base import Setting
 from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.layout import Layouts
 from rankup.training.batches import Feed
 from rankup.training.engine.module import ModuleLearner
 
@@ -30,6 +31,10 @@ class TaskWeight(TaskLayer):
         """The weight of a learned or open task, as a matrix `[out, in]`."""
 
     def bias(self, task: int) -> Tensor | None:
+        return None
+
+    def layouts(self, is_last: bool) -> Layouts | None:
+        """What a task must have stored, the last one or another; None if that is not known."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,6 +80,11 @@ class TaskWeightMethod(DenseMethod):
 
     def learner(self, feed: Feed) -> WeightLearner:
         return WeightLearner(self.body, feed, self.learned)
+
+    def layer_layouts(self, layer: TaskLayer, task: int, learned: int) -> Layouts | None:
+        if isinstance(layer, TaskWeight):
+            return layer.layouts(is_last=task == learned - 1)
+        return super().layer_layouts(layer, task, learned)
 
     def _task_layer(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
         if isinstance(spec, FactoredSpec):
