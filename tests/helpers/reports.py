@@ -13,7 +13,7 @@ from rich.table import Table
 from safetensors.numpy import save_file
 
 from rankup.growing.options import GrowOptions
-from rankup.layers.spec import FactoredSpec, HeadSpec
+from rankup.layers.spec import DenseSpec, FactoredSpec, HeadSpec
 from rankup.metrics import AccuracyMatrix
 from rankup.net.tasks import KnownTask
 from rankup.rank import LayerRank, Rank
@@ -92,8 +92,9 @@ def write_net(
         (KnownTask(f"permutation {t + 1:02}", 10), File.of(file, (folder / file).read_bytes()))
         for t, file in enumerate(files)
     ]
-    parts = (*specs, HeadSpec("head", 16, True))
-    manifest = Manifest({}, torch.float32, grow_options, parts, None, tuple(known))
+    parts = (*specs, HeadSpec("head", 16, True), DenseSpec((), (), False))
+    model = {"model": None, "class": "helpers.Net"}
+    manifest = Manifest(model, torch.float32, grow_options, parts, None, tuple(known))
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
 
 
@@ -109,7 +110,7 @@ def fading(tasks: int) -> list[list[float]]:
 
 
 class Page(HTMLParser):
-    """The tags of a page, checked for balance, what it refers to, and its words."""
+    """The tags of a page, checked for balance, what it refers to and may load, and its words."""
 
     VOID = frozenset({"meta", "link", "img", "source", "br"})
 
@@ -119,6 +120,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.references: list[str] = []
+        self.policy: set[str] = set()
         self.words = ""
         self.feed(self.html)
         self.close()
@@ -128,6 +130,10 @@ class Page(HTMLParser):
         self.tags.append(tag)
         if tag not in self.VOID:
             self.open.append(tag)
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            # Only what comes after it is bound by a policy.
+            assert self.tags == ["html", "head", "meta", "meta"]
+            self.policy = set((dict(attrs)["content"] or "").split("; "))
         self.references += [v or "" for k, v in attrs if k in ("src", "href", "srcset")]
 
     def handle_endtag(self, tag: str) -> None:

@@ -195,6 +195,7 @@ def test_page_is_self_contained(folder: Path) -> None:
     assert page.html.startswith("<!doctype html>")
     assert not re.search(r"https?:|url\(|@import|<script", page.html)
     assert all(reference.startswith("data:") for reference in page.references)
+    assert page.policy >= {"default-src 'none'", "img-src data:", "base-uri 'none'"}
     # Average, two matrices, the selectors of one run; each in light and dark.
     assert page.tags.count("img") == page.tags.count("source") == 4
 

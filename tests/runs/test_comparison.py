@@ -160,6 +160,7 @@ def test_page_holds_all_plots_and_settings(folder: Path, comparison: Comparison)
     words = " ".join(page.words.split())
     assert page.html.startswith("<!doctype html>")
     assert not re.search(r"https?:|url\(|@import|<script", page.html)
+    assert page.policy >= {"default-src 'none'", "img-src data:", "base-uri 'none'"}
     beside = {"table.csv", "table.md", "table.tex"}
     assert {link for link in page.references if not link.startswith("data:")} == beside
     assert all((folder / name).exists() for name in beside)

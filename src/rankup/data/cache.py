@@ -38,9 +38,9 @@ _UNSETTLED_NS = 2_000_000_000
 _MOST_ABOUT = 64 << 20  # bytes of the JSON files, of which names of classes are most
 
 # Size and times of each array file when this process found its hash right. Hashing reads a file
-# whole, half a second for each GB, which its memory map would not do at once. So it is done once per
-# process, which finds what went wrong on the disk as well as edits. After that a changed size or
-# time tells of an edit; no program can set ctime back.
+# whole, half a second for each GB, which its memory map would not do at once. So it is done once
+# per process, which finds what went wrong on the disk as well as edits. After that a changed size
+# or time tells of an edit; no program can set ctime back.
 _intact: dict[Path, tuple[int, ...]] = {}
 
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
