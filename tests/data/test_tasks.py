@@ -25,6 +25,7 @@ def with_nan() -> Tensor:
     [
         ({"classes": 1}, "has 1 classes, expected at least 2"),
         ({"classes": True}, "has True classes"),
+        ({"classes": 10**9}, "has 1,000,000,000 classes, expected at most 1,048,576"),
         ({"classes": 2}, "training label 2 is outside its 2 classes, 0 to 1"),
         ({"test_y": torch.tensor([0, 1, -1, 0, 1, 2])}, "test label -1 is outside its 3 classes"),
         ({"train_y": torch.zeros(6, dtype=torch.int64)}, "every training label is 0"),

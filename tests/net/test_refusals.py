@@ -129,8 +129,8 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
     ),
     "very many classes": (
         lambda: taught("mlp"),
-        lambda net: net.begin_task("b", 2**63),
-        "a head cannot have as many classes as 9223372036854775808",
+        lambda net: net.begin_task("b", 10**9),
+        "classes must be at most 1,048,576, got 1,000,000,000",
     ),
     "a fraction of classes": (
         lambda: taught("mlp"),
@@ -206,6 +206,16 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
         lambda: taught("mlp"),
         lambda net: net(X.numpy(), task=0),
         "inputs must be a tensor, got a NumPy array",
+    ),
+    "no inputs": (
+        lambda: taught("mlp"),
+        lambda net: net(None, task=0),
+        "inputs must be a tensor, or what else the module takes, got None",
+    ),
+    "no inputs of a mixed batch": (
+        lambda: taught("mlp"),
+        lambda net: net(None, task=ids(0, 1)),
+        "inputs must be a tensor, or what else the module takes, got None",
     ),
     "a layer by itself": (
         lambda: taught("mlp"),

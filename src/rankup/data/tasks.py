@@ -9,6 +9,8 @@ from torch import Tensor
 from rankup.data.transforms import Transform
 from rankup.errors import DataError
 
+MOST_CLASSES = 2**20  # of a task: each takes a row of a head, and of what is computed from it
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -16,7 +18,7 @@ class Task:
 
     Args:
         name: the name under which the network will know the task.
-        classes: how many classes it has, at least 2.
+        classes: how many classes it has, at least 2 and at most 2²⁰.
         train_x: inputs to learn from, `[N, C, H, W]` or `[N, D]`: uint8 (0 … 255 for 0 … 1),
             floating point, or int64 (indices, such as tokens).
         train_y: their classes, int64 `[N]`.
@@ -48,6 +50,10 @@ class Task:
         count = self.classes
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 2:
             raise DataError(f"task {self.name!r} has {count!r} classes, expected at least 2")
+        if count > MOST_CLASSES:
+            raise DataError(
+                f"task {self.name!r} has {count:,} classes, expected at most {MOST_CLASSES:,}"
+            )
         object.__setattr__(self, "classes", int(count))  # it may have been NumPy's
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if len(self.class_names) not in (0, self.classes):

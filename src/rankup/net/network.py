@@ -178,7 +178,7 @@ class IncrementalNet(nn.Module):
     def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
         given as a tensor of indices or a list of names; `options` go to the module."""
-        validate.inputs(x, self.dtype)
+        validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
             task = torch.tensor([self._tasks.index(each) for each in task], dtype=torch.long)

@@ -7,6 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankup.data.tasks import MOST_CLASSES
 from rankup.errors import RankupError, TaskStateError
 
 
@@ -109,8 +110,8 @@ def _class_count(classes: Any) -> int:
         count = 0
     if count < 2:
         raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
-    if count >= 2**31:
-        raise RankupError(f"a head cannot have as many classes as {count}")
+    if count > MOST_CLASSES:
+        raise RankupError(f"classes must be at most {MOST_CLASSES:,}, got {count:,}")
     return count
 
 

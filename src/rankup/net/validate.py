@@ -29,7 +29,10 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
-def inputs(x: Any, dtype: torch.dtype) -> None:
+def inputs(x: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    # With options None may be right: some modules then take what they compute on from these.
+    if x is None and not options:
+        raise RankupError("inputs must be a tensor, or what else the module takes, got None")
     if isinstance(x, Tensor) and x.dtype is torch.uint8:
         raise RankupError(
             f"inputs are torch.uint8, but the network computes in {dtype}: pass "
