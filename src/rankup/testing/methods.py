@@ -14,11 +14,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from rankup.errors import StoreError
 from rankup.methods import method_class, method_info, method_options
 from rankup.methods.base import Method
 from rankup.methods.search import trials
 from rankup.methods.settings import apart
 from rankup.metrics import AccuracyMatrix
+from rankup.storage.manifest import MANIFEST
 from rankup.testing.setup import NETS, accuracy, answers, learn, make_method, split_digits
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.loop import Epoch, TaskFailed
@@ -148,6 +150,24 @@ class MethodTests:
         saved = sum(tensor.nbytes for tensor in tensors_in(tmp_path).values())
         footprint = method.footprint()
         assert footprint.parameters + footprint.buffer == saved / 4
+
+    def test_damaged_files_are_refused(self, name: str, tmp_path: Path) -> None:
+        method = self.make(name, epochs=1)
+        learn(method, split_digits(3), 1)
+        method.save(tmp_path)
+        manifests = [*tmp_path.rglob(MANIFEST)]
+        if not manifests:
+            pytest.skip("it saves files in a way of its own")
+        for path in [*manifests, *tmp_path.rglob("*.safetensors")]:
+            content = path.read_bytes()
+            for place in (1, len(content) // 2, len(content) - 3):
+                changed = bytes([content[place] ^ 1])
+                path.write_bytes(content[:place] + changed + content[place + 1 :])
+                with pytest.raises(StoreError) as caught:
+                    method_class(name).load(tmp_path, method.setting)
+                assert "\n" not in str(caught.value)
+            path.write_bytes(content)
+        assert method_class(name).load(tmp_path, method.setting).learned == method.learned
 
     def test_trials_are_settings_it_has(self, name: str) -> None:
         tried = trials(name)

@@ -3,7 +3,7 @@ saved between tasks."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -194,7 +194,7 @@ class DenseMethod(Method):
         for name, tensor in saved.tensors.items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = tensor.to(method.device)
-        learned = sum(map(str.isdecimal, groups)) if saved.tasks is None else saved.tasks
+        learned = len(_tasks_in(saved.tensors)) if saved.tasks is None else saved.tasks
         misfit = f"{saved.path} does not hold what this method, network and stream need"
         try:
             method.check_saved(saved.tensors, learned)
@@ -213,8 +213,10 @@ class DenseMethod(Method):
 
     def check_saved(self, tensors: Tensors, learned: int) -> None:
         """Refuse, by a `ValueError`, tensors that it cannot have saved after so many tasks."""
-        if len(self.setting.tasks) < learned and isinstance(self.head, LearningHeads):
-            count = len(self.setting.tasks)
+        # Each task has a head. First, or many tasks that are not there would take long to expect.
+        if (there := len(_tasks_in(tensors))) != learned:
+            raise ValueError(f"it holds {there} tasks, expected {learned}")
+        if learned > (count := len(self.setting.tasks)) and isinstance(self.head, LearningHeads):
             raise ValueError(f"it holds {learned} tasks, but the stream has {count}")
         expected = Expected()
         positive = {id(t) for module in self.body.modules() for t in _never_negative(module)}
@@ -319,6 +321,11 @@ class DenseMethod(Method):
                 known.add(id(tensor))
                 shared[name] = tensor
         return shared
+
+
+def _tasks_in(names: Iterable[str]) -> set[str]:
+    """The tasks that tensors of these names belong to."""
+    return {group for group in (name.partition("/")[0] for name in names) if group.isdecimal()}
 
 
 def _counters(module: nn.Module) -> Iterator[Tensor]:
