@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all lint docs bench format lock clean
+.PHONY: setup demo test test-all campaign lint docs bench format lock clean
 
 setup: $(VENV)/installed
 
@@ -46,6 +46,10 @@ test: lint
 # Also the tests marked slow: campaigns, and cross products of what `make test` samples.
 test-all: lint
 	$(PYTEST) -m ""
+
+# Ten minutes of damaged files, kills, full disks and races: see docs/disk.md.
+campaign: setup
+	cd benchmarks && OMP_NUM_THREADS=1 ../$(BIN)/python -m campaign --minutes 10
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -212,3 +212,9 @@ def test_file_in_place_of_a_folder_is_refused(stream: Stream, tmp_path: Path) ->
         with pytest.raises(RankupError, match="file is a file, not a folder: name a folder with"):
             run(config_for(stream), stream, tmp_path / "file", resume=resume)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_lock_that_is_no_file_is_refused(stream: Stream, tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to("/dev/zero")
+    with pytest.raises(RankupError, match="cannot be locked: .*; remove .*lock if it is no file"):
+        run(config_for(stream), stream, tmp_path)

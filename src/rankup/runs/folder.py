@@ -122,6 +122,11 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
                     f"another process is using {out}: wait for it to finish, or name another "
                     "folder with --out"
                 ) from None
+            except OSError as error:
+                raise RunError(
+                    f"{out} cannot be locked: {error.strerror}; remove {out / _LOCK} if it is no "
+                    "file"
+                ) from error
         yield
 
 
