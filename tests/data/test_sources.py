@@ -135,61 +135,6 @@ def test_missing_data_says_how_to_get_it(tmp_path: Path) -> None:
     )
 
 
-def fake_hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> list[str]:
-    """Stands in for the Hub's client; returns what was asked for."""
-    asked = []
-
-    def snapshot_download(repository: str, **options: object) -> None:
-        asked.append(repository)
-        assert options["repo_type"] == "dataset"
-        assert all(pattern.endswith("-*.parquet") for pattern in options["allow_patterns"])
-        answer(Path(options["local_dir"]))
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    return asked
-
-
-def test_download_happens_when_asked_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = fake_hub(monkeypatch, lambda folder: hub_folder(folder, where="mnist"))
-    with pytest.raises(DataError, match="--download"):
-        load_source("mnist")
-    assert asked == []
-    source = load_source("mnist", download=True)
-    assert asked == ["ylecun/mnist"]
-    assert_same(load_source("mnist"), source)
-    assert_same(load_source("mnist", download=True), source)
-    assert asked == ["ylecun/mnist"]
-
-
-def test_no_network_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(folder: Path) -> None:
-        raise ConnectionError("Name or service not known\nand much more")
-
-    fake_hub(monkeypatch, fail)
-    with pytest.raises(DataError) as caught:
-        load_source("cifar100", download=True)
-    assert str(caught.value) == (
-        "uoft-cs/cifar100 could not be downloaded from the Hugging Face Hub: Name or service not "
-        "known"
-    )
-
-
-def test_interrupted_download_is_not_taken_for_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(folder: Path) -> None:
-        hub_folder(folder, where="mnist")
-        (folder / "mnist" / "train-00001-of-00002.parquet").unlink()
-
-    fake_hub(monkeypatch, interrupted)
-    with pytest.raises(DataError, match="incomplete: .* number 00001 is missing"):
-        load_source("mnist", download=True)
-    fake_hub(monkeypatch, lambda folder: hub_folder(folder, where="mnist"))
-    assert len(load_source("mnist", download=True).train.y) == 12
-
-
 def break_(what: str, root: Path) -> None:
     """Make one thing wrong with the small parquet data set, or with the image folder."""
     data, images = root / "data", root / "images"

@@ -170,7 +170,7 @@ def test_labels_outside_the_classes_are_not_loaded(tmp_path: Path) -> None:
     about = json.loads(entry("about.json").read_bytes())
     del about["sha256"]
     about["arrays"]["test_y"][1] = cache.hash_regular(entry("test_y.npy"))
-    entry("about.json").write_text(json.dumps({**about, "sha256": cache._seal(about)}))
+    entry("about.json").write_text(json.dumps({**about, "sha256": cache.seal(about)}))
     assert load_source(str(folder)).test.y.max() == 2
 
 

@@ -28,6 +28,7 @@ from rankup.data.decode import Advance, Decoder, progress_bar
 from rankup.data.encoded import Labels, Layout, Pixels
 from rankup.errors import DataError
 from rankup.utils.files import hash_regular, open_regular, read_regular
+from rankup.utils.seal import seal
 
 # Part of every key: changing how images are decoded or stored requires a new version.
 _VERSION = 3
@@ -112,7 +113,7 @@ def _load(folder: Path) -> Decoded | None:
     """Load a cached data set; None if there is none, or it is not as it was written."""
     try:
         about = json.loads(read_regular(folder / "about.json", _MOST_ABOUT))
-        if about.pop("sha256") != _seal(about) or about["key"] != folder.name:
+        if about.pop("sha256") != seal(about) or about["key"] != folder.name:
             return None
         arrays = {name: _load_array(folder / f"{name}.npy", about["arrays"]) for name in _ARRAYS}
         decoded = Decoded(tuple(about["classes"]), **arrays)
@@ -171,7 +172,7 @@ def _write(folder: Path, decoder: Decoder, advance: Advance) -> None:
                 _to_disk(file)
         about = {"key": folder.name, "classes": decoder.encoded.classes, "arrays": arrays}
         with open(temporary / "about.json", "wb") as file:
-            file.write(json.dumps({**about, "sha256": _seal(about)}).encode())
+            file.write(json.dumps({**about, "sha256": seal(about)}).encode())
             _to_disk(file)
         _remove(folder)  # if it exists, it is broken
         os.replace(temporary, folder)
@@ -193,10 +194,6 @@ class _Hashed:
     def write(self, block: bytes | memoryview) -> int:
         self._digest.update(block)
         return self._file.write(block)
-
-
-def _seal(about: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _to_disk(file: BinaryIO) -> None:
@@ -226,7 +223,7 @@ def _key(layout: Layout, side: int | None, state: str, cache: Path) -> str:
     try:
         remembered = json.loads(read_regular(memory, _MOST_ABOUT))
         # A key that was edited could lead to other data, or out of the cache.
-        if remembered.pop("sha256") == _seal(remembered) and remembered["state"] == state:
+        if remembered.pop("sha256") == seal(remembered) and remembered["state"] == state:
             return str(remembered["key"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -266,7 +263,7 @@ def _remember(memory: Path, content: dict[str, str]) -> None:
     temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({**content, "sha256": _seal(content)}))
+        temporary.write_text(json.dumps({**content, "sha256": seal(content)}))
         os.replace(temporary, memory)
     except OSError:
         pass

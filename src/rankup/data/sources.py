@@ -130,6 +130,8 @@ def _named_folder(name: str, data: Path | None, download: bool) -> Path:
         places.append(downloaded)
     for place in places:
         if place.is_dir():
+            if place == downloaded:
+                hub.check(place)
             return place
     if download:
         return hub.download(name, downloaded)

@@ -1,10 +1,5 @@
-"""The seal of a file of JSON: a hash of all that it says, which tells whether it was edited."""
+"""The seal of files of JSON, under the name by which networks and runs know it."""
 
-import hashlib
-import json
-from typing import Any
+from rankup.utils.seal import seal
 
-
-def seal(data: dict[str, Any]) -> str:
-    """The SHA-256 of JSON, whatever the order of its entries."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+__all__ = ["seal"]
