@@ -165,8 +165,7 @@ def test_weights_without_hashes_are_read_with_one_warning(name: str, tmp_path: P
     method = make_method(name, stream, epochs=2)
     learn(method, stream, 2)
     method.save(tmp_path)
-    for path in [*tmp_path.rglob("manifest.json")]:
-        unsealed(path.parent)
+    unsealed(sorted(tmp_path.rglob("manifest.json"))[-1].parent)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = type(method).load(tmp_path, method.setting)
@@ -201,3 +200,29 @@ def test_save_over_a_damaged_manifest_is_whole(tmp_path: Path) -> None:
     assert value_in(tmp_path) == 2
     assert names(tmp_path) == {"manifest.json", "weights-0002.safetensors"}
     assert weights_file.is_unsealed(tmp_path) is False
+
+
+def test_save_in_the_middle_of_a_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    read, left = weights_file._described, [2.0]
+
+    def meanwhile(*args: Any) -> tuple[Path, bytes]:
+        if left:
+            write(tmp_path, left.pop())
+        return read(*args)
+
+    monkeypatch.setattr(weights_file, "_described", meanwhile)
+    assert value_in(tmp_path) == 2
+
+
+def test_a_network_is_not_overwritten(tmp_path: Path) -> None:
+    rankup.save(rankup.grow(rankup.models.mlp(4, hidden=[3]), rankup.Rank(2, 1)), tmp_path / "net")
+    with pytest.raises(rankup.StoreError, match="net holds a grown network: save this method to a"):
+        write(tmp_path / "net", 1)
+    assert rankup.verify(tmp_path / "net")
+    write(tmp_path / "other", 1)
+    for refused in (rankup.load, lambda path: rankup.save(rankup.load(tmp_path / "net"), path)):
+        with pytest.raises(rankup.StoreError, match="other holds the weights of another method"):
+            refused(tmp_path / "other")

@@ -109,7 +109,7 @@ def test_broken_line_is_reported(stream: Stream, copied: Callable[[str], Path]) 
         (lambda path: path.unlink(), "weights-0003.safetensors is missing"),
         (
             lambda path: (path.unlink(), path.mkdir()),
-            "weights-0003.safetensors cannot be read: Is a directory",
+            "weights-0003.safetensors cannot be read: it is a folder",
         ),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),

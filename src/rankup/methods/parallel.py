@@ -105,11 +105,11 @@ class Parallel(Method):
     def load(cls, folder: Path, setting: Setting) -> Self:
         method = cls(setting)
         kind = method._kind()
-        if is_unsealed(_home(folder, 0)):
-            warn_unsealed(folder)
         while kind.is_in(home := _home(folder, method.learned)):
             method.networks.append(kind.load(home, method._own_setting(method.learned)))
             method._saved.add(home)
+        if any(map(is_unsealed, method._saved)):
+            warn_unsealed(folder)
         return method
 
     def _kind(self) -> type[Method]:

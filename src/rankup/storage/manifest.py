@@ -95,7 +95,7 @@ class Manifest:
             data = json.loads(read_regular(path, _LARGEST))
         except (FileNotFoundError, NotADirectoryError):
             inside = folder / "net"
-            hint = f"; there is one in {inside}" if (inside / MANIFEST).exists() else ""
+            hint = f"; there is one in {inside}" if is_of_network(inside) else ""
             raise StoreError(
                 f"there is no network in {folder}: it has no {MANIFEST}{hint}"
             ) from None
@@ -103,6 +103,8 @@ class Manifest:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError):
             raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
+        if isinstance(data, dict) and data.get("format") == METHOD_FORMAT:
+            raise StoreError(f"{folder} holds the weights of another method, not a grown network")
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise StoreError(f"{path} is not the manifest of a rankup network")
         if data.get("version") != VERSION:
@@ -193,15 +195,19 @@ class Manifest:
         return count * self.dtype.itemsize
 
 
+def format_of(folder: Path) -> object:
+    """What a folder's manifest says that it is of; None if it says nothing."""
+    try:
+        data = json.loads(read_regular(folder / MANIFEST, _LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data.get("format") if isinstance(data, dict) else None
+
+
 def is_of_network(folder: Path) -> bool:
     """Whether a folder has a manifest that is not of another method's weights; what is wrong with
     it is for `Manifest.read` to say."""
-    path = folder / MANIFEST
-    try:
-        data = json.loads(read_regular(path, _LARGEST))
-    except (OSError, ValueError, RecursionError):
-        return path.exists()
-    return not isinstance(data, dict) or data.get("format") != METHOD_FORMAT
+    return (folder / MANIFEST).exists() and format_of(folder) != METHOD_FORMAT
 
 
 def task_file(index: int, task: str) -> str:

@@ -28,7 +28,7 @@ from rankup.layers import Tensors
 from rankup.methods.shared.layout import is_finite
 from rankup.storage import schema
 from rankup.storage.atomic import UNFINISHED, is_unfinished, json_bytes, make_folder, write_file
-from rankup.storage.manifest import MANIFEST, METHOD_FORMAT, File
+from rankup.storage.manifest import FORMAT, MANIFEST, METHOD_FORMAT, File, format_of
 from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
 
@@ -87,6 +87,8 @@ def write_weights(folder: Path, tensors: Tensors, about: About) -> None:
     """Write a method's tensors, contiguous and on the CPU, in place of what it saved before."""
     # The entry in the weights themselves is what version 0.1 wrote: the same bytes.
     content = safetensors.torch.save(tensors, {"of": about.of})
+    if format_of(folder) == FORMAT:
+        raise StoreError(f"{folder} holds a grown network: save this method to a folder of its own")
     make_folder(folder)
     old = _last(folder)
     new = _Manifest(about, File.of(_next_name(folder, old), content))
@@ -127,9 +129,8 @@ def read_weights(folder: Path, of: str) -> Weights:
         tensors = _tensors(path, content)
         _refuse_other(path, _said_by(content, of), of)
         return Weights(path, tensors, None)
-    manifest = _read_manifest(folder)
+    manifest, path, content = _read_sealed(folder)
     _refuse_other(folder / MANIFEST, manifest.about.of, of)
-    path, content = _sealed(folder, manifest)
     return Weights(path, _tensors(path, content), manifest.about.tasks)
 
 
@@ -140,7 +141,7 @@ def verify_weights(folder: Path) -> list[str]:
             path = folder / _UNSEALED
             content = _read(path, _LARGEST_UNSEALED)
         else:
-            path, content = _sealed(folder, _read_manifest(folder))
+            _, path, content = _read_sealed(folder)
         tensors = _tensors(path, content)
     except StoreError as error:
         return [str(error)]
@@ -201,7 +202,19 @@ def _read_manifest(folder: Path) -> _Manifest:
     return _Manifest(About(data["of"], data["tasks"]), File(**data["weights"]))
 
 
-def _sealed(folder: Path, manifest: _Manifest) -> tuple[Path, bytes]:
+def _read_sealed(folder: Path) -> tuple[_Manifest, Path, bytes]:
+    manifest = _read_manifest(folder)
+    while True:
+        try:
+            return manifest, *_described(folder, manifest)
+        except StoreError:
+            # Another process may have saved since, and removed what the manifest described.
+            older, manifest = manifest, _read_manifest(folder)
+            if manifest == older:
+                raise
+
+
+def _described(folder: Path, manifest: _Manifest) -> tuple[Path, bytes]:
     """The weights that a manifest describes."""
     file = manifest.weights
     path = folder / file.file
