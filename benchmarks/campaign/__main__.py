@@ -41,7 +41,8 @@ def main() -> int:
             outcome = run_case(case, KINDS[kind], world, folder)
             tally.add(kind, outcome)
             if outcome.fault:
-                print(f"{outcome.fault}: {case} ({folder})\n{outcome.text}\n", flush=True)
+                small = " --sample" if asked.sample else ""
+                print(f"{outcome.fault}: {case}{small} ({folder})\n{outcome.text}\n", flush=True)
             elif asked.verbose:
                 print(f"{case}: {outcome.text}", flush=True)
         number += 1

@@ -36,12 +36,13 @@ class Fault(Exception):
 # Damages a copy of something in an empty folder, uses it, and raises `Fault` if that ends badly.
 Work = Callable[["World", random.Random, Path], None]
 
-_DONE: list[str] = []
+_notes = [Path()]  # the file for those of the current case
 
 
 def done(words: str) -> None:
     """Note what a case has done, for whoever reads that it failed."""
-    _DONE.append(words)
+    with _notes[0].open("a") as file:
+        file.write(f"{words}\n")
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,15 @@ class Outcome:
 def run_case(case: Case, work: Work, world: "World", folder: Path) -> Outcome:
     """Run a case in a new folder, which is kept if the case fails."""
     folder.mkdir(parents=True)
-    started = time.perf_counter()
+    started, notes = time.perf_counter(), folder.with_suffix(".txt")
+    _notes[0] = notes
+    notes.touch()
     fault, text = _watched(lambda: work(world, case.draw(), folder))
+    what = "; ".join(notes.read_text().splitlines())
     if fault is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return Outcome(fault, text, time.perf_counter() - started)
+        notes.unlink()
+    return Outcome(fault, f"{what}\n{text}".rstrip(), time.perf_counter() - started)
 
 
 def _watched(work: Callable[[], None]) -> tuple[str | None, str]:
@@ -98,13 +103,12 @@ def _watched(work: Callable[[], None]) -> tuple[str | None, str]:
     fault, text = json.loads(said)
     taken = used.ru_maxrss * 1024 - before
     if fault is None and taken > MOST_MEMORY:
-        return MEMORY, f"{taken >> 20} MiB for {text}"
+        return MEMORY, f"it took {taken >> 20} MiB"
     return fault, text
 
 
 def _told(work: Callable[[], None]) -> tuple[str | None, str]:
     kind, text = None, ""
-    _DONE.clear()
     try:
         work()
     except Fault as fault:
@@ -113,7 +117,7 @@ def _told(work: Callable[[], None]) -> tuple[str | None, str]:
         kind, text = MEMORY, traceback.format_exc()[-3000:]
     except BaseException:
         kind, text = TRACEBACK, traceback.format_exc()[-3000:]
-    return kind, "\n".join(filter(None, ("; ".join(_DONE), text)))
+    return kind, text
 
 
 def _read_until(pipe: int, child: int) -> bytes | None:

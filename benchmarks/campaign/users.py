@@ -94,7 +94,7 @@ def ending(run: Path) -> Ending:
     files = {
         str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((run / "net").rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and not path.name.startswith(".")
     }
     return Ending(read_config(run / "config.json"), lines, files)
 
