@@ -35,7 +35,7 @@ class Moment:
 
     def opening(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            reads = "w" not in mode and "a" not in mode
+            reads = not set(mode) & set("wax")
             # What a command says goes to temporary files, on another disk.
             if reads or "opener" in kwargs or file in (1, 2):
                 return function(file, mode, *args, **kwargs)

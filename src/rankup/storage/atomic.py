@@ -11,7 +11,9 @@ def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; it is on the disk when this returns."""
     temporary = temporary_of(path)
     try:
-        with open(temporary, "wb") as file:
+        # Removed, not written to: it may be a pipe, which would hang, or a link to elsewhere.
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
