@@ -11,7 +11,7 @@ from typing import Any
 from campaign import users
 from campaign.cases import done
 from campaign.world import NETWORKS, World
-from rankup.storage.manifest import _seal
+from rankup.utils.seal import seal
 
 NUMBERS = (
     *(-1, 0, 1, 2, 3, 5, 2**31 - 1, 2**31, 2**63, 2**64, 10**400),
@@ -45,7 +45,7 @@ def manifests(world: World, draw: random.Random, folder: Path) -> None:
 
 def sealed(data: dict[str, Any], draw: random.Random) -> bytes:
     """A manifest as text. Now and then with nesting too deep to be sealed, or keys twice."""
-    text = json.dumps({**data, "sha256": _seal(data)})
+    text = json.dumps({**data, "sha256": seal(data)})
     match draw.randrange(12):
         case 0:
             deep = draw.choice(("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP))

@@ -4,6 +4,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import safetensors
@@ -14,12 +15,16 @@ from torch import Tensor
 from campaign import users
 from campaign.cases import WRONG, Fault, done
 from campaign.world import World
+from rankup.storage.atomic import json_bytes
+from rankup.storage.manifest import MANIFEST, File
+from rankup.utils.seal import seal
 
 Tensors = dict[str, Tensor]
 
 
 def rivals(world: World, draw: random.Random, folder: Path) -> None:
-    """One edit of one weights file; then the run is resumed. Hashes stay as they were."""
+    """One edit of one weights file; then the run is resumed. If all hashes are made to fit again,
+    the values of tensors are not judged, but their names, shapes and types are."""
     name = f"{draw.choice(('', 'stopped-'))}{draw.choice(world.rivals)}"
     run = world.copy(name, folder)
     files = sorted((run / "net").rglob("*.safetensors"))
@@ -30,7 +35,11 @@ def rivals(world: World, draw: random.Random, folder: Path) -> None:
     before = file.read_bytes()
     after = edited(before, edit, draw)
     file.write_bytes(after)
-    done(f"{edit.__name__} in {file.relative_to(run)} of {name}")
+    resealed = draw.random() < 0.5 and reseal(file)
+    done(f"{edit.__name__}{' and resealed' if resealed else ''}: {file.relative_to(run)} of {name}")
+    if resealed and edit in OF_VALUES:
+        users.check_said(users.resume(run))
+        return
     went_on = users.check_resume(run, world.endings[name])
     if went_on and after != before and file.name != "checkpoint.safetensors":
         raise Fault(WRONG, "it was taken")
@@ -49,6 +58,18 @@ def edited(content: bytes, edit: "Edit", draw: random.Random) -> bytes:
 def metadata(content: bytes) -> dict[str, str] | None:
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]).get("__metadata__")
+
+
+def reseal(file: Path) -> bool:
+    """Make the manifest of a method's weights fit them; whether there is one."""
+    path = file.with_name(MANIFEST)
+    if not path.exists():
+        return False
+    data = json.loads(path.read_bytes())
+    del data["sha256"]
+    data["weights"] = asdict(File.of(file.name, file.read_bytes()))
+    path.write_bytes(json_bytes({**data, "sha256": seal(data)}))
+    return True
 
 
 Edit = Callable[[Tensors, str, random.Random], None]
@@ -93,6 +114,7 @@ def added(tensors: Tensors, name: str, draw: random.Random) -> None:
     )
 
 
+OF_VALUES = (flipped, swapped, not_numbers)
 EDITS: tuple[Edit, ...] = (
     flipped,
     removed,

@@ -10,6 +10,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KINDS = ("flips", "zeros", "rivals", "files", "manifests", "kills", "saves", "full", "races")
 
+# Where processes fork, and tell what they take.
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+
 
 def campaign(*words: str, code: str = "") -> str:
     """What a campaign says that found nothing, or some code that uses its modules."""
