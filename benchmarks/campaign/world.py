@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import rankup
-import rankup.runs.folder as in_folders
+import rankup.runs.checkpoints as in_folders
 from campaign import users
 from rankup.data.streams import make_stream
 
@@ -173,9 +173,9 @@ def _stopping(method: str, out: Path) -> None:
     at = 0 if method == "multitask" else _STOP_TASK
     keep = in_folders.Checkpoints.keep
 
-    def keep_and_die(self: object, out: Path, task: int, checkpoint: object) -> None:
+    def keep_and_die(self: object, out: Path, task: Any, checkpoint: object) -> None:
         keep(self, out, task, checkpoint)
-        if (task, checkpoint.epoch) == (at, _STOP_EPOCH):
+        if (task.index, checkpoint.epoch) == (at, _STOP_EPOCH):
             os.kill(os.getpid(), signal.SIGKILL)
 
     in_folders.SHARE = 0  # a checkpoint after every epoch

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import rankup
 from helpers.calling import Call
 from helpers.command import ENV
+from helpers.damage import edit_config
 from rankup.cli.main import COMMANDS, app
 from rankup.data import STREAMS
 from rankup.methods import METHODS
@@ -42,8 +43,7 @@ def test_runs_side_by_side(runs: Path, tmp_path: Path, call: Call) -> None:
 
 def test_folder_of_seeds_is_shown_with_their_mean(runs: Path, tmp_path: Path, call: Call) -> None:
     for seed in (0, 1):
-        config = shutil.copytree(runs / "rank", tmp_path / f"seed-{seed}") / "config.json"
-        config.write_text(config.read_text().replace('"seed": 0', f'"seed": {seed}'))
+        edit_config(shutil.copytree(runs / "rank", tmp_path / f"seed-{seed}"), seed=seed)
     assert "mean of 2" in call("report", tmp_path).out
     assert (tmp_path / "report.html").exists()
 
@@ -71,9 +71,8 @@ def test_verify_tells_whole_from_broken(runs: Path, tmp_path: Path, call: Call) 
     assert "is truncated: 50 of" in broken.err
 
 
-@pytest.mark.parametrize("command", ["info", "verify"])
-def test_rival_has_no_network_to_tell_about(command: str, runs: Path, call: Call) -> None:
-    done = call(command, runs / "finetune")
+def test_rival_has_no_network_to_tell_about(runs: Path, call: Call) -> None:
+    done = call("info", runs / "finetune")
     assert "is a run of finetune, but only a run of rank has a network" in done.err
 
 

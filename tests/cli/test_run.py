@@ -10,6 +10,7 @@ import torch
 from helpers.calling import Call
 from helpers.reports import constant, write_run
 from rankup.cli.run import _failed
+from rankup.runs.seal import seal_again
 
 QUICK = ("run", "--tasks", 2, "--epochs", 1, "--width", 16)
 
@@ -132,6 +133,7 @@ def test_run_with_unknown_threads_is_not_resumed(
     settings = json.loads(config.read_text())
     del settings["threads"]
     config.write_text(json.dumps(settings | edited))
+    seal_again(config.parent)
     done = call("run", "--resume", "--out", config.parent)
     assert done.code == 1
     assert f"{config} does not hold the settings of a run: {message}" in done.err

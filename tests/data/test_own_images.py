@@ -12,6 +12,7 @@ from helpers.own_images import own_images
 from helpers.pictures import image_folder
 from rankup.data import cache, folders, load_source
 from rankup.errors import DataError
+from rankup.runs.records import read_config
 
 
 def asked(folder: Path | str) -> tuple[object, ...]:
@@ -19,7 +20,7 @@ def asked(folder: Path | str) -> tuple[object, ...]:
 
 
 def config(run: Path) -> dict[str, object]:
-    return dict(json.loads((run / "config.json").read_bytes()))
+    return read_config(run / "config.json")
 
 
 def test_run_goes_on_where_its_images_have_moved(

@@ -18,13 +18,21 @@ from rankup.metrics import AccuracyMatrix
 from rankup.net.tasks import KnownTask
 from rankup.rank import LayerRank, Rank
 from rankup.runs.read import Run
+from rankup.runs.seal import seal_again
 from rankup.storage.manifest import File, Manifest, task_file
 
 RECIPE = {"name": "default", "epochs": 10, "lr": 0.01, "batch": 128, "augment": None}
 
 
 def write_run(folder: Path, rows: list[list[float]], **config: Any) -> Path:
-    """A run folder whose accuracies are `rows`."""
+    """A run folder whose accuracies are `rows`, with seals."""
+    write_old_run(folder, rows, **config)
+    seal_again(folder)
+    return folder
+
+
+def write_old_run(folder: Path, rows: list[list[float]], **config: Any) -> Path:
+    """A run folder as version 0.1 wrote it, without seals."""
     tasks = len(rows)
     settings = {
         "stream": "p-digits",

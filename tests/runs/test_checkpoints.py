@@ -12,8 +12,14 @@ import torch
 import rankup
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
-from rankup.runs import folder as in_folders
-from rankup.runs.folder import CHECKPOINT, Checkpoints, read_checkpoint, write_checkpoint
+from rankup.runs import checkpoints as in_folders
+from rankup.runs.checkpoints import (
+    CHECKPOINT,
+    Checkpoints,
+    OpenTask,
+    read_checkpoint,
+    write_checkpoint,
+)
 from rankup.runs.run import SeedRun, run, run_together
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.engine.select import Engine
@@ -25,14 +31,18 @@ def stream() -> Stream:
     return make_stream("p-digits", tasks=2)
 
 
+def numbered(index: int) -> OpenTask:
+    return OpenTask(index, f"permutation {index + 1:02}", 0, {"lr": 0.1})
+
+
 def test_stored_checkpoint_is_for_one_task(tmp_path: Path) -> None:
     state = {"flat": torch.rand(3)}
-    write_checkpoint(tmp_path, 1, Checkpoint(7, state))
-    loaded = read_checkpoint(tmp_path, 1, pytest.fail)
+    write_checkpoint(tmp_path, numbered(1), Checkpoint(7, state))
+    loaded = read_checkpoint(tmp_path, numbered(1), pytest.fail)
     assert loaded is not None
     assert loaded.epoch == 7
     assert torch.equal(loaded.state["flat"], state["flat"])
-    assert read_checkpoint(tmp_path, 2, pytest.fail) is None
+    assert read_checkpoint(tmp_path, numbered(2), pytest.fail) is None
 
 
 def saved(at: str | None, **tensors: torch.Tensor) -> bytes:
@@ -84,8 +94,8 @@ def test_runs_in_one_process_store_the_same_epochs(
     """Even if one of them takes longer to write."""
     written: dict[str, list[tuple[int, int]]] = {"0": [], "1": []}
 
-    def noted(out: Path, task: int, checkpoint: Checkpoint) -> None:
-        written[out.name].append((task, checkpoint.epoch))
+    def noted(out: Path, task: OpenTask, checkpoint: Checkpoint) -> None:
+        written[out.name].append((task.index, checkpoint.epoch))
         time.sleep(0.0 if out.name == "0" else 0.002)
         write_checkpoint(out, task, checkpoint)
 
@@ -103,7 +113,7 @@ def test_checkpoints_take_two_percent_of_the_time(
 ) -> None:
     clock, written = [0.0], list[int]()
 
-    def slow(out: Path, task: int, checkpoint: Checkpoint) -> None:
+    def slow(out: Path, task: OpenTask, checkpoint: Checkpoint) -> None:
         written.append(checkpoint.epoch)
         clock[0] += 1
 
@@ -113,7 +123,7 @@ def test_checkpoints_take_two_percent_of_the_time(
     for epoch in range(1, 31):
         clock[0] += 10
         for seed in range(2):
-            checkpoints.keep(tmp_path / f"{seed}", 0, Checkpoint(epoch, {}))
+            checkpoints.keep(tmp_path / f"{seed}", numbered(0), Checkpoint(epoch, {}))
     assert written == [1, 1, 11, 11, 21, 21]  # two seconds each, of a hundred
 
 
@@ -136,7 +146,7 @@ def test_seeds_stopped_in_different_epochs_start_over(
         own.open()
         if epochs is not None:
             points[epochs].seconds = 1000.0
-            write_checkpoint(own.out, 0, points[epochs])
+            write_checkpoint(own.out, own.open_task, points[epochs])
     assert run_together(again, note=notes.append) == {}
     assert len(notes) == 1
     assert "starts over: what is learned together was stopped after different epochs" in notes[0]

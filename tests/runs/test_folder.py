@@ -11,6 +11,7 @@ import filelock
 import pytest
 
 import rankup
+from helpers.damage import edit_config
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
 from rankup.errors import RankupError, StoreError
@@ -194,8 +195,7 @@ def test_folder_that_changed_meanwhile_is_refused(stream: Stream, tmp_path: Path
 
 def test_damaged_task_names_are_reported(stream: Stream, copied: Callable[[str], Path]) -> None:
     out, config = copied("rank"), config_for(stream)
-    stored = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(stored | {"task_names": None}))
+    edit_config(out, task_names=None)
     with pytest.raises(RankupError, match="was started with task_names left out, not"):
         run(config, stream, out, resume=True)
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 import rankup
 from helpers.calling import Call, Done
+from helpers.damage import edit_config
 from helpers.own_images import own_images
 from helpers.pictures import encoded, pictures
 from rankup.cli.predict import _write_line
@@ -161,15 +162,17 @@ def test_damaged_run_gets_a_sentence(call: Call, run: Path) -> None:
     file = run.parent / "images" / lines(run)[0]["classes"][0] / "1.png"
     config, metrics = (run / "config.json").read_text(), (run / "metrics.jsonl").read_text()
     for name, value in (("recipe", None), ("stream", 5), ("inputs", [6, 6]), ("recipe", {"a": 1})):
-        (run / "config.json").write_text(json.dumps(json.loads(config) | {name: value}))
+        (run / "config.json").write_text(config)
+        edit_config(run, **{name: value})
         refused(call("predict", run, file, "--task", "1"), "recipe" if name == "recipe" else name)
     (run / "config.json").write_text(config)
     first, *others = metrics.splitlines()
     (run / "metrics.jsonl").write_text("\n".join([json.dumps(json.loads(first) | {"classes": 3})]))
     for command in (("predict", run, file, "--task", "1"), ("report", run)):
         refused(call(*command), "'classes' is 3, not a list of names")
-    (run / "metrics.jsonl").write_text("\n".join(others))
-    refused(call("predict", run, file, "--task", "1"), "metrics.jsonl")
+    for line in others, [first.replace("split 01", "split 05")]:
+        (run / "metrics.jsonl").write_text("\n".join(line))
+        refused(call("predict", run, file, "--task", "1"), "metrics.jsonl does not match its seal")
     (run / "metrics.jsonl").write_text(first)
     refused(call("predict", run, file, "--task", "1"), "lacks task 'split 02', which net/ has")
 

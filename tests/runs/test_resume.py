@@ -12,12 +12,14 @@ import torch
 
 import rankup
 from helpers.calling import Call
+from helpers.damage import edit_config
 from helpers.pictures import encoded, pictures
 from rankup.errors import RankupError
 from rankup.runs import many_seeds
 from rankup.runs.records import as_begun
 from rankup.runs.request import Request
 from rankup.runs.run import OnProgress, SeedRun, run_together
+from rankup.runs.seal import seal_again
 
 SHORT = {"epochs": 2, "batch": 64}
 
@@ -108,7 +110,8 @@ def stored(folder: Path, tmp_path: Path) -> Iterator[Any]:
 
     def write(name: str, **edited: Any) -> Path:
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text(json.dumps(config | edited))
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        edit_config(tmp_path / name, **edited)
         return tmp_path
 
     return write
@@ -210,8 +213,7 @@ def test_other_torch_is_said_and_recorded(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "r"
     assert call("run", "--tasks", 1, "--epochs", 2, "--width", 16, "--out", out).code == 0
     config = json.loads(held(out)["config.json"])
-    config["versions"]["torch"] = "1.0"
-    (out / "config.json").write_text(json.dumps(config))
+    edit_config(out, versions={**config["versions"], "torch": "1.0"})
     before = held(out)
     assert call("run", "--resume", "--out", out).err == ""  # nothing was left to learn
     assert held(out) == before
@@ -233,8 +235,7 @@ def test_other_torch_of_seeds_is_said_once(call: Call, tmp_path: Path) -> None:
     short = ("--method", "finetune", "--tasks", 2, "--epochs", 2, "--width", 16)
     assert call("run", *short, "--seeds", 2, "--out", out).code == 0
     for path in out.glob("seed-*/config.json"):
-        config = json.loads(path.read_text())
-        path.write_text(json.dumps(config | {"versions": {"torch": "1.0"}}))
+        edit_config(path.parent, versions={"torch": "1.0"})
         lines = path.with_name("metrics.jsonl")
         lines.write_text(lines.read_text().splitlines(keepends=True)[0])
     again = call("run", "--resume", "--out", out)
@@ -267,6 +268,7 @@ def test_changed_images_are_refused(call: Call, tmp_path: Path) -> None:
     config = json.loads(held(out)["config.json"])
     del config["data"]
     (out / "config.json").write_text(json.dumps(config))
+    seal_again(out)
     assert call("run", "--resume", "--out", out).code == 0
 
 
@@ -303,8 +305,7 @@ def test_damaged_number_of_tasks_is_refused(
     tasks: object, tmp_path: Path, folder: Path, call: Call
 ) -> None:
     shutil.copytree(folder / "alone", tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": tasks}))
+    edit_config(tmp_path / "run", tasks=tasks)
     again = call("run", "--resume", "--out", tmp_path / "run")
     assert again.code != 0
     assert f"its 'tasks' is {tasks!r}, expected a whole number" in again.err

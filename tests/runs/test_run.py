@@ -15,17 +15,11 @@ import rankup
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
 from rankup.rank import parse_rank
-from rankup.runs.folder import (
-    RunError,
-    check_folder,
-    read_checkpoint,
-    tasks_more,
-    write_checkpoint,
-    write_config,
-)
+from rankup.runs.checkpoints import read_checkpoint, write_checkpoint
+from rankup.runs.folder import RunError, check_folder, tasks_more, write_config
 from rankup.runs.read import read_run
 from rankup.runs.records import read_lines
-from rankup.runs.run import Progress, run
+from rankup.runs.run import Progress, SeedRun, run
 from rankup.training.loop import TaskFailed
 
 
@@ -130,11 +124,12 @@ def test_time_of_a_task_counts_what_it_took_before(stream: Stream, tmp_path: Pat
 
     with pytest.raises(KeyboardInterrupt):
         run(config, stream, out, on_progress=stop)
-    point = read_checkpoint(out, 0, pytest.fail)
+    task = SeedRun(config, stream, out).open_task
+    point = read_checkpoint(out, task, pytest.fail)
     assert point is not None
     assert point.seconds > 0
     point.seconds = 1000.0
-    write_checkpoint(out, 0, point)
+    write_checkpoint(out, task, point)
     run(config, stream, out, resume=True)
     first, second = (line["seconds"] for line in read_lines(out))
     assert 1000 < first < 1100

@@ -17,6 +17,7 @@ from rankup.paper.results import Results
 from rankup.paper.timings import read_timings
 from rankup.report.comparison.text import summary
 from rankup.runs.comparison import read_comparison, read_index
+from rankup.runs.seal import seal_again
 
 EXPERIMENT = Experiment.of("p-mnist", epochs=5, tasks=2)
 RUN = {
@@ -125,6 +126,9 @@ def test_damaged_comparison_is_refused(tmp_path: Path, call: Call) -> None:
     index = json.loads((folder / "compare.json").read_text())
     for seeds in ["a"], [[0]], [0, 0], [True]:
         (folder / "compare.json").write_text(json.dumps(index | {"seeds": seeds}))
+        with pytest.raises(RankupError, match="compare.json does not match its seal"):
+            read_index(folder)
+        seal_again(folder)
         with pytest.raises(RankupError, match="truncated or edited"):
             read_index(folder)
 

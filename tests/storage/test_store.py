@@ -14,7 +14,7 @@ from rankup import IncrementalNet as Net
 from rankup.layers import FactoredLayer, Tensors
 from rankup.rank import Rank
 from rankup.storage import store
-from rankup.storage.manifest import _seal
+from rankup.storage.seal import seal
 
 
 @pytest.fixture
@@ -129,9 +129,9 @@ def edit_manifest(folder: Path, change: Callable[[dict], None], reseal: bool = T
     path = folder / "manifest.json"
     data = json.loads(path.read_text())
     del data["sha256"]
-    seal = _seal(data)
+    old_seal = seal(data)
     change(data)
-    path.write_text(json.dumps({**data, "sha256": _seal(data) if reseal else seal}))
+    path.write_text(json.dumps({**data, "sha256": seal(data) if reseal else old_seal}))
 
 
 def flip_a_bit(path: Path, at: int = -1) -> None:

@@ -34,11 +34,14 @@ def predict(
 
     from rankup.report.tables import right_aligned
     from rankup.runs.predict import predict_classes
+    from rankup.runs.records import unsealed_note
 
     if network_folder(path) == path:
         raise RankupError(
             f"{path} is not a run folder, and only that says what images its network was taught"
         )
+    if old := unsealed_note([path]):
+        print(f"rankup: {old}", file=sys.stderr)
     seen = predict_classes(path, task, files)
     if plain:
         for file, (first, *_) in zip(files, seen, strict=True):

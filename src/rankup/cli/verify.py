@@ -1,17 +1,30 @@
 """The command `rankup verify`."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.errors import RankupError
 
 
-def verify(path: NetworkPath) -> None:
-    """Check that a network is whole: every hash, shape and name. Exits with 1 if it is not."""
-    from rankup.storage.store import verify as check
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help="A run's folder, one that holds several, or a network's.")
+    ],
+) -> None:
+    """Check that runs and networks are whole: every seal, hash, shape and name.
 
-    verdict = check(network_folder(path))
-    print(verdict, file=sys.stdout if verdict else sys.stderr)
-    if not verdict:
+    Says what is wrong, a line for each problem, and exits with 1 if anything is.
+    """
+    from rankup.runs.verify import verify_all
+
+    if not path.exists():
+        raise RankupError(f"there is no folder {path}")
+    whole = True
+    for verdict in verify_all(path):
+        print(verdict, file=sys.stdout if verdict else sys.stderr)
+        whole = whole and bool(verdict)
+    if not whole:
         raise typer.Exit(1)

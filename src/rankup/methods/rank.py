@@ -17,9 +17,11 @@ from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
 from rankup.net.network import IncrementalNet
 from rankup.storage.manifest import MANIFEST, Manifest, is_of_network
+from rankup.storage.seal import SealError, opened
 from rankup.storage.store import load, save
 from rankup.training.engine.learner import Learner
 from rankup.training.fit import NetPupil
+from rankup.utils.files import read_regular
 
 
 class RankUpdate(Method):
@@ -133,8 +135,10 @@ def _pixels_of(run: Path) -> object:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_bytes())["recipe"].get("pixels")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return opened(json.loads(read_regular(path)), path, run)[0]["recipe"].get("pixels")
+    except SealError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise RankupError(f"{path} does not hold the settings of a run") from None
 
 

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 from rankup.errors import RankupError
 from rankup.methods.registry import method_info, method_options
+from rankup.storage.seal import opened
 from rankup.training.recipe import RECIPES, Recipe
+from rankup.utils.files import read_regular
 
 TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD[-VARIANT].json
 SEEDED = "-seeded"
 # Streams for which nothing was tuned, and similar ones for which it was.
 ALIKE = {"s-miniimagenet-resnet18": "s-cifar100-resnet18"}
+_LARGEST = 1 << 26  # bytes of a file of settings
 
 
 class Settings(NamedTuple):
@@ -104,7 +107,14 @@ def _read(path: Path, method: str, as_tried: bool) -> Settings:
             project is also used with more of them.
     """
     try:
-        tuned = json.loads(path.read_bytes())
+        tuned, _ = opened(json.loads(read_regular(path, _LARGEST)), path, path)
+    except FileNotFoundError:
+        return Settings({}, {})
+    except RankupError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise _no_settings(path) from None
+    try:
         given = dict(tuned.get("given", {}))
         given.pop("epochs", None)
         if as_tried:
@@ -112,10 +122,12 @@ def _read(path: Path, method: str, as_tried: bool) -> Settings:
         chosen = apart(given | tuned["chosen"])
         Recipe(**chosen.recipe)
         method_options(method, chosen.options)
-    except FileNotFoundError:
-        return Settings({}, {})
     except RankupError as error:
         raise RankupError(f"{path}: {error}") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise RankupError(f"{path} is not a settings file written by `rankup tune`") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _no_settings(path) from None
     return chosen
+
+
+def _no_settings(path: Path) -> RankupError:
+    return RankupError(f"{path} is not a settings file written by `rankup tune`")

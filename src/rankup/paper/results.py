@@ -18,6 +18,7 @@ from rankup.metrics import AccuracyMatrix
 from rankup.paper.experiment import Experiment
 from rankup.runs.read import OverSeeds
 from rankup.storage.atomic import write_file
+from rankup.utils.files import read_regular
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Results:
     def _read(self, experiment: Experiment) -> dict[int, Result]:
         path = self.path(experiment)
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_regular(path))
             runs = [Result(**run) for run in content["runs"]]
             by_seed = {run.seed: run for run in map(_checked, runs)}
             lengths = {len(run.matrix) for run in runs if not run.failed}

@@ -25,6 +25,7 @@ import torch
 from rankup.errors import RankupError
 from rankup.paper.experiment import Experiment
 from rankup.storage.atomic import write_file
+from rankup.utils.files import read_regular
 
 FOLDER = "pieces"  # inside the results
 _OFTEN = 10.0  # seconds after which the time is written again
@@ -92,7 +93,7 @@ def read_timings(root: Path) -> list[Timing]:
     timings = []
     for path in (root / FOLDER).glob("*.json"):
         try:
-            timing = Timing(**json.loads(path.read_bytes()))
+            timing = Timing(**json.loads(read_regular(path)))
             if not (isinstance(timing.machine, str) and 0 <= timing.seconds < math.inf):
                 raise TypeError
             if not all(isinstance(name, str) for name in timing.cells):
@@ -100,7 +101,7 @@ def read_timings(root: Path) -> list[Timing]:
             timings.append((timing.when, timing))
         except OSError as error:
             raise RankupError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise RankupError(
                 f"{path} does not say how long a piece took: remove it, and it will not be counted"
             ) from None

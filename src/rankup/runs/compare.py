@@ -29,6 +29,7 @@ from rankup.runs.many_seeds import run_seeds
 from rankup.runs.read import spread
 from rankup.runs.run import Progress, SeedRun
 from rankup.storage.atomic import write_json
+from rankup.storage.seal import sealed
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed unexpectedly
 
@@ -129,7 +130,7 @@ class MethodRuns:
 
     def _write(self) -> None:
         try:
-            write_json(self.root / INDEX, asdict(self.index))
+            write_json(self.root / INDEX, sealed(asdict(self.index)))
         except OSError as error:
             raise RunError(f"cannot write to {self.root}: {error.strerror}") from error
 

@@ -1,11 +1,10 @@
 """A folder in which methods were compared, read back: what was asked for, and the runs of each
 method with all its seeds.
 
-compare.json    what was asked for
+compare.json    what was asked for, sealed
 METHOD/seed-K/  a run folder for each
 """
 
-import json
 import statistics
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 
 from rankup.errors import RankupError
 from rankup.runs.read import OverSeeds, Run, read_run
-from rankup.runs.records import CONFIG, read_config, read_lines
+from rankup.runs.records import CONFIG, read_config, read_json, read_lines
+from rankup.storage.seal import opened
 
 INDEX = "compare.json"
 
@@ -86,8 +86,9 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def read_index(path: Path) -> Index:
+    data, _ = opened(raw_index(path), path / INDEX, path)
     try:
-        index = Index(**json.loads((path / INDEX).read_bytes()))
+        index = Index(**data)
         kinds = (dict, list, dict, dict)
         values = (getattr(index, item.name) for item in fields(Index))
         if not all(isinstance(v, kind) for v, kind in zip(values, kinds, strict=True)):
@@ -97,11 +98,24 @@ def read_index(path: Path) -> Index:
         if len(set(index.seeds)) < len(index.seeds):
             raise ValueError
         index.asked["stream"]
-    except OSError as error:
-        raise RankupError(f"{path / INDEX} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError):
-        raise RankupError(f"{path / INDEX} is truncated or edited: it lists no methods") from None
+        raise RankupError(_no_index(path)) from None
     return index
+
+
+def raw_index(path: Path) -> dict[str, Any]:
+    """What `compare.json` holds, whether or not it matches its seal."""
+    try:
+        data = read_json(path / INDEX, _no_index(path))
+    except FileNotFoundError as error:
+        raise RankupError(f"{path / INDEX} cannot be read: {error.strerror}") from error
+    if not isinstance(data, dict):
+        raise RankupError(_no_index(path))
+    return data
+
+
+def _no_index(path: Path) -> str:
+    return f"{path / INDEX} is truncated or edited: it lists no methods"
 
 
 def seed_folder(path: Path, method: str, seed: int) -> Path:

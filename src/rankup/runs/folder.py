@@ -1,17 +1,13 @@
-"""Writing to a run's folder: its settings, a line per task learned, checkpoints; and its lock."""
+"""Writing to a run's folder: its settings, a line per task learned; and its lock."""
 
 import json
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
-import safetensors
-import safetensors.torch
 
 from rankup.data.streams import OWN, STREAMS, stream_info
 from rankup.errors import RankupError
@@ -20,14 +16,14 @@ from rankup.runs.records import (
     CONFIG,
     METRICS,
     OF_A_SEED,
+    is_sealed,
     read_config,
+    sealed_lines,
     setting,
 )
 from rankup.storage.atomic import is_unfinished, utf8, write_file, write_json
-from rankup.training.checkpoint import Checkpoint
+from rankup.storage.seal import sealed
 
-CHECKPOINT = "checkpoint.safetensors"  # the last one, with the indices of its task and its epoch
-SHARE = 50  # checkpoints and progress reports each take at most 1/SHARE of the time
 _LOCK = ".lock"  # stays behind
 
 
@@ -153,9 +149,16 @@ def write_configs(configs: Mapping[Path, RunConfig]) -> None:
             out.mkdir(parents=True, exist_ok=True)
         with working_in(new):
             for out, config in new.items():
-                write_json(out / CONFIG, asdict(config) | {"versions": _versions(config, out)})
+                _write_settings(out, asdict(config) | {"versions": _versions(config, out)})
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def _write_settings(out: Path, settings: dict[str, Any]) -> None:
+    """Write a run's settings with a seal, unless it was begun without one."""
+    path = out / CONFIG
+    is_old = path.exists() and not is_sealed(out)
+    write_json(path, settings if is_old else sealed(_as_read(settings)))
 
 
 def _versions(config: RunConfig, out: Path) -> Any:
@@ -184,12 +187,15 @@ def record_torch(config: RunConfig, out: Path) -> None:
     stored = read_config(out / CONFIG)
     stored["versions"]["torch"] = [*before, config.versions["torch"]]
     try:
-        write_json(out / CONFIG, stored)
+        _write_settings(out, stored)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from error
 
 
 def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
+    """Write the lines of all tasks learned, with seals if the run has them."""
+    if is_sealed(out):
+        lines = sealed_lines(read_config(out / CONFIG), _as_read(lines))
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
         write_file(out / METRICS, utf8(text))
@@ -201,8 +207,13 @@ def write_lines(out: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def _as_stored(config: RunConfig) -> dict[str, Any]:
-    stored: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    stored: dict[str, Any] = _as_read(asdict(config))
     return stored
+
+
+def _as_read(data: Any) -> Any:
+    """Data as it is after it was written as JSON and read: what is sealed is what is read."""
+    return json.loads(json.dumps(data))
 
 
 def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
@@ -284,73 +295,3 @@ def _difference(name: str, before: Any, now: Any) -> str:
 def in_words(value: Any) -> Any:
     """A setting as it appears in a sentence, even if it is unset."""
     return "left out" if value in (None, "") else value
-
-
-class Checkpoints:
-    """Writes checkpoints of runs that learn together, seldom enough to cost little.
-
-    After an epoch either all runs' checkpoints are written or none, as runs can only resume
-    together from the same epoch.
-    """
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note = note
-        self._epoch: tuple[int, int] | None = None  # task and epoch that `_due` was decided for
-        self._due = False
-        self._written, self._cost = 0.0, 0.0
-        self._failed = False
-
-    def keep(self, out: Path, task: int, checkpoint: Checkpoint) -> None:
-        """Write it to a run's folder, if one is due."""
-        now = time.perf_counter()
-        if self._epoch != (task, checkpoint.epoch):
-            self._epoch = task, checkpoint.epoch
-            self._due = now - self._written >= SHARE * self._cost
-            self._cost = 0.0 if self._due else self._cost
-        if not self._due:
-            return
-        try:
-            write_checkpoint(out, task, checkpoint)
-        except OSError as error:  # there may be room again after the next epoch
-            if not self._failed:
-                self.note(
-                    f"cannot write a checkpoint to {out}: {error.strerror or error}; if the run is "
-                    "stopped now, what it learned of this task since the last checkpoint is lost"
-                )
-            self._failed = True
-        self._written = time.perf_counter()
-        self._cost += self._written - now
-
-
-def write_checkpoint(out: Path, task: int, checkpoint: Checkpoint) -> None:
-    # Renamed into place, so that a killed process leaves the old one; not synced to disk, because
-    # only an epoch is at stake.
-    at = {"task": task, "epoch": checkpoint.epoch, "seconds": checkpoint.seconds}
-    about = {"at": json.dumps(at)}
-    state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
-    temporary = out / f".{CHECKPOINT}.tmp"
-    try:
-        temporary.write_bytes(safetensors.torch.save(state, about))
-        os.replace(temporary, out / CHECKPOINT)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def read_checkpoint(out: Path, task: int, note: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint of a task, if there is one; an unreadable one counts as none."""
-    path = out / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["at"])
-            of, epoch = int(about["task"]), int(about["epoch"])
-            seconds = float(about.get("seconds", 0))
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        note(f"{path} cannot be read, so its task starts over: {reason}")
-        return None
-    # One left from an earlier task is of no use for this one.
-    return Checkpoint(epoch, state, seconds=seconds) if of == task else None

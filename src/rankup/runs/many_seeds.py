@@ -13,6 +13,7 @@ from importlib import import_module
 from rankup.data.streams import Stream
 from rankup.runs import process_pool
 from rankup.runs.folder import other_torch
+from rankup.runs.records import unsealed_note
 from rankup.runs.run import OnProgress, Progress, SeedRun, learn_run, run_together
 from rankup.training.loop import TaskFailed
 from rankup.utils.malloc import keep_freed_memory
@@ -27,6 +28,8 @@ def run_seeds(
     """Run all of these, which may differ in more than the seed; return why any of them failed."""
     if other := _other_torch(runs):
         note(other)
+    if old := unsealed_note(run.folder for run in runs):
+        note(old)
     on_gpu = runs[0].config.device == "cuda"
     if len(runs) > 1 and not on_gpu:
         return _in_processes(runs, on_progress)

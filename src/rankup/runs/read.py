@@ -232,28 +232,26 @@ def _read_task(
     folder: Path, manifest: "Manifest", layers: "Sequence[FactoredSpec]", index: int
 ) -> dict[str, Array]:
     """A task's selectors by layer, whatever form they are stored in."""
-    import safetensors
-
     from rankup.layers import rounding
     from rankup.layers.spec import tensor_name
+    from rankup.storage.store import read_checked
 
     task, file = manifest.tasks[index]
     path, key, selectors = folder / file.file, "selector", dict[str, Array]()
-    try:
-        # `open` tells why it fails; safetensors would always say that there is no such file.
-        with open(path, "rb"), safetensors.safe_open(path, framework="pt") as tensors:
-            for spec in layers:
-                shape = spec.shapes(index, task.classes)[key]
-                form = manifest.options.store
-                names = rounding.layouts(spec, key, shape, form, manifest.dtype)
-                packed = {name: tensors.get_tensor(tensor_name(spec, name)) for name in names}
-                row = rounding.unpack(spec, key, packed, manifest.dtype)
-                if row.shape != shape:
-                    raise RankupError(f"{spec.name!r} has {list(row.shape)}, not {list(shape)}")
-                selectors[spec.name] = row.double().numpy()
-    except (OSError, RankupError, safetensors.SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise RankupError(f"the selectors in {path} cannot be read: {why}") from error
+    tensors = read_checked(path, file)
+    for spec in layers:
+        shape = spec.shapes(index, task.classes)[key]
+        names = rounding.layouts(spec, key, shape, manifest.options.store, manifest.dtype)
+        try:
+            packed = {name: tensors[tensor_name(spec, name)] for name in names}
+            row = rounding.unpack(spec, key, packed, manifest.dtype)
+        except (KeyError, RankupError) as error:
+            raise RankupError(f"{path} has no selector of {spec.name!r}") from error
+        if row.shape != shape:
+            raise RankupError(
+                f"{path}: the selector of {spec.name!r} is {list(row.shape)}, not {list(shape)}"
+            )
+        selectors[spec.name] = row.double().numpy()
     return selectors
 
 

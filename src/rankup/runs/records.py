@@ -1,13 +1,16 @@
-"""Reading the files of a run's folder, for everything that resumes a run or shows it.
+"""Reading the files of a run's folder, for everything that resumes a run or shows it. What does
+not match its seal is refused.
 
-config.json     what was asked for
-metrics.jsonl   a line per task learned: classes, accuracies, parameters, replay buffer, seconds
+config.json     what was asked for, sealed
+metrics.jsonl   a line per task learned: classes, accuracies, parameters, replay buffer, seconds;
+                each is sealed along with those before it
 net/            what the method knows
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +18,9 @@ from typing import Any, TypeVar
 from rankup.errors import RankupError
 from rankup.metrics import AccuracyMatrix
 from rankup.runs.request import Device, Net, Request
+from rankup.storage.seal import SealError, opened, seal
 from rankup.training.recipe import Recipe
+from rankup.utils.files import read_regular
 
 Choice = TypeVar("Choice", Net, Device)
 
@@ -25,6 +30,16 @@ NET = "net"
 # Settings that follow from a seed. The checksum of images of one's own is taken over tasks as the
 # seed has drawn them.
 OF_A_SEED = ("seed", "task_names", "data")
+# Settings that never change while a run goes on: the seals of its lines begin with them, so that
+# no lines of another run are taken for its own.
+_FIXED = ("method", "net", "width", "rank", "seeded", "seed", "recipe")
+# All settings there are: a config without a seal that has others has lost its seal.
+_SETTINGS = frozenset(_FIXED) | {
+    *("stream", "options", "tasks", "device", "threads", "task_names", "versions"),
+    *("held_out", "data", "tasks_in_stream", "inputs"),
+}
+_LARGEST_JSON = 1 << 26  # bytes
+_LARGEST_METRICS = 1 << 28  # those of 1000 tasks take 20 million
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -35,19 +50,73 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(seeds, key=lambda run: (len(run.name), run.name))  # 10 after 9
 
 
+def runs_below(folder: Path) -> Iterator[Path]:
+    """All folders of runs in a folder, of whichever command, in order."""
+    for path, folders, files in os.walk(folder):
+        if CONFIG in (*files, *folders):  # a folder of this name is for others to refuse
+            yield Path(path)
+        folders[:] = sorted((f for f in folders if f != NET), key=lambda name: (len(name), name))
+
+
 def read_config(path: Path) -> dict[str, Any]:
+    return _read_settings(path)[0]
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a run's files have seals: all of them do if its config does."""
+    return _read_settings(folder / CONFIG)[1]
+
+
+def _read_settings(path: Path) -> tuple[dict[str, Any], bool]:
+    config, is_sealed = opened(raw_config(path), path, path.parent)
+    if not is_sealed and unknown_settings(config):
+        raise SealError(path, path.parent)
+    return config, is_sealed
+
+
+def unknown_settings(config: Mapping[str, Any]) -> list[str]:
+    """The names of settings that no run has."""
+    return [name for name in config if name not in _SETTINGS]
+
+
+def raw_config(path: Path) -> dict[str, Any]:
+    """The settings of a run as they are in its file, whether or not they match their seal."""
     try:
-        config = json.loads(path.read_bytes())
+        config = read_json(path, f"{path} is truncated or edited: it is not JSON")
     except FileNotFoundError:
         raise RankupError(f"{path.parent} is not a run folder: it has no {CONFIG}") from None
-    except OSError as error:
-        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError:
-        raise RankupError(f"{path} is truncated or edited: it is not JSON") from None
     for key in ("stream", "method"):
         if not isinstance(config, dict) or key not in config:
             raise RankupError(f"{path} does not hold the settings of a run: it has no {key!r}")
     return dict(config)
+
+
+def read_json(path: Path, otherwise: str) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        otherwise: what to say of a file that is not JSON.
+    """
+    try:
+        return json.loads(read_regular(path, _LARGEST_JSON))
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise RankupError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        raise RankupError(otherwise) from None
+
+
+def unsealed_note(folders: Iterable[Path]) -> str:
+    """What to say of runs among these that have no seals; nothing if all have."""
+    old = [folder for folder in folders if (folder / CONFIG).exists() and not is_sealed(folder)]
+    if not old:
+        return ""
+    others = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
+    return (
+        f"{old[0]}{others} was begun by version 0.1 and has no seals: if its files are damaged, "
+        f"nothing tells; `rankup seal {old[0]}` seals them as they are"
+    )
 
 
 def setting(path: Path, config: dict[str, Any], name: str, kind: Any, expected: str = "") -> Any:
@@ -81,32 +150,78 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
-    """A line for each task learned, and the matrix of their accuracies."""
+    """A line for each task learned, without its seal, and the matrix of their accuracies."""
+    folder, config, are_sealed = path.parent, dict[str, Any](), False
+    if (folder / CONFIG).exists():
+        config, are_sealed = _read_settings(folder / CONFIG)
+    lines: list[dict[str, Any]] = []
+    matrix, expected = AccuracyMatrix(), _first_seal(config)
+    for number, line in enumerate(raw_lines(path), start=1):
+        has_seal, given = "seal" in line, line.pop("seal", None)
+        expected = _next_seal(expected, number, line)
+        if has_seal != are_sealed or (are_sealed and given != expected):
+            raise SealError(f"line {number} of {path}", folder)
+        try:
+            matrix.add(line["accuracy"])
+        except RankupError as error:
+            raise RankupError(f"line {number} of {path} is broken: {error}") from None
+        lines.append(line)
+    return lines, matrix
+
+
+def raw_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file as they are, whether or not they match their seals."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _LARGEST_METRICS)
     except (FileNotFoundError, NotADirectoryError):
         content = b""
     except OSError as error:
         raise RankupError(f"{path} cannot be read: {error.strerror}") from error
     *whole, rest = content.split(b"\n")
-    if _parsed(rest) is not None:  # otherwise it is empty, or was cut off by a crash
+    if not _is_cut_off(rest):
         whole.append(rest)
-    lines: list[dict[str, Any]] = []
-    matrix = AccuracyMatrix()
+    lines = []
     for number, text in enumerate(whole, start=1):
-        line = _parsed(text)
         try:
-            lines.append(_checked(line))
-            matrix.add(lines[-1]["accuracy"])
+            lines.append(_checked(_parsed(text)))
         except RankupError as error:
             raise RankupError(f"line {number} of {path} is broken: {error}") from None
-    return lines, matrix
+    return lines
+
+
+def sealed_lines(
+    config: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The lines of a run with these settings, each with its seal."""
+    last, result = _first_seal(config), []
+    for number, line in enumerate(lines, start=1):
+        last = _next_seal(last, number, line)
+        result.append({**line, "seal": last})
+    return result
+
+
+def _first_seal(config: Mapping[str, Any]) -> str:
+    return seal({name: config.get(name) for name in _FIXED})
+
+
+def _next_seal(before: str, number: int, line: Mapping[str, Any]) -> str:
+    return seal({"before": before, "number": number, "line": line})
+
+
+def _is_cut_off(rest: bytes) -> bool:
+    """Whether what follows the last end of line is nothing, or a line that a crash cut off: one
+    that is whole with more behind it was changed instead."""
+    try:
+        json.JSONDecoder().raw_decode(rest.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -30,14 +30,17 @@ from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.net.network import IncrementalNet
 from rankup.rank import parse_rank
-from rankup.runs.folder import (
+from rankup.runs.checkpoints import (
     CHECKPOINT,
     SHARE,
     Checkpoints,
+    OpenTask,
+    read_checkpoint,
+)
+from rankup.runs.folder import (
     RunConfig,
     RunError,
     check_folder,
-    read_checkpoint,
     record_torch,
     working_in,
     write_config,
@@ -253,6 +256,12 @@ class SeedRun:
     def next_task(self) -> Task:
         return self.stream[len(self.lines)]
 
+    @property
+    def open_task(self) -> OpenTask:
+        """The next task, as checkpoints name it."""
+        config = self.config
+        return OpenTask(len(self.lines), self.next_task.name, config.seed, config.recipe)
+
     def _make_stream(self) -> Stream:
         config = self.config
         count = config.tasks_in_stream or config.tasks
@@ -313,7 +322,7 @@ class SeedRun:
 
     def checkpoint(self, note: Callable[[str], None]) -> Checkpoint | None:
         """Where the next task was stopped, if it was."""
-        return None if self.out is None else read_checkpoint(self.out, len(self.lines), note)
+        return None if self.out is None else read_checkpoint(self.out, self.open_task, note)
 
     def watch(
         self,
@@ -323,17 +332,17 @@ class SeedRun:
         seeds: int,
     ) -> OnEpoch:
         """Writes checkpoints and reports progress, both seldom enough to cost little."""
-        index, reported, cost = len(self.lines), 0.0, 0.0
+        task, reported, cost = self.open_task, 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
             nonlocal reported, cost
             checkpoint.seconds = seconds()
             if self.out is not None:
-                checkpoints.keep(self.out, index, checkpoint)
+                checkpoints.keep(self.out, task, checkpoint)
             now = time.perf_counter()
             if on_progress is not None and now - reported > max(_TELL, SHARE * cost):
                 numbers = epoch.number, epoch.epochs, epoch.loss, epoch.accuracy()
-                on_progress(Progress(self.config.seed, seeds, index, *numbers))
+                on_progress(Progress(self.config.seed, seeds, task.index, *numbers))
                 reported = time.perf_counter()
                 cost = reported - now
 

@@ -2,7 +2,7 @@
 training data, the same number for every method.
 
 METHOD/trial-NN/seed-K   a run folder for each
-METHOD.json              what was chosen, and all trials that led to it
+METHOD.json              what was chosen, and all trials that led to it, sealed
 
 Here the rank update without learned factors is called rank-seeded, and independent networks of
 rank 2 are parallel-rank-2.
@@ -26,6 +26,7 @@ from rankup.runs.read import read_run
 from rankup.runs.records import runs_in
 from rankup.runs.run import OnProgress, SeedRun
 from rankup.storage.atomic import write_json
+from rankup.storage.seal import sealed
 
 FIRST_SEED = 1000  # of the trials' seeds
 
@@ -137,7 +138,7 @@ class Tuning:
             chosen=_choice(best, tried),
             trials=tried,
         )
-        write_json(self.root / f"{self._name(method)}.json", asdict(outcome))
+        write_json(self.root / f"{self._name(method)}.json", sealed(asdict(outcome)))
         return outcome
 
     def _all(self, method: str) -> list[SeedRun]:

@@ -27,6 +27,7 @@ from rankup.layers.spec import (
 from rankup.net.tasks import KnownTask, checked_name
 from rankup.storage.atomic import json_bytes
 from rankup.storage.schema import check_manifest
+from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
@@ -80,7 +81,7 @@ class Manifest:
             "tasks": [{**asdict(task), **asdict(file)} for task, file in self.tasks],
             **({"updating": list(self.updating)} if self.updating else {}),
         }
-        sealed = {**data, "sha256": _seal(data)}
+        sealed = {**data, "sha256": seal(data)}
         return json_bytes(sealed)
 
     @classmethod
@@ -112,7 +113,7 @@ class Manifest:
                 f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup "
                 f"reads version {VERSION}: it was written by a newer rankup"
             )
-        if data.pop("sha256", None) != _seal(data):
+        if data.pop("sha256", None) != seal(data):
             raise StoreError(f"{path} was edited: it does not match its own SHA-256")
         try:
             check_manifest(data, "")
@@ -232,7 +233,3 @@ def seeded_hash(seed: int, parts: tuple[Spec, ...]) -> str:
                 digest.update(seeds.sign_bits(seed, spec.name, part, count))
                 digest.update(seeds.sign_scale(length).astype("<f4").tobytes())
     return digest.hexdigest()
-
-
-def _seal(data: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -337,7 +337,7 @@ def _read_tensors(
 ) -> list[Tensors]:
     """A file's tensors for each part of the network, every one checked against its spec."""
     path = folder / file.file
-    tensors = _read_checked(path, file)
+    tensors = read_checked(path, file)
     parts: list[Tensors] = []
     for spec, shapes in expected:
         part: Tensors = {}
@@ -363,7 +363,7 @@ def _read_tensors(
     return parts
 
 
-def _read_checked(path: Path, file: File) -> Tensors:
+def read_checked(path: Path, file: File) -> Tensors:
     try:
         content = read_regular(path, file.size)
     except FileNotFoundError:

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from typing import Any
 
 
-def seal(data: dict[str, Any]) -> str:
+def seal(data: object) -> str:
     """The SHA-256 of JSON, whatever the order of its entries."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

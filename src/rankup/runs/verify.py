@@ -1,0 +1,109 @@
+"""Checking that what runs have written is whole: settings, lines, checkpoints and networks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankup.errors import RankupError
+from rankup.methods import method_class
+from rankup.methods.shared.weights_file import has_weights, verify_weights
+from rankup.runs.checkpoints import checkpoint_problems
+from rankup.runs.comparison import is_comparison, read_index
+from rankup.runs.records import (
+    CONFIG,
+    METRICS,
+    NET,
+    is_sealed,
+    raw_lines,
+    read_config,
+    read_json,
+    read_lines,
+    runs_below,
+)
+from rankup.storage.manifest import is_of_network
+from rankup.storage.seal import opened
+from rankup.storage.store import Verification
+from rankup.storage.store import verify as verify_network
+
+
+@dataclass(frozen=True)
+class _WithoutSeals(Verification):
+    """What was found in a run that version 0.1 began."""
+
+    def __str__(self) -> str:
+        whole = super().__str__()
+        return whole if self.problems else f"{whole}, as far as can be told without seals"
+
+
+def verify_all(path: Path) -> Iterator[Verification]:
+    """What is found in each run below a folder, and in what a comparison or trials left beside
+    their runs; in a folder without runs, what is found in its network."""
+    runs = list(runs_below(path))
+    if not runs and not is_comparison(path):
+        yield verify_network(path)
+        return
+    if problems := _problems_beside(path):
+        yield Verification(path, (), tuple(problems))
+    yield from map(verify_run, runs)
+
+
+def verify_run(run: Path) -> Verification:
+    """Check every file of a run, even if one is broken."""
+    problems, config, lines = list[str](), None, None
+    try:
+        config = read_config(run / CONFIG)
+    except RankupError as error:
+        problems.append(str(error))
+    try:
+        lines = raw_lines(run / METRICS) if config is None else read_lines(run)
+    except RankupError as error:
+        problems.append(str(error))
+    problems += checkpoint_problems(run)
+    if lines is not None:
+        problems += _missing(run, config, len(lines))
+    problems += _network_problems(run / NET, lines)
+    kind = Verification if problems or is_sealed(run) else _WithoutSeals
+    return kind(run, tuple(str(line["task"]) for line in lines or ()), tuple(problems))
+
+
+def _missing(run: Path, config: dict[str, Any] | None, learned: int) -> list[str]:
+    """What a run that has learned so many tasks lacks altogether."""
+    if not learned:
+        return []
+    try:
+        kind = method_class(config["method"]) if config else None
+    except RankupError:  # a method of one's own that is not installed here
+        return []
+    has_net = kind.is_in(run / NET) if kind else (run / NET).exists()
+    return [] if has_net else [f"{run / NET} holds nothing, but {METRICS} lists {learned} tasks"]
+
+
+def _network_problems(net: Path, lines: list[dict[str, Any]] | None) -> list[str]:
+    if not is_of_network(net):
+        homes = [net, *sorted(path for path in net.glob("*") if path.is_dir())]  # one per task
+        return [problem for home in homes if has_weights(home) for problem in verify_weights(home)]
+    verdict = verify_network(net)
+    problems, learned = list(verdict.problems), len(verdict.tasks)
+    # One task more is what a crash leaves between the network and its line.
+    if not problems and lines is not None and not len(lines) <= learned <= len(lines) + 1:
+        problems.append(f"{net} has {learned} tasks, but {METRICS} lists {len(lines)}")
+    return problems
+
+
+def _problems_beside(path: Path) -> list[str]:
+    problems = []
+    try:
+        if is_comparison(path):
+            read_index(path)
+    except RankupError as error:
+        problems.append(str(error))
+    for file in sorted(path.glob("*.json")):
+        if not (path / file.stem).is_dir():  # where the trials of a choice are
+            continue
+        try:
+            choice = read_json(file, f"{file} is truncated or edited: it is not JSON")
+            opened(choice if isinstance(choice, dict) else {}, file, file)
+        except RankupError as error:
+            problems.append(str(error))
+    return problems
