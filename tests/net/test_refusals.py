@@ -324,20 +324,29 @@ def in_front(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous()
 
 
-@pytest.mark.parametrize("fold", [into_the_batch, in_front])
-@pytest.mark.parametrize("batch", [3, 4])  # 4 is also the length of the sequences
-def test_mixed_batch_needs_samples_in_first_dimension(
-    fold: Callable[[Tensor], Tensor], batch: int
-) -> None:
+def folded(fold: Callable[[Tensor], Tensor]) -> Net:
     net = rankup.grow(Folded(fold), Rank(2, 1), head="head")
     for task in ("a", "b"):
         net.begin_task(task, 2)
         net.commit_task()
-    x = torch.randn(batch, 4, 5)
+    return net.eval()
+
+
+@pytest.mark.parametrize("batch", [3, 4])  # 4 is also the length of the sequences
+def test_sequence_in_front_of_mixed_batch_is_refused(batch: int) -> None:
+    net, x = folded(in_front), torch.randn(batch, 4, 5)
     net(x, task="a")
     for given, options in ((x, {}), (x, {"scale": 2.0}), ({"x": x}, {})):
-        with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dim"):
+        with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* each task by itself"):
             net(given, task=torch.arange(batch) % 2, **options)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4])
+def test_module_that_folds_runs_task_after_task(batch: int) -> None:
+    net, x, tasks = folded(into_the_batch), torch.randn(batch, 4, 5), torch.arange(batch) % 2
+    loop = torch.cat([net(x[i : i + 1], task=t) for i, t in enumerate(tasks.tolist())])
+    for given, options in ((x, {}), (x, {"scale": 1.0}), ({"x": x}, {})):
+        torch.testing.assert_close(net(given, task=tasks, **options), loop)
 
 
 def test_mixed_batch_is_tried_again_with_other_options() -> None:
@@ -356,7 +365,7 @@ def test_mixed_batch_is_tried_again_with_other_options() -> None:
         net.commit_task()
     x, tasks = torch.randn(4, 4, 5), torch.arange(4) % 2
     net(x, task=tasks, turned=False)
-    with pytest.raises(rankup.RankupError, match="layer 'hidden' got .* folds other dim"):
+    with pytest.raises(rankup.RankupError, match="layer .hidden. got .* each task by itself"):
         net(x, task=tasks, turned=True)
 
 

@@ -1,17 +1,26 @@
 """Building of a network's module: a copy of the given one, with task layers in place of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from rankup import seeds
 from rankup.errors import RankupError
 from rankup.growing.copying import copy_of
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
-from rankup.growing.reinit import reset
+from rankup.growing.reinit import redrawn, reset
 from rankup.growing.trace import trace
 from rankup.layers import FactoredLinear, TaskHead, TaskLayer, TaskNorm, factored_conv
-from rankup.layers.spec import FactoredSpec, LayerSpec, NormSpec
+from rankup.layers.spec import FactoredSpec, LayerSpec, NormSpec, TensorSpec, WeightSpec
+from rankup.layers.substitute import (
+    STATISTICS,
+    FactoredWeight,
+    TaskTensor,
+    substitute,
+    substitute_statistics,
+)
 
 
 def build_module(
@@ -19,23 +28,64 @@ def build_module(
 ) -> tuple[nn.Module, list[TaskLayer]]:
     """The module, and its task layers in the order of the plan."""
     originals = dict(original.named_modules())
-    layers = [_make_layer(spec, originals[spec.name], plan, options) for spec in plan.layers]
+    layers = [_make_layer(spec, original, originals, plan, options) for spec in plan.layers]
+    replacing = [layer for layer in layers if layer.spec.name in originals]
     # Layers are replaced during the copy, so every reference to one leads to its new form.
-    module = copy_of(original, {id(originals[layer.spec.name]): layer for layer in layers})
-    _refuse_left_out(module, layers)
-    _refuse_another_path(module, plan)
+    module = copy_of(original, {id(originals[layer.spec.name]): layer for layer in replacing})
+    _refuse_left_out(module, replacing)
     if options.base == "new" and plan.dense.tensors:
         reset(module, original, plan.dense, options.seed, plan.device)
-    for layer in layers:  # each layer keeps the mode it was given in
+    if plan.substitutes:
+        _substitute(module, original, layers, options, plan)
+    else:
+        _refuse_another_path(module, plan)
+    for layer in replacing:  # each layer keeps the mode it was given in
         layer.training = originals[layer.spec.name].training
     return module, layers
 
 
+def _substitute(
+    module: nn.Module,
+    original: nn.Module,
+    layers: Sequence[TaskLayer],
+    options: GrowOptions,
+    plan: Plan,
+) -> None:
+    """Let modules that run their own forward read the layers in place of their tensors."""
+    with seeds.seeded_rng(plan.device, seeds.number(options.seed, "tensors")):
+        start = original if options.base == "keep" else redrawn(original)
+    for layer in layers:
+        owner, _, key = layer.spec.name.rpartition(".")
+        if isinstance(layer, FactoredWeight | TaskTensor):
+            if isinstance(layer, TaskTensor):
+                layer.start_from(start.get_parameter(layer.spec.name))
+            substitute(module.get_submodule(owner), key, layer)
+        elif key == STATISTICS and isinstance(layer, TaskNorm):
+            norm = module.get_submodule(owner)
+            assert isinstance(norm, _BatchNorm)
+            substitute_statistics(norm, layer)
+
+
 def _make_layer(
-    spec: LayerSpec, original: nn.Module, plan: Plan, options: GrowOptions
+    spec: LayerSpec,
+    module: nn.Module,
+    originals: Mapping[str, nn.Module],
+    plan: Plan,
+    options: GrowOptions,
 ) -> TaskLayer:
     layer: TaskLayer
     factory = options.seed, plan.dtype, plan.device
+    if isinstance(spec, TensorSpec):
+        return TaskTensor(spec, *factory)
+    if isinstance(spec, WeightSpec):
+        weight = FactoredWeight(spec, *factory)
+        if options.base == "keep":
+            shape = spec.base_shapes()["weight"]
+            weight.load_base({"weight": module.get_parameter(spec.name).reshape(shape)})
+        return weight
+    if spec.name not in originals:
+        return TaskNorm(spec, *factory)  # type: ignore[arg-type]
+    original = originals[spec.name]
     if isinstance(spec, FactoredSpec):
         layer = (factored_conv(spec.conv) if spec.conv else FactoredLinear)(spec, *factory)
     elif isinstance(spec, NormSpec):

@@ -1,6 +1,7 @@
 """Plans of networks: what becomes of each layer of a module, or why it is refused, before anything
 is changed."""
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rankup.errors import RankupError
 from rankup.growing.copying import refuse_hidden_layers
 from rankup.growing.options import GrowOptions
-from rankup.growing.supported import NORMS, WEIGHTED, own_tensors, refuse_layers, refuse_module
-from rankup.growing.trace import Trace, trace
+from rankup.growing.roles import Role, choose_head, role_of, tied_parameters
+from rankup.growing.supported import (
+    BATCH_STATISTICS,
+    NORMS,
+    WEIGHTED,
+    obstacle,
+    own_tensors,
+    refuse_head,
+    refuse_module,
+)
+from rankup.growing.trace import trace
 from rankup.layers import CONVOLUTIONS, at_least_float32
 from rankup.layers.spec import (
     ConvGeometry,
@@ -24,7 +34,10 @@ from rankup.layers.spec import (
     LayerSpec,
     NormSpec,
     Spec,
+    TensorSpec,
+    WeightSpec,
 )
+from rankup.layers.substitute import STATISTICS
 from rankup.rank import LayerRank, Shape, capped, is_match, resolve
 
 _NORMS: tuple[type[nn.Module], ...] = tuple(NORMS)
@@ -49,17 +62,55 @@ class Plan:
     device: torch.device
 
     @property
+    def substitutes(self) -> bool:
+        """Whether modules read a task's tensors in place of their own: one task at a time."""
+        return bool(self.substituted)
+
+    @property
+    def substituted(self) -> list[str]:
+        return [spec.name for spec in self.layers if is_substituted(spec)]
+
+    @property
     def specs(self) -> tuple[Spec, ...]:
         return (*self.layers, self.dense)
 
-    def warn_if_capped(self) -> None:
+    def warn(self, options: GrowOptions) -> None:
+        """Warn at the line of the caller's caller where less is learned than was asked for."""
+        self._warn_if_capped()
+        chosen = options.include is None and options.last is None
+        left = [name for name in self.dense.trained if not options.excludes(name)]
+        if chosen and left and options.base == "new":
+            warnings.warn(
+                "trained with the first task and constant after it, because they are neither "
+                f"matrices nor vectors or belong to several layers: {folded(left)}; exclude them "
+                "to say that this is meant",
+                stacklevel=3,
+            )
+
+    def _warn_if_capped(self) -> None:
         """Warn at the line of the caller's caller."""
         if self.capped:
             warnings.warn(
                 "one task cannot add more rank than a layer's weight has: capped in "
                 + ", ".join(self.capped),
-                stacklevel=3,
+                stacklevel=4,
             )
+
+
+def folded(names: Sequence[str], most: int = 8) -> str:
+    """Names with their numbers replaced by a star, so that those of many blocks are one.
+
+    >>> folded(["blocks.0.norm.weight", "blocks.1.norm.weight", "pos"])
+    'blocks.*.norm.weight, pos'
+    """
+    patterns = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)
+    shown = ", ".join(list(patterns)[:most])
+    return shown if len(patterns) <= most else f"{shown} and {len(patterns) - most} more"
+
+
+def is_substituted(spec: Spec) -> bool:
+    """Whether a module reads what the spec describes in place of a tensor of its own."""
+    return isinstance(spec, WeightSpec | TensorSpec) or spec.name.endswith(f".{STATISTICS}")
 
 
 def make_plan(module: nn.Module, options: GrowOptions) -> Plan:
@@ -77,19 +128,19 @@ class _Planner:
         self.modules = dict(module.named_modules())
         self.training = trace(module, training=True)
         self.evaluation = trace(module, training=False)
-        self.head = self._choose_head()
+        self.tied = tied_parameters(self.modules)
+        self.head = choose_head(self.modules, options.head, self.training, self.evaluation)
         self._check_patterns()
 
     def plan(self) -> Plan:
+        refuse_head(self.modules, self.head, self.training.read)
         factored, norms = self._choose_factored(), self._choose_norms()
-        replaced = {*factored, *norms, self.head}
-        refuse_layers(self.modules, replaced, self.head, self.options, self.training.read)
         dtype, device = self._dtype_and_device()
         early = self._early_norms(factored, norms)
         if self.options.base == "keep":
             # What runs before the factored layers stays as it was given, norms included.
             norms = [name for name in norms if name not in early]
-        shapes = {name: _matrix(self.modules[name]) for name in factored}
+        shapes = {name: self._matrix(name) for name in factored}
         asked = resolve(self.options.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
         layers: list[LayerSpec] = []
@@ -101,13 +152,16 @@ class _Planner:
                 layers.append(_factored_spec(name, layer, shapes[name], ranks[name], feeds_norm))
             elif name in norms:
                 layers.append(_norm_spec(name, layer, shared=name in early))
+            elif not (isinstance(layer, WEIGHTED) and self._is_plain(name)):  # else left out
+                layers += self._substituted(name, layer, ranks, factored)
         reader, chain = self.training.reads_inputs(), self.training.chain()
+        owners = {spec.name.rpartition(".")[0] for spec in layers if is_substituted(spec)}
         also = self.evaluation.folds()
         folds = [fold for fold in self.training.folds() if fold in also]
         return Plan(
             layers=tuple(layers),
             dense=self._dense({spec.name for spec in layers}),
-            folds=tuple(fold for fold in folds if fold[1] in norms),
+            folds=tuple(fold for fold in folds if fold[0] not in owners and fold[1] in norms),
             capped=tuple(name for name in factored if ranks[name] != asked[name]),
             first=reader if reader in factored else None,
             chain=tuple(chain[:-1]) if chain == [*factored, self.head] else None,
@@ -115,47 +169,6 @@ class _Planner:
             dtype=dtype,
             device=device,
         )
-
-    def _choose_head(self) -> str:
-        """The Linear that is named, or runs last."""
-        linears = [name for name, layer in self.modules.items() if isinstance(layer, nn.Linear)]
-        if self.options.head is not None:
-            if self.options.head not in linears:
-                raise RankupError(
-                    f"head={self.options.head!r} is not a Linear of the module, which has "
-                    + (", ".join(linears) or "none")
-                )
-            return self.options.head
-        if not linears:
-            raise RankupError(
-                "the module has no Linear that could be the head: give it one, for example on "
-                "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
-            )
-        if self.training.failed:
-            raise RankupError(
-                "torch.fx cannot trace the module, so it is not known which Linear runs last: name "
-                "it with head='name'"
-            )
-        head = self._last_linear(self.training, linears)
-        if not self.evaluation.failed:
-            other = self._last_linear(self.evaluation, linears)
-            if other != head:
-                raise RankupError(
-                    f"the Linear that runs last is {head!r} in training and {other!r} in "
-                    "evaluation: name the head with head='name'"
-                )
-        return head
-
-    def _last_linear(self, trace: Trace, linears: Sequence[str]) -> str:
-        for name in reversed(trace.order):
-            if name in linears:
-                return name
-            if any(True for _ in self.modules[name].parameters()):
-                raise RankupError(
-                    f"the module has no Linear that could be the head: {name!r} runs after the "
-                    "last of them; name the head with head='name'"
-                )
-        raise RankupError("the module runs no Linear that could be the head")
 
     def _check_patterns(self) -> None:
         names = [*self.modules, *(name for name, _ in own_tensors(self.modules.items()))]
@@ -169,17 +182,20 @@ class _Planner:
 
     def _choose_factored(self) -> list[str]:
         """The layers to factor, in the order in which they run."""
-        chosen = [
-            name
-            for name, layer in self.modules.items()
-            if isinstance(layer, WEIGHTED) and name != self.head and self.options.chooses(name)
-        ]
+        chosen: list[str] = []
+        for name, layer in self.modules.items():
+            if name == self.head:
+                continue
+            if isinstance(layer, WEIGHTED) and self._is_plain(name):
+                chosen += [name] if self.options.chooses(name) else []
+            else:
+                chosen += (n for n, role in self._roles(name, layer).items() if role == "matrix")
         if not chosen:
             raise RankupError(
                 "the module has nothing to factor: besides its head it needs a Linear or a "
                 "convolution that include and exclude do not rule out"
             )
-        chosen.sort(key=self.training.position)
+        chosen.sort(key=self._position)
         last = self.options.last
         if last is None:
             return chosen
@@ -199,9 +215,64 @@ class _Planner:
             name
             for name, layer in self.modules.items()
             if isinstance(layer, _NORMS) and not self.options.excludes(name)
+            if self._is_plain(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
             if isinstance(layer, _BatchNorm) or any(True for _ in own_tensors([(name, layer)]))
         ]
+
+    def _is_plain(self, name: str) -> bool:
+        return obstacle(name, self.modules, self.training.read) is None
+
+    def _position(self, name: str) -> int:
+        """When a layer, or that of a parameter, first runs."""
+        layer = name if name in self.modules else name.rpartition(".")[0]
+        return self.training.position(layer)
+
+    def _matrix(self, name: str) -> Shape:
+        outputs, *inputs = self._parameter(f"{name}.weight" if name in self.modules else name).shape
+        return Shape(outputs, torch.Size(inputs).numel())
+
+    def _parameter(self, name: str) -> nn.Parameter:
+        whole: nn.Module = self.modules[""]
+        return whole.get_parameter(name)
+
+    def _roles(self, name: str, layer: nn.Module) -> dict[str, Role]:
+        """What becomes of each parameter of a layer that runs its own forward, by full name."""
+        roles: dict[str, Role] = {}
+        for key, parameter in layer._parameters.items():
+            full = f"{name}.{key}".lstrip(".")
+            if parameter is None or self.options.excludes(full) or id(parameter) in self.tied:
+                continue
+            role = role_of(layer, key, parameter)
+            if role == "matrix" and not self.options.chooses(full):
+                role = "frozen"
+            roles[full] = role
+        return roles
+
+    def _substituted(
+        self, name: str, layer: nn.Module, ranks: dict[str, LayerRank], factored: Sequence[str]
+    ) -> list[LayerSpec]:
+        """What becomes of a layer that runs its own forward with a task's tensors."""
+        if self.options.last and self.training.position(name) < self._position(factored[0]):
+            return []
+        specs: list[LayerSpec] = []
+        kept = self.options.base == "keep"
+        for full, role in self._roles(name, layer).items():
+            shape = tuple(self._parameter(full).shape)
+            if role == "matrix" and full in ranks:
+                size, rank = self._matrix(full), ranks[full]
+                if rank.first * (size.outputs + size.inputs) < size.outputs * size.inputs:
+                    specs.append(
+                        WeightSpec(full, size.outputs, size.inputs, False, rank, False, None, shape)
+                    )
+                    continue
+                role = "vector"  # factors would take more numbers than the weight itself
+            if role == "vector":
+                specs.append(TensorSpec(full, shape, kept))
+        if isinstance(layer, _BatchNorm) and not self.options.excludes(name):
+            statistics, shape = f"{name}.{STATISTICS}", (layer.num_features,)
+            specs.append(NormSpec(statistics, "batch2d", shape, layer.eps, 1, False, False, False))
+        return specs
 
     def _early_norms(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
         """The norms that run before the last layers, if only these are factored."""
@@ -236,8 +307,12 @@ class _Planner:
 
     def _dense(self, replaced: set[str]) -> DenseSpec:
         left = ((name, layer) for name, layer in self.modules.items() if name not in replaced)
+        statistics = {n.removesuffix(STATISTICS) for n in replaced if n.endswith(f".{STATISTICS}")}
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in own_tensors(left):
+            owner, _, key = name.rpartition(".")
+            if name in replaced or (f"{owner}." in statistics and key in BATCH_STATISTICS):
+                continue
             if kind := _unstorable(tensor):
                 raise RankupError(
                     f"{name!r} is a {kind} tensor, which cannot be stored: make it a plain one, or "
@@ -262,11 +337,6 @@ def _unstorable(tensor: torch.Tensor) -> str | None:
     if tensor.dtype in (torch.complex32, torch.complex128):
         return str(tensor.dtype).removeprefix("torch.")
     return None
-
-
-def _matrix(layer: Any) -> Shape:
-    outputs, *inputs = layer.weight.shape
-    return Shape(outputs, torch.Size(inputs).numel())
 
 
 def _head_spec(name: str, layer: Any) -> HeadSpec:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from rankup import seeds
 from rankup.errors import RankupError
-from rankup.growing.options import GrowOptions
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.layers.spec import NormOver
 
@@ -27,8 +28,7 @@ NORMS: dict[type[nn.Module], NormOver] = {
 
 Modules = Mapping[str, nn.Module]
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+BATCH_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOW_HOOKS_ARE_CALLED = (
     "_forward_hooks_with_kwargs",
@@ -144,62 +144,36 @@ def _refuse_arguments(module: nn.Module) -> None:
         )
 
 
-def refuse_layers(
-    modules: Modules, replaced: set[str], head: str, options: GrowOptions, read: Collection[str]
-) -> None:
-    """Refuse a module with a layer that can be neither factored nor kept per task nor left alone.
-
-    Args:
-        modules: all modules inside the module, by their names.
-        replaced: those that task layers are to replace, including the head.
-        read: those whose weights the forward reads directly.
-    """
-    problems = _problems(modules, replaced, options, read)
-    if head in problems:
+def refuse_head(modules: Modules, head: str, read: Collection[str]) -> None:
+    """Refuse a head that cannot be replaced by one for each task."""
+    layer = modules[head]
+    why = _shares_weight(head, modules)
+    if has_hooks(layer):
+        why = "it has hooks"
+    elif not computes_as_torchs_own(layer):
+        why = why if _is_linear_map(layer) else f"a {type(layer).__name__} that computes more"
+    elif head in read:
+        why = "the module's forward reads its weights directly"
+    if why is not None:
         raise RankupError(
-            f"the head {head!r} must be a plain Linear with a weight of its own "
-            f"({problems[head]}): replace it, or name another layer with head="
-        )
-    if problems:
-        listed = ", ".join(f"{name!r} ({reason})" for name, reason in problems.items())
-        what_becomes = (
-            "leave them as they are"
-            if options.base == "keep"
-            else "train them with the first task and leave them constant after it"
-        )
-        raise RankupError(
-            f"cannot factor {listed}; pass exclude={[*options.exclude, *problems]} to "
-            f"{what_becomes}"
+            f"the head {head!r} must be a Linear with a weight of its own ({why}): replace it, or "
+            "name another layer with head="
         )
 
 
-def _problems(
-    modules: Modules, replaced: set[str], options: GrowOptions, read: Collection[str]
-) -> dict[str, str]:
-    """By name, why layers or parameters are refused; of nested layers only the outermost."""
-    problems: dict[str, str] = {}
-    for name, layer in modules.items():
-        inside = any(name == outer or name.startswith(f"{outer}.") for outer in problems)
-        if inside or options.excludes(name):
-            continue
-        if name in replaced:
-            if reason := _obstacle(name, modules, read):
-                problems[name] = reason
-        elif _has_inner_layers(layer):
-            problems[name] = type(layer).__name__
-        elif _is_torchs_layer(layer) or _is_plain(layer):
-            if any(True for _ in own_tensors([("", layer)])) and not isinstance(layer, WEIGHTED):
-                problems[name] = type(layer).__name__
-        else:
-            for key, parameter in layer._parameters.items():
-                full_name = f"{name}.{key}".lstrip(".")
-                if parameter is not None and not options.excludes(full_name):
-                    problems[full_name] = "a parameter of its own"
-    return problems
+def _is_linear_map(layer: nn.Module) -> bool:
+    """Whether a layer of a derived class computes what a Linear does, tried on random numbers."""
+    weight, bias = layer.weight, layer.bias
+    x = torch.randn(2, weight.shape[1]).to(weight)  # type: ignore[index, arg-type]
+    try:
+        with seeds.seeded_rng(x.device, 0), torch.no_grad():
+            return torch.equal(layer(x), F.linear(x, weight, bias))  # type: ignore[arg-type]
+    except Exception:  # of the layer's own code
+        return False
 
 
-def _obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
-    """Why a layer of a known kind cannot be replaced."""
+def obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
+    """Why a layer cannot be replaced by one of ours, and runs its own forward instead."""
     layer = modules[name]
     kind = kind_of(layer)
     if kind is not None and not _is_plain(layer):
@@ -210,7 +184,11 @@ def _obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
         return "it has hooks"
     if name in read:
         return "the module's forward reads its weights directly"
-    weights = {id(parameter) for parameter in layer.parameters()}
+    return _shares_weight(name, modules)
+
+
+def _shares_weight(name: str, modules: Modules) -> str | None:
+    weights = {id(parameter) for parameter in modules[name].parameters()}
     for other, module in modules.items():
         if other != name and any(id(p) in weights for p in module._parameters.values()):
             return f"it shares a weight with {other!r}"
@@ -222,19 +200,8 @@ def _is_plain(layer: nn.Module) -> bool:
     parameters = {"weight"} if isinstance(layer, nn.RMSNorm) else {"weight", "bias"}
     if set(layer._parameters) != parameters or layer._modules:
         return False
-    if layer._buffers.keys() - _STATISTICS or not computes_as_torchs_own(layer):
+    if layer._buffers.keys() - BATCH_STATISTICS or not computes_as_torchs_own(layer):
         return False
     # A derived class may also have public attributes that torch's own layer does not have.
     more = {*dir(type(layer))} - {*dir(kind_of(layer))}
     return all(name.startswith("_") for name in more)
-
-
-def _is_torchs_layer(layer: nn.Module) -> bool:
-    return type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, _CONTAINERS)
-
-
-def _has_inner_layers(layer: nn.Module) -> bool:
-    """Whether this is one of torch's composite layers, which read their inner layers' weights: none
-    can be replaced."""
-    has_layers = bool(layer._modules) and any(True for _ in layer.parameters())
-    return has_layers and _is_torchs_layer(layer)

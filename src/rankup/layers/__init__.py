@@ -1,6 +1,7 @@
 """The layers of a grown network. They know nothing of data, files or the command line."""
 
 from rankup.layers.base import (
+    RowsError,
     Start,
     TaskLayer,
     Tensors,
@@ -33,6 +34,7 @@ __all__ = [
     "FactoredConv3d",
     "FactoredLayer",
     "FactoredLinear",
+    "RowsError",
     "Start",
     "TaskHead",
     "TaskLayer",

@@ -70,6 +70,14 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
         )
 
 
+class RowsError(RankupError):
+    """A layer got another number of rows than a mixed batch has samples."""
+
+    def __init__(self, message: str, rows: int) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
 class Placeholder:
     """Weight that exposes only shape, dtype and device, as in `x.to(self.conv.weight.dtype)`."""
 
@@ -215,10 +223,10 @@ class TaskLayer(nn.Module, ABC):
                 "checkpointing runs layers again (docs/modules.md)"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
-            raise RankupError(
+            raise RowsError(
                 f"layer {self.spec.name!r} got {len(x)} rows for a mixed batch of {len(task)} "
-                "tasks: pass one task per sample, or, if the module folds other dimensions into "
-                "the batch, run each task by itself"
+                "tasks: pass one task per sample, or run each task by itself",
+                len(x),
             )
         return task
 

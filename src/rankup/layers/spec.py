@@ -62,6 +62,32 @@ class FactoredSpec:
 
 
 @dataclass(frozen=True)
+class WeightSpec(FactoredSpec):
+    """A parameter as a sum of factors, which its module reads in place of its own: for layers that
+    run their own forward. `shape` is the parameter's, `name` its full name."""
+
+    kind: ClassVar[str] = "weight"
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A parameter of which every task has its own, and which its module reads in place of its own.
+    `kept` tells whether tasks start from the given module's values."""
+
+    kind: ClassVar[str] = "tensor"
+    name: str
+    shape: tuple[int, ...]
+    kept: bool
+
+    def shapes(self, task: int, classes: int) -> Shapes:
+        return {"value": self.shape}
+
+    def base_shapes(self) -> Shapes:
+        return {"value": self.shape} if self.kept else {}
+
+
+@dataclass(frozen=True)
 class NormSpec:
     """A normalisation layer. A shared one is trained with the first task and serves all."""
 
@@ -131,7 +157,7 @@ class DenseSpec:
         return dict(self.tensors) if self.kept else {}
 
 
-LayerSpec = FactoredSpec | NormSpec | HeadSpec
+LayerSpec = FactoredSpec | NormSpec | HeadSpec | TensorSpec
 Spec = LayerSpec | DenseSpec
 
 
@@ -148,13 +174,14 @@ def from_json(data: dict[str, Any]) -> Spec:
     """The inverse of `to_json`; JSON has no tuples."""
     fields = {key: _tupled(value) for key, value in data.items()}
     kind = fields.pop("kind")
-    if kind == FactoredSpec.kind:
+    if kind in (FactoredSpec.kind, WeightSpec.kind):
         fields["rank"] = LayerRank(**fields["rank"])
         if fields["conv"] is not None:
             geometry = {key: _tupled(value) for key, value in fields["conv"].items()}
             fields["conv"] = ConvGeometry(**geometry)
-        return FactoredSpec(**fields)
-    kinds: dict[str, type[Spec]] = {spec.kind: spec for spec in (NormSpec, HeadSpec, DenseSpec)}
+        return (FactoredSpec if kind == FactoredSpec.kind else WeightSpec)(**fields)
+    others = (NormSpec, HeadSpec, TensorSpec, DenseSpec)
+    kinds: dict[str, type[Spec]] = {spec.kind: spec for spec in others}
     return kinds[kind](**fields)
 
 

@@ -14,10 +14,10 @@ from rankup.growing.options import GrowOptions
 from rankup.growing.plan import make_plan
 from rankup.layers import TaskLayer, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
-from rankup.net import size, validate
+from rankup.net import size, summary, validate
 from rankup.net.commit import commit
 from rankup.net.merge import merge
-from rankup.net.mixed import MixedBatches
+from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList
 from rankup.rank import RankRule
@@ -71,7 +71,7 @@ def grow(
     """
     patterns = _patterns(include), _patterns(exclude) or ()
     net = IncrementalNet(module, GrowOptions(rank, base, *patterns, last, head, seed, store))
-    net.plan.warn_if_capped()
+    net.plan.warn(net.options)
     return net
 
 
@@ -93,7 +93,7 @@ class IncrementalNet(nn.Module):
         # What goes through a task's stages: every task layer, and what tasks share as one.
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
         self._tasks = TaskList()
-        self._mixed = MixedBatches(self._tasks)
+        self._mixed = MixedBatches(self._tasks, one_by_one=self.plan.substitutes)
         self.saved_files: dict[str, Any] = {}  # for `save`: descriptions of files that never change
         self.training = module.training
         self._shared.hold_modes()
@@ -175,9 +175,10 @@ class IncrementalNet(nn.Module):
             part.close()
         self._tasks.learning = None
 
-    def forward(self, x: Any, task: TaskRef, **options: Any) -> Any:
+    def forward(self, x: Any = MISSING, task: TaskRef | None = None, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
-        given as a tensor of indices or a list of names; `options` go to the module."""
+        given as a tensor of indices or a list of names; `options` go to the module, which may take
+        nothing else: `net(task="a", **batch)`."""
         validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
@@ -199,6 +200,11 @@ class IncrementalNet(nn.Module):
         if task is None:
             return size.of_network(self)
         return size.of_task(self, self._tasks.committed(task))
+
+    def summary(self) -> str:
+        """What became of the module's parameters: a line for each kind, with how many numbers a
+        task adds, and the share of all weights that has factors."""
+        return summary.of_network(self)
 
     def train(self, mode: bool = True) -> "IncrementalNet":
         super().train(mode)
@@ -234,7 +240,7 @@ class IncrementalNet(nn.Module):
 
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
-            return self.body(x, **options)
+            return self.body(**options) if x is MISSING else self.body(x, **options)
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

@@ -318,7 +318,7 @@ class SeedRun:
         """Warn where a task gets less rank than was asked for, as `grow` does."""
         net = getattr(self.method, "net", None)
         if isinstance(net, IncrementalNet):
-            net.plan.warn_if_capped()
+            net.plan.warn(net.options)
 
     def checkpoint(self, note: Callable[[str], None]) -> Checkpoint | None:
         """Where the next task was stopped, if it was."""

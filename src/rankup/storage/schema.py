@@ -150,19 +150,20 @@ _CONV = fields(
     }
 )
 
+_FACTORED: dict[str, Check] = {
+    "kind": name,
+    "name": name,
+    "outputs": _SIZE,
+    "inputs": _SIZE,
+    "bias": boolean,
+    "rank": fields({"first": _COUNT, "step": _COUNT, "seeded": whole(0, 2**40)}),
+    "before_batch_norm": boolean,
+    "conv": optional(_CONV),
+}
+
 _PARTS: dict[Any, Check] = {
-    "factored": fields(
-        {
-            "kind": name,
-            "name": name,
-            "outputs": _SIZE,
-            "inputs": _SIZE,
-            "bias": boolean,
-            "rank": fields({"first": _COUNT, "step": _COUNT, "seeded": whole(0, 2**40)}),
-            "before_batch_norm": boolean,
-            "conv": optional(_CONV),
-        }
-    ),
+    "factored": fields(_FACTORED),
+    "weight": fields({**_FACTORED, "shape": listed(_SIZE, 1, 64)}),
     "norm": fields(
         {
             "kind": name,
@@ -176,6 +177,7 @@ _PARTS: dict[Any, Check] = {
             "shared": boolean,
         }
     ),
+    "tensor": fields({"kind": name, "name": name, "shape": listed(_COUNT, 0, 64), "kept": boolean}),
     "head": fields({"kind": name, "name": name, "inputs": _SIZE, "bias": boolean}),
     "dense": fields(
         {

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from rankup import seeds
 from rankup.data.tasks import Task
-from rankup.errors import StoreError
+from rankup.errors import RankupError, StoreError
 from rankup.growing.copying import copy_of
 from rankup.growing.plan import Plan, make_plan
 from rankup.growing.reinit import redrawn
@@ -59,6 +59,11 @@ class DenseMethod(Method):
         self.check(setting)
         self.setting = setting
         self.plan = plan = make_plan(setting.module, setting.grow_options)
+        if plan.substitutes:
+            raise RankupError(
+                f"{type(self).__name__} takes modules of plain Linears, convolutions and norms; "
+                f"{plan.substituted[0]!r} is of another kind"
+            )
         self.device = plan.device
         layers = (self._task_layer(spec, plan) for spec in plan.layers)
         self.parts = [layer for layer in layers if layer is not None]
