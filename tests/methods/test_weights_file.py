@@ -65,7 +65,7 @@ def test_each_save_has_a_name_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun_by", ["this version", "version 0.1"])
-@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("step", range(6))
 def test_killed_save_leaves_old_or_new_state(
     begun_by: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,8 @@ def test_killed_save_leaves_old_or_new_state(
     with suppress(KeyboardInterrupt):
         write(tmp_path, 2)
     monkeypatch.undo()
-    assert value_in(tmp_path) == (1 if step < 2 else 2)
+    # The weights are moved into place first, then the manifest, which makes them count.
+    assert value_in(tmp_path) == (2 if done[:step].count("replace") == 2 else 1)
     assert not verify_weights(tmp_path)
     write(tmp_path, 2)
     write(tmp_path, 3)
