@@ -4,6 +4,7 @@ SHA-256. It holds no times, hosts or paths, so equal networks have equal manifes
 import functools
 import hashlib
 import json
+import os
 import re
 import reprlib
 from dataclasses import asdict, dataclass
@@ -208,7 +209,7 @@ def format_of(folder: Path) -> object:
 def is_of_network(folder: Path) -> bool:
     """Whether a folder has a manifest that is not of another method's weights; what is wrong with
     it is for `Manifest.read` to say."""
-    return (folder / MANIFEST).exists() and format_of(folder) != METHOD_FORMAT
+    return os.path.lexists(folder / MANIFEST) and format_of(folder) != METHOD_FORMAT
 
 
 def task_file(index: int, task: str) -> str:

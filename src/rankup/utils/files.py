@@ -19,7 +19,12 @@ def open_regular(path: Path | str, most: int | None = None) -> Iterator[Buffered
     Raises `OSError` for anything else without waiting for it: opening a named pipe would hang, and
     a device never ends.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        if os.path.islink(path):  # what it led to is lost, which is not the same as no file
+            raise OSError(errno.EINVAL, "it is a link that leads nowhere", str(path)) from None
+        raise
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
