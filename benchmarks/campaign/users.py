@@ -156,8 +156,9 @@ def check_predict(run: Path, image: Path, wanted: Said) -> None:
         raise Fault(WRONG, f"it predicts {said.out} instead of {wanted.out}")
 
 
-def check_load(folder: Path, wanted: list[Tensor], x: Tensor) -> None:
-    """Load and verify: both refuse in sentences, or neither does and the answers are the same."""
+def check_load(folder: Path, wanted: list[Tensor], x: Tensor, resealed: bool = False) -> None:
+    """Load and verify: both refuse in sentences, or neither does and the answers are the same. A
+    manifest that was sealed again may leave the last tasks out."""
     refused = None
     net: IncrementalNet | None = None
     with warnings.catch_warnings():
@@ -172,6 +173,8 @@ def check_load(folder: Path, wanted: list[Tensor], x: Tensor) -> None:
         check_sentence(problem)
     if bool(verdict) != (net is not None):
         raise Fault(WRONG, f"verify says {str(verdict)!r}, load {refused or 'loads it'!r}")
+    if net is not None and resealed:
+        wanted = wanted[: len(net.tasks)]
     if net is not None and not same(answers(net, x), wanted):
         raise Fault(WRONG, "it answers differently")
 

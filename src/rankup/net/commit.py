@@ -11,6 +11,7 @@ from rankup.errors import TaskStateError
 from rankup.layers import TaskNorm, Tensors, pooled_statistics, rounding
 from rankup.layers.spec import tensor_name
 from rankup.net import validate
+from rankup.net.mixed import MISSING
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask
 
@@ -65,7 +66,8 @@ def _calibrated(
 
     def run(batch: Any) -> None:
         x, options = validate.batch(batch)
-        net(x, task=len(net.tasks), **options)
+        inputs = () if x is MISSING else (x,)
+        net(*inputs, task=len(net.tasks), **options)
 
     return pooled_statistics(net, norms, () if batches is None else batches, run)
 

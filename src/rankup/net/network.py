@@ -163,8 +163,8 @@ class IncrementalNet(nn.Module):
         Args:
             calibrate: batches of plain inputs of the task, shuffled and not augmented, over which
                 batch norms pool their statistics. Only networks with batch norm need them. An input
-                is what the network is called with, or a pair of that and a dict of the module's own
-                options.
+                is what the network is called with, or a pair of that, None if there is nothing, and
+                a dict of the module's own options.
         """
         commit(self, self._tasks.in_progress("commit_task"), calibrate)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Start, Tensors
 from rankup.layers.spec import Spec, tensor_name
+from rankup.net.mixed import MISSING
 from rankup.net.tasks import KnownTask
 from rankup.rank import as_python
 
@@ -53,6 +54,8 @@ def batch(given: Any) -> tuple[Any, dict[str, Any]]:
                 "labels, pass (x for x, _ in loader)"
             )
         x, options = given
+        if x is None:
+            return MISSING, options
     if isinstance(x, Tensor) and not len(x):
         raise TaskStateError("calibrate must yield batches with samples, got an empty one")
     return x, options
