@@ -123,5 +123,6 @@ def use(world: World, draw: random.Random, name: str, run: Path, lines: int | No
         case "load":
             users.check_load(run / "net", world.answers[name], world.inputs[name])
         case _:
-            also = [] if not lines else world.reports_of_fewer_lines(name)[lines - 1 : lines]
+            shorter = lines and name != COMPARISON
+            also = world.reports_of_fewer_lines(name)[lines - 1 : lines] if shorter else []
             users.check_report(run, world.reports[name], *also)

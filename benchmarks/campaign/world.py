@@ -150,7 +150,7 @@ class World:
         """How the run is shown as long as its metrics have only their first lines."""
         if name not in self.shorter:
             out = self.root / "shorter" / name
-            shutil.copytree(self.root / name, out)
+            shutil.copytree(self.root / name, out, dirs_exist_ok=True)
             lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
             self.shorter[name] = []
             for count in range(1, len(lines)):

@@ -162,6 +162,8 @@ def test_seeds_that_had_not_begun_resume_too(
     assert again.code == 0, again.err
     assert all(held(out / f"seed-{seed}")["metrics.jsonl"].count("\n") == 2 for seed in range(3))
     (out / "seed-1" / "metrics.jsonl").unlink()
+    assert "lacks tasks that net/ has (it lists 0 of 2)" in call("report", out).err
+    shutil.rmtree(out / "seed-1" / "net")
     shown = call("report", out)
     assert (shown.code, shown.err) == (0, "rankup: seed-1: nothing has been learned yet\n")
 

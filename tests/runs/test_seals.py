@@ -356,3 +356,15 @@ def test_no_file_can_hang_a_run(
         assert read_checkpoint(folder, TASK, notes.append) is None
         assert len(notes) == 1
     assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize("method", ["rank", "finetune"])
+def test_lost_end_of_metrics_is_found(method: str, copied: Callable[[str], Path]) -> None:
+    path = copied(method) / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    assert len(read_lines(path.parent)) == len(lines) - 1  # as if killed before it was written
+    for left in range(len(lines) - 1):
+        path.write_bytes(b"".join(lines[:left]))
+        with pytest.raises(RankupError, match=f"lacks tasks that net/ has .it lists {left} of"):
+            read_lines(path.parent)

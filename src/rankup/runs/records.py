@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rankup.errors import RankupError
+from rankup.methods import method_info
 from rankup.metrics import AccuracyMatrix
 from rankup.runs.request import Device, Net, Request
 from rankup.storage.seal import SealError, opened, seal
@@ -166,7 +167,26 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
         except RankupError as error:
             raise RankupError(f"line {number} of {path} is broken: {error}") from None
         lines.append(line)
+    if are_sealed:
+        _refuse_missing_lines(path, len(lines), str(config.get("method")))
     return lines, matrix
+
+
+def _refuse_missing_lines(path: Path, lines: int, method: str) -> None:
+    """Refuse metrics whose end is lost, which no seal tells: `net/` knows more tasks than they and
+    the one that may have been saved last. A method that is not continual saves all at once."""
+    try:
+        tasks = json.loads(read_regular(path.parent / NET / "manifest.json", _LARGEST_METRICS))[
+            "tasks"
+        ]
+        saved = len(tasks) if isinstance(tasks, list) else int(tasks)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return  # of its own damage `net/` tells
+    if saved > lines + 1 and method_info(method).continual:
+        raise RankupError(
+            f"{path} lacks tasks that {NET}/ has (it lists {lines} of {saved}): put back what is "
+            "missing, or start a new run with --out"
+        )
 
 
 def raw_lines(path: Path) -> list[dict[str, Any]]:
