@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 
 import rankup
 from helpers.zoo import KINDS, assert_same_bits, hashes, inputs, logits, module, taught, teach
-from rankup import IncrementalNet as Net
 from rankup.layers import FactoredLayer, Tensors
 from rankup.rank import Rank
 from rankup.storage import store
@@ -295,59 +294,12 @@ def test_loading_what_is_no_network(place: str, tmp_path: Path) -> None:
     assert not rankup.verify(tmp_path / place)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
-def test_save_repairs_damaged_files(damage: str, saved: Path) -> None:
-    net = rankup.load(saved)
-    teach(net, "one more", inputs("mlp"))
-    path = first_task(saved)
-    content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + b"x")
-    rankup.save(net, saved)
-    assert path.read_bytes() == content
-    assert rankup.verify(saved)
-
-
-def test_save_removes_only_its_own_temporary_files(saved: Path) -> None:
-    net = rankup.load(saved)
-    teach(net, "one more", inputs("mlp"))
-    others = [saved / ".notes.tmp", saved / "tasks" / ".mine.tmp"]
-    left_over = [saved / ".manifest.json.tmp", saved / "tasks" / ".0004-x.safetensors.tmp"]
-    for path in (*others, *left_over):
-        path.write_bytes(b"")
-    rankup.save(net, saved)
-    assert [path.exists() for path in (*others, *left_over)] == [True, True, False, False]
-
-
 def test_loaded_state_is_not_taken_for_saved_files(saved: Path) -> None:
     net = rankup.load(saved)
     state = net.state_dict()
     net.load_state_dict({k: t + 1 if t.is_floating_point() else t for k, t in state.items()})
     with pytest.raises(rankup.StoreError, match="holds tasks that this network has not learned"):
         rankup.save(net, saved)
-
-
-def test_saving_one_more_task_writes_out_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rankup.save(taught("mlp", base="keep"), tmp_path)
-    net = rankup.load(tmp_path)
-    teach(net, "one more", inputs("mlp"))
-    made: list[str | None] = []
-    to_bytes = store._to_bytes
-
-    def counted(
-        net: Net, parts: Sequence[Tensors], about: dict[str, object] | None = None
-    ) -> bytes:
-        made.append(about and str(about["name"]))
-        return to_bytes(net, parts, about)
-
-    monkeypatch.setattr(store, "_to_bytes", counted)
-    rankup.save(net, tmp_path)
-    assert made == ["one more"]
-    assert rankup.verify(tmp_path)
 
 
 def test_saving_refuses_what_would_be_lost(saved: Path, tmp_path: Path) -> None:
