@@ -51,7 +51,7 @@ class EWC(DenseMethod):
         self._once = {  # Linear layers that run once, with weights of their own, by their names
             name: layer
             for name, layer in self.body.named_modules()
-            if type(layer) is nn.Linear and graph is not None and graph.runs_once(name)
+            if type(layer) is nn.Linear and graph.runs_once(name)
             if all(uses[id(p)] == 1 for p in layer.parameters()) and f"{name}.weight" in shared
         }
 

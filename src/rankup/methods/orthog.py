@@ -124,7 +124,7 @@ class Orthog(ERRing):
         width, tasks = head.spec.inputs, len(setting.tasks)
         self.subspaces = Subspaces(width, tasks, options.basis, draw, place)
         graph = trace(setting.module)
-        before = graph.seen_through_relu(head.spec.name) if graph is not None else None
+        before = graph.seen_through_relu(head.spec.name)
         if before is None:
             head.register_forward_pre_hook(self._see)
         else:
