@@ -12,7 +12,11 @@ INSTALL = PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install 
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[dev]'
+	$(INSTALL) .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(INSTALL) '.[test]'
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed
@@ -31,7 +35,7 @@ docs: $(VENV)/installed-docs
 bench: setup
 	$(BIN)/python benchmarks/cpu.py
 
-lint: setup
+lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -51,7 +55,7 @@ test-all: lint
 campaign: setup
 	cd benchmarks && OMP_NUM_THREADS=1 ../$(BIN)/python -m campaign --minutes 10
 
-format: setup
+format: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -59,7 +63,7 @@ format: setup
 # one, but not what it needs itself. The other package that is left out is for browsers only.
 TORCH_NEEDS = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
-lock: setup
+lock: $(VENV)/installed-test
 	$(INSTALL) . uv
 	printf '%s\n' torch httpx2-jsfetch > $(VENV)/not-locked.txt
 	printf '%s\n' hatchling $(TORCH_NEEDS) | $(BIN)/uv pip compile pyproject.toml - --quiet \
