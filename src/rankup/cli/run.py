@@ -54,8 +54,9 @@ def run(
     """
     from rankup.cli.progress import SeedBars, bars, note
     from rankup.runs.folder import tasks_more, tasks_of, write_configs
-    from rankup.runs.launch import Launch
+    from rankup.runs.launch import Launch, can_compute_on
     from rankup.runs.many_seeds import run_seeds
+    from rankup.runs.ray_pool import pool_on
     from rankup.runs.records import CONFIG, as_begun, runs_in
 
     if request.resume and out:
@@ -76,7 +77,8 @@ def run(
     folders = _folders(root, request)
     runs = launch.of(method, method_options, folders)
     _check(runs)
-    runs[0].warn_if_capped()  # here, because otherwise every process would warn
+    if can_compute_on(launch.device):
+        runs[0].warn_if_capped()  # here, because otherwise every process would warn
     with bars() as shown:
         if request.resume and (more := max(tasks_more(r.config, r.folder) for r in runs)):
             note(shown, f"{root} continues to {launch.tasks} tasks, {more} more than before")
@@ -85,7 +87,8 @@ def run(
         write_configs({run.folder: run.config for run in runs})
         for run in runs:
             run.resume = True
-        failures = run_seeds(runs, on_progress=show, note=partial(note, shown))
+        with pool_on(request.on) as pool:
+            failures = run_seeds(runs, on_progress=show, note=partial(note, shown), pool=pool)
     if whole := _finished(root):
         show_runs(whole, root / "report.html")
     if failures:
@@ -104,8 +107,13 @@ def _check(runs: "Sequence[SeedRun]") -> None:
     """Refuse runs that cannot begin or go on while all folders are as they were: where one of them
     is to be made or changed, all that were begun are read before."""
     from rankup.runs.folder import check_folder, is_to_be_written
+    from rankup.runs.launch import can_compute_on
     from rankup.runs.records import CONFIG
 
+    if not can_compute_on(runs[0].config.device):  # only the nodes of a cluster can
+        for run in runs:
+            check_folder(run.config, run.folder, run.resume)
+        return
     runs[0].check()
     for run in runs[1:]:
         check_folder(run.config, run.folder, run.resume)
