@@ -53,7 +53,7 @@ class _Averaging:
         for name, parameter, mean, share in zip(
             self.parameters, parameters, means, shares.tolist(), strict=True
         ):
-            if 0 < share < 1:  # raised by all ranks, which go on together or not at all
+            if abs(share - round(share)) > 0.5 / self.ranks.size:  # for all ranks, or for none
                 raise TaskStateError(
                     f"{name} has a gradient in some processes only: all must run the same layers"
                 )

@@ -1,6 +1,8 @@
 """Folders of work that is done on another machine, where they cannot be seen: their files are sent
 there, and what changes is sent back."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 import threading
@@ -8,9 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 from rankup.storage.atomic import is_unfinished, write_file
+
+if TYPE_CHECKING:
+    from rankup.distributed.ranks import Ranks
 
 Files = dict[str, bytes]  # by their paths in a folder
 
@@ -70,6 +75,21 @@ def unpack(folder: Path, files: Files, *, whole: bool = False) -> None:
         for path in folder.rglob("*"):
             if _is_content(path) and str(path.relative_to(folder)) not in files:
                 path.unlink()
+
+
+@contextmanager
+def folder_of_rank(folder: Path, ranks: Ranks) -> Iterator[Path]:
+    """The folder itself for the first rank, which alone writes to it; for the others a copy, which
+    is dropped in the end. They need not see it."""
+    files = ranks.of_first(pack(folder) if ranks.rank == 0 else {})
+    if ranks.rank == 0:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="rankup-") as scratch:
+        copy = Path(scratch) / folder.name
+        if files:
+            unpack(copy, files)
+        yield copy
 
 
 def _is_content(path: Path) -> bool:
