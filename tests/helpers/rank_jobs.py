@@ -1,6 +1,9 @@
 """What two processes do with one network, and one process with the same data."""
 
+import sys
+import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 
 import rankup
 from rankup.data import make_stream
+from rankup.distributed import sharding
 
 RANK = rankup.Rank(first=3, step=1, seeded=4)
 SAMPLES = 24
@@ -167,3 +171,79 @@ def fit_diverges(rank: int) -> None:
     finally:
         assert net.tasks == []
         assert net.learning is None
+
+
+class Deep(nn.Module):
+    """Pretrained, with twelve equal layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return self.head(x)
+
+
+def sharded(rank: int | None = None) -> Any:
+    """Two tasks on a divided base, saved, loaded and divided again; and the largest share of the
+    base that was in memory at once."""
+    torch.manual_seed(0)
+    net = rankup.grow(Deep(), rankup.Rank(first=2, step=1), base="keep")
+    weights = [layer.get_buffer("base_weight") for layer in net.layers[:-1]]
+    total = sum(weight.numel() for weight in weights)
+    net.distribute(shard=True)
+    held = sum(
+        getattr(weight, "to_local", lambda weight=weight: weight)().numel()
+        for weight in (layer.get_buffer("base_weight") for layer in net.layers[:-1])
+    )
+    live, peak = 0, 0
+
+    def ended(numbers: int) -> None:
+        nonlocal live
+        live -= numbers
+
+    gather = sharding.whole
+
+    def counted(part: Tensor) -> Tensor:
+        nonlocal live, peak
+        if gather(part) is part:
+            return part
+        # An array's end is that of the memory: tensors have it in common with others.
+        array = gather(part).numpy().copy()
+        live += array.size
+        peak = max(peak, live)
+        weakref.finalize(array, ended, array.size)
+        return torch.from_numpy(array)
+
+    sharding.whole = counted
+    for number, task in enumerate(make_stream("s-digits", tasks=2)):
+        if number == 0:
+            rankup.fit(net, task, rankup.Recipe(epochs=2, batch=64, lr=0.003))
+            continue
+        net.begin_task(task.name, task.classes)
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
+        x, y = task.train_x[:64].flatten(1).float() / 16, task.train_y[:64]
+        for _ in range(3):
+            optimiser.zero_grad()
+            F.cross_entropy(net(mine(x, rank), number), mine(y, rank)).backward()
+            optimiser.step()
+        net.commit_task()
+    sharding.whole = gather
+    folder = Path(sys.argv[1]) / "net"  # of both processes
+    x = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
+    logits = torch.stack([net.eval()(x, task) for task in range(2)])
+    mixed = net(x, torch.tensor([0, 1] * 4))
+    with net.gathered():
+        if rank == 0:
+            rankup.save(net, folder)
+    if rank is not None:
+        torch.distributed.barrier()
+        loaded = rankup.load(folder, Deep())
+        loaded.distribute(shard=True)
+        again = torch.stack([loaded.eval()(x, task) for task in range(2)])
+        assert torch.equal(again, logits)
+    return logits.detach(), mixed.detach(), (held + peak) / total

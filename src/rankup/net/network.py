@@ -2,12 +2,14 @@
 forget one."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankup.distributed import sharding
 from rankup.distributed.gradients import average_gradients
 from rankup.distributed.ranks import Ranks, current
 from rankup.errors import RankupError, TaskStateError
@@ -169,7 +171,7 @@ class IncrementalNet(nn.Module):
                 part.close()
             raise
 
-    def distribute(self, together: bool = True) -> "IncrementalNet":
+    def distribute(self, together: bool = True, *, shard: bool = False) -> "IncrementalNet":
         """Let all processes of torch's process group learn this network as one, or with
         `together=False` each a network of its own; return the network.
 
@@ -178,11 +180,23 @@ class IncrementalNet(nn.Module):
         and at the commit; and a task is committed only if all have learned the same bits. Each
         process takes samples of its own, as many as the others. Outside of a process group nothing
         changes, so a script for several processes also runs in one.
+
+        Args:
+            shard: divide the weights that factored layers kept of a pretrained module among the
+                processes, for one that is too large for each. A layer's weight is gathered while
+                it runs, so all processes must run the network the same number of times.
         """
         if self.learning is not None:
             raise TaskStateError("distribute the network between tasks, not while it learns one")
         self._together = together
+        if shard and self.ranks is not None:
+            sharding.shard(self.layers)
         return self
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Inside, all of a divided base is in every process, to save or merge the network; all
+        processes must enter."""
+        return sharding.unsharded(self.layers)
 
     @property
     def ranks(self) -> Ranks | None:
