@@ -41,6 +41,13 @@ def cluster() -> Any:
     return made
 
 
+def shut_down(made: Any) -> None:
+    import ray
+
+    ray.shutdown()
+    made.shutdown()
+
+
 def speed(repeat: int) -> dict[str, object]:
     from rankup.paper.experiment import Experiment
     from rankup.paper.results import Results
@@ -78,7 +85,7 @@ def speed(repeat: int) -> dict[str, object]:
             print(f"packing by the model over measured: {packing[-1]:.2f}")
             assert not any(each.failed for each in (*by_jobs, *by_ray))
     finally:
-        made.shutdown()
+        shut_down(made)
     return {
         "start_of_cluster_s": round(started, 1),
         "seconds": rows,
@@ -103,7 +110,7 @@ def cost(repeat: int) -> dict[str, object]:
         once(0.1), once(0.1)
         costs = [once(10.0) for _ in range(repeat)]
     finally:
-        made.shutdown()
+        shut_down(made)
     print("cost of a run of 10 s: " + ", ".join(f"{each:.3f}" for each in costs))
     return {"cost_s": [round(each, 3) for each in costs], "median": statistics.median(costs)}
 
@@ -153,7 +160,7 @@ def _faults(repeat: int, fault: Callable[[Any, Path, int], None]) -> dict[str, o
             same += _nets(out) == expected
             print(f"{number + 1}: {same} of {number + 1} with the same networks", flush=True)
     finally:
-        made.shutdown()
+        shut_down(made)
     return {"faults": repeat, "same_networks": same}
 
 

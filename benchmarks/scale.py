@@ -153,9 +153,8 @@ def server() -> None:
     every = FLOAT * model.blocks * len(model.layers) * (model.rank * count) ** 2 / model.rank
     print(f"selecting from all: selectors of {every / 1e12:.0f} TB, which fit nowhere")
     for form, size in (("float32", FLOAT), ("float16", 2), ("int8", 1)):
-        print(
-            f"own factors, {form}: {size * own / MB:.2f} MB a task, {size * own * count / GB:.0f} GB"
-        )
+        each, together = size * own / MB, size * own * count / GB
+        print(f"own factors, {form}: {each:.2f} MB a task, {together:.0f} GB")
     print("cached   GB (float32)   hits at Zipf 0.8, 1.0, 1.2   ms paged in for a batch of 256")
     for cached in (1_000, 10_000, 30_000):
         hits = [zipf_hits(count, cached, exponent=e, requests=200_000) for e in (0.8, 1.0, 1.2)]

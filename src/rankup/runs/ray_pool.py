@@ -143,9 +143,8 @@ class RayPool:
 
             def submit(item: Item, again: bool) -> Any:
                 content = None if shared else {path: pack(path) for path in _folders_of(item)}
-                return remote.remote(
-                    work, item, _Home(outbox, _variables(), shared, content, again)
-                )
+                home = _Home(outbox, _variables(), Path.cwd(), shared, content, again)
+                return remote.remote(work, item, home)
 
             pending = {submit(item, False): item for item in items}
             tries = Counter[int]()
@@ -193,8 +192,10 @@ class RayPool:
         if not folders:
             yield _NO_FOLDERS
             return
-        folders[0].mkdir(parents=True, exist_ok=True)
-        token = _Token(temporary_of(folders[0].resolve() / "seen-by-ray"), uuid.uuid4().hex)
+        # Where all of them are, because some may be gone before all work is done.
+        common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        common.mkdir(parents=True, exist_ok=True)
+        token = _Token(temporary_of(common / "seen-by-ray"), uuid.uuid4().hex)
         token.path.write_text(token.text)
         try:
             yield token if self._all_see(token) else None
@@ -257,6 +258,7 @@ class _Home(NamedTuple):
 
     outbox: _Outbox
     variables: dict[str, str]
+    directory: Path  # that paths are relative to
     token: _Token | None  # if all nodes see its folders
     content: dict[Path, Files] | None  # of its folders, if they are not
     again: bool  # it was lost before
@@ -275,6 +277,8 @@ def _work(
                 f"a node that joined the cluster does not see the folder of {home.token.path}, "
                 "which all others do: mount it there, too"
             )
+        with suppress(OSError):
+            os.chdir(home.directory)
         if home.again:
             _wait_for_locks(item)
         return process_pool.call(work, item), {}
