@@ -173,6 +173,7 @@ def nodes(repeat: int) -> dict[str, object]:
         while sum(_learned(out).values()) < 1 + number % 8 and driver.poll() is None:
             time.sleep(0.05)
         before = _first_lines(out)
+        assert driver.poll() is None, "it was over before"
         made.remove_node(sorted(made.worker_nodes, key=lambda node: node.unique_id)[number % 2])
         made.add_node(num_cpus=1, object_store_memory=STORE)
         assert driver.wait() == 0
@@ -191,6 +192,7 @@ def drivers(repeat: int) -> dict[str, object]:
         driver = _rankup(*RUN, *options, RAY_ADDRESS=made.address)
         while sum(_learned(out).values()) < 1 + number % 8 and driver.poll() is None:
             time.sleep(0.05)
+        assert driver.poll() is None, "it was over before"
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         time.sleep(1)  # its workers end, too
