@@ -1,16 +1,21 @@
 """Work on a Ray cluster: outcomes, errors, lost nodes and workers, packing, folders not shared."""
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rankup
 from helpers import ray_jobs
 from helpers.calling import Call
 from helpers.cluster import two_nodes
@@ -231,3 +236,44 @@ def test_experiments_on_a_cluster_equal_those_without(
     for here, there in zip(found["here"], found["there"], strict=True):
         assert [run.accuracy for run in here] == [run.accuracy for run in there]
         assert [run.config for run in here] == [run.config for run in there]
+
+
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_stopped_command_leaves_no_ray_behind(sent: signal.Signals, tmp_path: Path) -> None:
+    """By Ctrl-C it ends as without Ray; killed, it takes the Ray that it has started with it."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rankup[ray]'")
+    sessions = tempfile.mkdtemp(prefix="r", dir="/tmp")  # sockets' names must be short
+    source = str(Path(rankup.__file__).parents[1])
+    env = {**os.environ, "RAY_TMPDIR": sessions, "PYTHONPATH": source}
+    env.pop("RAY_ADDRESS", None)
+    long = ("--tasks", "9", "--epochs", "900", "--width", "16", "--seeds", "2", "--on", "ray")
+    command = [sys.executable, "-m", "rankup", "run", *long, "--out", str(tmp_path / "run")]
+    with subprocess.Popen(
+        command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as driver:
+        for _ in range(600):
+            if list(tmp_path.glob("run/*/checkpoint.safetensors")):
+                break
+            time.sleep(0.1)
+        assert driver.poll() is None
+        driver.send_signal(sent)
+        _, errors = driver.communicate(timeout=60)
+    if sent == signal.SIGINT:
+        assert driver.returncode == 130, errors
+        assert errors.endswith("rankup: stopped; run the same command with --resume to continue\n")
+    for _ in range(200):
+        if not _commands_with(sessions):
+            break
+        time.sleep(0.1)
+    assert not _commands_with(sessions)
+    shutil.rmtree(sessions, ignore_errors=True)
+
+
+def _commands_with(word: str) -> list[str]:
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            commands.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [command for command in commands if word in command]
