@@ -2,13 +2,13 @@
 
 import operator
 import reprlib
-import unicodedata
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankup.data.tasks import MOST_CLASSES
 from rankup.errors import RankupError, TaskStateError
+from rankup.utils.text import is_printable
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,7 @@ class TaskList:
 def checked_name(name: object, known: Container[str]) -> str:
     if not isinstance(name, str) or not name.strip():
         raise RankupError(f"a task needs a name, got {name!r}")
-    if name != name.strip() or any(
-        char in "/\\" or unicodedata.category(char).startswith("C") for char in name
-    ):
+    if name != name.strip() or {*name} & {*"/\\"} or not is_printable(name):
         raise RankupError(
             "a task's name must not contain a slash or a control character, nor start or end with "
             f"a space, got {name!r}"

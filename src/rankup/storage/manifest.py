@@ -139,14 +139,15 @@ class Manifest:
         )
         parts = tuple(from_json(part) for part in data["parts"])
         tasks: list[tuple[KnownTask, File]] = []
+        known: set[str] = set()
         for index, entry in enumerate(data["tasks"]):
-            known = {task.name for task, _ in tasks}
             task = KnownTask(checked_name(entry["name"], known), entry["classes"])
             # The file's name follows from the task: no manifest can point outside its folder.
             if entry["file"] != task_file(index, task.name):
                 raise ValueError(
                     f"task {index + 1} is {task.name!r}, so its file cannot be {entry['file']!r}"
                 )
+            known.add(task.name)
             tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
         return cls(
             data["model"],

@@ -31,6 +31,7 @@ from rankup.storage.atomic import UNFINISHED, is_unfinished, json_bytes, make_fo
 from rankup.storage.manifest import FORMAT, MANIFEST, METHOD_FORMAT, File, format_of
 from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
+from rankup.utils.text import is_printable
 
 _VERSION = 1
 _UNSEALED = "weights.safetensors"  # of version 0.1
@@ -253,5 +254,5 @@ def _said_by(content: bytes, of: str) -> str:
 
 def _refuse_other(path: Path, wrote: str, of: str) -> None:
     if wrote != of:
-        shown = wrote if schema.is_printable(wrote) and len(wrote) < 200 else reprlib.repr(wrote)
+        shown = wrote if is_printable(wrote) and len(wrote) < 200 else reprlib.repr(wrote)
         raise StoreError(f"{path} belongs to {shown}, not to {of}")
