@@ -32,7 +32,8 @@ from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
-METHOD_FORMAT = "rankup method"  # of the weights of other methods, which have no factors
+METHOD_FORMAT = "rankup method"
+_FORMATS = {FORMAT: "a rankup network", METHOD_FORMAT: "a method's weights"}
 VERSION = 1  # the only one so far; later ones will read it
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
@@ -94,7 +95,7 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            data = json.loads(read_regular(path, _LARGEST))
+            content = read_regular(path, _LARGEST)
         except (FileNotFoundError, NotADirectoryError):
             inside = folder / "net"
             hint = f"; there is one in {inside}" if is_of_network(inside) else ""
@@ -103,19 +104,7 @@ class Manifest:
             ) from None
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError):
-            raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
-        if isinstance(data, dict) and data.get("format") == METHOD_FORMAT:
-            raise StoreError(f"{folder} holds the weights of another method, not a grown network")
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise StoreError(f"{path} is not the manifest of a rankup network")
-        if data.get("version") != VERSION:
-            raise StoreError(
-                f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup "
-                f"reads version {VERSION}: it was written by a newer rankup"
-            )
-        if data.pop("sha256", None) != seal(data):
-            raise StoreError(f"{path} was edited: it does not match its own SHA-256")
+        data = open_manifest(path, content, FORMAT, VERSION)
         try:
             check_manifest(data, "")
             manifest = cls._from_json(data)
@@ -196,6 +185,27 @@ class Manifest:
                 widest = max((task.classes for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
         return count * self.dtype.itemsize
+
+
+def open_manifest(path: Path, content: bytes, format: str, version: int) -> dict[str, Any]:
+    """What a manifest of that format and version says, without its seal; refused unless it is as it
+    was written."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != format:
+        but = next((f", but of {kind}" for known, kind in _FORMATS.items() if found == known), "")
+        raise StoreError(f"{path} is not the manifest of {_FORMATS[format]}{but}")
+    if data.get("version") != version:
+        raise StoreError(
+            f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup "
+            f"reads version {version}: it was written by a newer rankup"
+        )
+    if data.pop("sha256", None) != seal(data):
+        raise StoreError(f"{path} was edited: it does not match its own SHA-256")
+    return dict(data)
 
 
 def format_of(folder: Path) -> object:
