@@ -106,9 +106,10 @@ def run_together(
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
     engine, failures = Engine(note, alike=alike), dict[SeedRun, TaskFailed]()
     checkpoints = Checkpoints(note)
-    with working_in(r.out for r in runs if r.out and not r.finished):
+    with working_in(r.out for r in runs if r.out and (not r.finished or r.has_checkpoint)):
         for seed_run in runs:
             seed_run.refuse_if_outdated()
+            seed_run.drop_old_checkpoint()
         while going := [r for r in runs if not r.finished and r not in failures]:
             # Runs that were stopped at different tasks catch up first.
             next_task = min(len(r.lines) for r in going)
@@ -298,6 +299,16 @@ class SeedRun:
             )
         if not self.finished:
             record_torch(self.config, self.out)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.out is not None and (self.out / CHECKPOINT).is_file()
+
+    def drop_old_checkpoint(self) -> None:
+        """Remove what is left of a run that was killed between its last line and its end. The
+        caller must hold the lock."""
+        if self.finished and self.has_checkpoint:
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def warn_if_capped(self) -> None:
         """Warn where a task gets less rank than was asked for, as `grow` does."""
