@@ -78,10 +78,10 @@ def test_resealed_manifest_is_refused(case: str, saved: Path) -> None:
 
 
 def test_many_parts_are_checked_at_once() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ValueError, match="it has two parts of the name '7'"):
         check_parts([HeadSpec(str(number), 4, bias=True) for number in (*range(20_000), 7)])
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_deep_nesting_is_not_json(saved: Path) -> None:

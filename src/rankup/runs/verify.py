@@ -61,21 +61,22 @@ def verify_run(run: Path) -> Verification:
         lines = raw_lines(run / METRICS) if config is None else read_lines(run)
     except RankupError as error:
         problems.append(str(error))
+    saved = saved_tasks(run)  # at once: it may be learning more
     problems += checkpoint_problems(run)
     in_network = _network_problems(run / NET)
     if lines is not None and not in_network:
-        in_network = _missing(run, config, len(lines))
+        in_network = _missing(run, config, saved, len(lines))
     problems += in_network
     kind = Verification if problems or is_sealed(run) else _WithoutSeals
     return kind(run, tuple(str(line["task"]) for line in lines or ()), tuple(problems))
 
 
-def _missing(run: Path, config: dict[str, Any] | None, learned: int) -> list[str]:
-    """What the network of a run that has learned so many tasks lacks."""
+def _missing(run: Path, config: dict[str, Any] | None, saved: int, learned: int) -> list[str]:
+    """What the network or the lines of a run lack, which has so many tasks in each of them."""
     if not learned:
         return []
     try:
-        if config and (saved := saved_tasks(run)):  # what version 0.1 wrote may not say
+        if config and saved:  # version 0.1 did not say how many tasks were in weights
             refuse_mixed_up(run, config["method"], saved, learned)
     except RankupError as error:
         return [str(error)]
