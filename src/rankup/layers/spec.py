@@ -2,6 +2,7 @@
 shape. The network builds its layers from them, and a network folder stores them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -197,8 +198,8 @@ def from_json(data: dict[str, Any]) -> Spec:
 
 def check_parts(specs: Sequence[Spec]) -> None:
     """Raise `ValueError` if specs contradict themselves or each other."""
-    names = [spec.name for spec in specs]
-    if twice := {name for name in names if names.count(name) > 1}:
+    names = Counter(spec.name for spec in specs)
+    if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"it has two parts of the name {min(twice)!r}")
     if not isinstance(specs[-1], DenseSpec) or sum(isinstance(s, HeadSpec) for s in specs) != 1:
         raise ValueError("it must have one head, and the dense part last")

@@ -12,7 +12,7 @@ from rankup.data.inputs import Input
 from rankup.errors import RankupError
 from rankup.growing.build import build_module
 from rankup.growing.options import GrowOptions
-from rankup.growing.plan import make_plan
+from rankup.growing.plan import Plan, make_plan
 from rankup.layers import TaskHead, TaskLayer, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
@@ -87,10 +87,10 @@ class IncrementalNet(nn.Module):
     be read.
     """
 
-    def __init__(self, module: nn.Module, options: GrowOptions) -> None:
+    def __init__(self, module: nn.Module, options: GrowOptions, plan: Plan | None = None) -> None:
         super().__init__()
         self.options = options
-        self.plan = make_plan(module, options)
+        self.plan = make_plan(module, options) if plan is None else plan
         self.body, self.layers = build_module(module, self.plan, options)
         self._shared = SharedTensors(self.plan.dense, self.body)
         # What goes through a task's stages: every task layer, and what tasks share as one.

@@ -2,7 +2,6 @@
 
 import operator
 import reprlib
-import unicodedata
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Selection
 from rankup.net.about import About, check_about
 from rankup.rank import Place
+from rankup.utils.text import is_printable
 
 # From which tasks' factors a task selects, besides its own: those of all before it, or of some.
 Uses = Literal["all", "own"] | Sequence[str | int]
@@ -194,9 +194,7 @@ class TaskList:
 def checked_name(name: object, known: Container[str]) -> str:
     if not isinstance(name, str) or not name.strip():
         raise RankupError(f"a task needs a name, got {name!r}")
-    if name != name.strip() or any(
-        char in "/\\" or unicodedata.category(char).startswith("C") for char in name
-    ):
+    if name != name.strip() or {*name} & {*"/\\"} or not is_printable(name):
         raise RankupError(
             "a task's name must not contain a slash or a control character, nor start or end with "
             f"a space, got {name!r}"

@@ -87,7 +87,7 @@ def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
         if task.name not in lines:
             raise RankupError(
                 f"{run / METRICS} lacks task {task.name!r}, which {NET}/ has, and with it the "
-                "names of its classes: put the file back"
+                f"names of its classes: `rankup run --resume --out {run}` adds it"
             )
         known.append(
             TaughtTask(task.name, tuple(lines[task.name] or map(str, range(task.classes))))

@@ -28,6 +28,7 @@ Choice = TypeVar("Choice", Net, Device)
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 NET = "net"
+_MANIFEST = "manifest.json"
 # Settings that follow from a seed. The checksum of images of one's own is taken over tasks as the
 # seed has drawn them.
 OF_A_SEED = ("seed", "task_names", "data")
@@ -155,6 +156,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
     folder, config, are_sealed = path.parent, dict[str, Any](), False
     if (folder / CONFIG).exists():
         config, are_sealed = _read_settings(folder / CONFIG)
+    saved = saved_tasks(folder)  # before its lines: meanwhile a run may have learned more
     lines: list[dict[str, Any]] = []
     matrix, expected = AccuracyMatrix(), _first_seal(config)
     for number, line in enumerate(raw_lines(path), start=1):
@@ -167,26 +169,49 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
         except RankupError as error:
             raise RankupError(f"line {number} of {path} is broken: {error}") from None
         lines.append(line)
-    if are_sealed:
-        _refuse_missing_lines(path, len(lines), str(config.get("method")))
+    if are_sealed and saved > len(lines):
+        refuse_mixed_up(folder, str(config.get("method")), saved, len(lines))
     return lines, matrix
 
 
-def _refuse_missing_lines(path: Path, lines: int, method: str) -> None:
-    """Refuse metrics whose end is lost, which no seal tells: `net/` knows more tasks than they and
-    the one that may have been saved last. A method that is not continual saves all at once."""
+def refuse_mixed_up(folder: Path, method: str, saved: int, listed: int) -> None:
+    """Refuse a run whose `net/` has saved neither as many tasks as its metrics list nor one more,
+    which is there before its line: a lost end of the file matches its seals. A method that is not
+    continual saves all tasks at once."""
+    if saved < listed:
+        lacks = f"{folder / NET} lacks tasks that {METRICS} has (it holds {saved} of {listed})"
+    elif saved > listed + 1 and method_info(method).continual:
+        lacks = f"{folder / METRICS} lacks tasks that {NET}/ has (it lists {listed} of {saved})"
+    else:
+        return
+    raise RankupError(f"{lacks}: put back what is missing, or start a new run with --out")
+
+
+def saved_tasks(folder: Path) -> int:
+    """How many tasks the manifests in a run's `net/` name; of their damage others tell."""
+    manifests = [folder / NET / _MANIFEST, *(folder / NET).glob(f"*/{_MANIFEST}")]  # one per task
+    return sum(map(_tasks_in, manifests))
+
+
+def _tasks_in(manifest: Path) -> int:
     try:
-        tasks = json.loads(read_regular(path.parent / NET / "manifest.json", _LARGEST_METRICS))[
-            "tasks"
-        ]
-        saved = len(tasks) if isinstance(tasks, list) else int(tasks)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return  # of its own damage `net/` tells
-    if saved > lines + 1 and method_info(method).continual:
-        raise RankupError(
-            f"{path} lacks tasks that {NET}/ has (it lists {lines} of {saved}): put back what is "
-            "missing, or start a new run with --out"
-        )
+        tasks = json.loads(read_regular(manifest, _LARGEST_JSON))["tasks"]
+        return len(tasks) if isinstance(tasks, list) else int(tasks)
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return 0
+
+
+def unlisted_note(folders: Iterable[Path]) -> str:
+    """What to say of runs among these whose last task has no line, as if they had been killed
+    before they wrote it; nothing if there are none."""
+    for folder in folders:
+        saved = saved_tasks(folder) if (folder / CONFIG).exists() else 0
+        if saved and saved > (listed := len(read_lines(folder))):
+            return (
+                f"{folder} has learned {saved} tasks, of which {METRICS} lists {listed}: unless a "
+                f"process is at work there, `rankup run --resume --out {folder}` completes it"
+            )
+    return ""
 
 
 def raw_lines(path: Path) -> list[dict[str, Any]]:

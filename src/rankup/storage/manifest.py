@@ -35,10 +35,11 @@ from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
-METHOD_FORMAT = "rankup method"  # of the weights of other methods, which have no factors
 # What this rankup writes. Of the first version it reads and goes on writing networks whose tasks
 # select from all before them, as all did then, and draw by their numbers.
 VERSION = 2
+METHOD_FORMAT = "rankup method"
+_FORMATS = {FORMAT: "a rankup network", METHOD_FORMAT: "a method's weights"}
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
 MOST_MEMORY = 1 << 32  # bytes that a network may take beyond what its files hold
@@ -119,7 +120,7 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            data = json.loads(read_regular(path, _LARGEST))
+            content = read_regular(path, _LARGEST)
         except (FileNotFoundError, NotADirectoryError):
             inside = folder / "net"
             hint = f"; there is one in {inside}" if is_of_network(inside) else ""
@@ -128,19 +129,7 @@ class Manifest:
             ) from None
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError):
-            raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
-        if isinstance(data, dict) and data.get("format") == METHOD_FORMAT:
-            raise StoreError(f"{folder} holds the weights of another method, not a grown network")
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise StoreError(f"{path} is not the manifest of a rankup network")
-        if data.get("version") not in (1, VERSION) or isinstance(data["version"], bool):
-            raise StoreError(
-                f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup "
-                f"reads versions 1 to {VERSION}: it was written by a newer rankup"
-            )
-        if data.pop("sha256", None) != seal(data):
-            raise StoreError(f"{path} was edited: it does not match its own SHA-256")
+        data = open_manifest(path, content, FORMAT, VERSION)
         try:
             check_manifest(data, "")
             manifest = cls._from_json(data)
@@ -167,14 +156,16 @@ class Manifest:
         tasks: list[tuple[KnownTask, File]] = []
         known: set[str] = set()
         for index, entry in enumerate(data["tasks"]):
+            if data["version"] == 1 and entry.keys() & {"uses", "about"}:
+                raise ValueError("its version has tasks that neither use others nor say anything")
             task = _task_from_json(entry, known)
             # The file's name follows from the task: no manifest can point outside its folder.
             if entry["file"] != task_file(index, task.name, data["version"]):
                 raise ValueError(
                     f"task {index + 1} is {task.name!r}, so its file cannot be {entry['file']!r}"
                 )
-            tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
             known.add(task.name)
+            tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
         return cls(
             data["model"],
             getattr(torch, data["dtype"]),
@@ -227,6 +218,29 @@ class Manifest:
                 widest = max((task.classes for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
         return count * self.dtype.itemsize
+
+
+def open_manifest(path: Path, content: bytes, format: str, version: int) -> dict[str, Any]:
+    """What a manifest of that format says, without its seal; refused unless it is as it was
+    written, in a version up to this one."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != format:
+        but = next((f", but of {kind}" for known, kind in _FORMATS.items() if found == known), "")
+        raise StoreError(f"{path} is not the manifest of {_FORMATS[format]}{but}")
+    given = data.get("version")
+    if type(given) is not int or not 1 <= given <= version:
+        readable = "version 1" if version == 1 else f"versions 1 to {version}"
+        raise StoreError(
+            f"{path} has format version {reprlib.repr(given)}, but this rankup reads {readable}: "
+            "it was written by a newer rankup"
+        )
+    if data.pop("sha256", None) != seal(data):
+        raise StoreError(f"{path} was edited: it does not match its own SHA-256")
+    return dict(data)
 
 
 def format_of(folder: Path) -> object:

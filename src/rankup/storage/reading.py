@@ -14,6 +14,7 @@ from torch import nn
 
 from rankup import models, seeds
 from rankup.errors import RankupError, StoreError
+from rankup.growing.plan import make_plan
 from rankup.layers import Tensors, rounding
 from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
@@ -36,15 +37,16 @@ def network_without_tasks(
             module = models.build(manifest.model).to(manifest.dtype)
     misfit = f"the module does not fit the network in {folder}"
     try:
-        net = IncrementalNet(module, manifest.options)
+        plan = make_plan(module, manifest.options)
+        if plan.specs != manifest.specs:  # before anything is built, which may take any memory
+            differing = {(s.name, s) for s in plan.specs} ^ {(s.name, s) for s in manifest.specs}
+            where = ", ".join(sorted({name for name, _ in differing}))
+            raise RankupError(f"they differ in {where or 'the order of their layers'}")
+        net = IncrementalNet(module, manifest.options, plan)
     except RankupError as error:
         raise StoreError(f"{misfit}: {error}") from error
     if net.dtype != manifest.dtype:
         raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
-    if net.plan.specs != manifest.specs:
-        differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
-        where = ", ".join(sorted({name for name, _ in differing}))
-        raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
     own = type(module).__qualname__
     if (given := manifest.model.get("class", own)) != own:
         warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)

@@ -5,9 +5,10 @@ A manifest may come from a stranger. Every check raises `ValueError` with one se
 
 import re
 import reprlib
-import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from rankup.utils.text import is_printable
 
 Check = Callable[[Any, str], None]  # takes a value and where it is
 
@@ -57,10 +58,6 @@ def name(value: Any, where: str) -> None:
     """No name from a file may move a terminal's cursor or break a sentence in two."""
     if not isinstance(value, str) or len(value) > _LONGEST_NAME or not is_printable(value):
         _refuse(where, value, f"a name of at most {_LONGEST_NAME} printable characters")
-
-
-def is_printable(text: str) -> bool:
-    return not any(unicodedata.category(char).startswith("C") for char in text)
 
 
 def text(longest: int) -> Check:
