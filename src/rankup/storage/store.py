@@ -190,8 +190,11 @@ def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
         if name not in known or name not in there:
             written[name] = content()
             known[name] = File.of(name, written[name])
+    model = models.describe(net.body)
+    if old is not None and models.are_alike(old.model, model):
+        model = old.model  # made by an older version of its package: still the same network
     new = Manifest(
-        models.describe(net.body),
+        model,
         net.dtype,
         net.options,
         net.plan.specs,
@@ -297,7 +300,10 @@ def _network_without_tasks(
         )
     if module is None:
         with seeds.seeded_rng(torch.device("cpu"), 0):
-            module = models.build(manifest.model).to(manifest.dtype)
+            try:
+                module = models.build(manifest.model).to(manifest.dtype)
+            except RankupError as error:
+                raise StoreError(f"{folder} cannot be loaded: {error}") from error
     misfit = f"the module does not fit the network in {folder}"
     try:
         net = IncrementalNet(module, manifest.options)
@@ -308,7 +314,8 @@ def _network_without_tasks(
     if net.plan.specs != manifest.specs:
         differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
         where = ", ".join(sorted({name for name, _ in differing}))
-        raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
+        note = models.version_note(manifest.model)
+        raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}{note}")
     own = type(module).__qualname__
     if (given := manifest.model.get("class", own)) != own:
         warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
