@@ -59,7 +59,8 @@ def timm(
             raise RankupError(f"{what} must be a whole number of at least 1, got {value!r}")
     module = from_timm.make(name, in_chans, img_size, num_classes, pretrained)
     options = {"name": name, "in_chans": in_chans, "img_size": img_size}
-    inputs = from_timm.inputs_of(module, in_chans, img_size)
+    about: dict[str, Any] = getattr(module, "pretrained_cfg", {})
+    inputs = from_timm.inputs_of(about, in_chans, img_size)
     return _named(module, _description("timm", options), inputs)
 
 
@@ -82,6 +83,14 @@ def inputs_of(module: nn.Module) -> Input | None:
     """What a model made by name takes: its images' size and scaling, or its tokenizer. None for
     other modules, and for models that `rankup.load` has rebuilt."""
     return getattr(module, "rankup_inputs", None)
+
+
+def published_inputs(net: str) -> Input:
+    """What the model `timm:NAME` or `hf:NAME` takes, without its weights."""
+    kind, _, name = net.partition(":")
+    if kind == "timm":
+        return from_timm.trained_with(name)
+    return from_hf.inputs_of(name, from_hf.read_options(name))
 
 
 def describe(module: nn.Module) -> dict[str, Any]:

@@ -54,9 +54,16 @@ def _module(made: Any) -> nn.Module:
     return made
 
 
-def inputs_of(module: nn.Module, in_chans: int, img_size: int | None) -> ImageInput:
-    """The images that a model was trained with, in the size that it was made for."""
-    about: dict[str, Any] = getattr(module, "pretrained_cfg", {})
+def trained_with(name: str) -> ImageInput:
+    """The images that a model was trained with."""
+    check_name(name)
+    found = imported("timm", f"timm:{name}").get_pretrained_cfg(name)
+    return inputs_of({} if found is None else found.to_dict(), 3, None)
+
+
+def inputs_of(about: dict[str, Any], in_chans: int, img_size: int | None) -> ImageInput:
+    """The images that a model was trained with, by its configuration, in the size that it was made
+    for."""
     _, height, width = about.get("input_size") or (3, 224, 224)
     how = about.get("interpolation")
     mean, std = (tuple(about.get(key) or default) for key, default in (("mean", [0]), ("std", [1])))

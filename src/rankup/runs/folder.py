@@ -53,6 +53,9 @@ class RunConfig:
     data: str = ""  # checksum of a data set of one's own
     tasks_in_stream: int | None = None  # if only the first of them are learned
     inputs: list[int] | None = None  # the shape of a sample
+    pretrained: bool = False  # whether the network begins with published weights, and keeps them
+    per_class: int | None = None  # the most training samples of a class
+    preprocessing: dict[str, Any] | None = None  # how samples were made for a published network
 
     def but_for_its_seed(self) -> str:
         """The settings shared by runs that differ only in their seeds."""
@@ -259,6 +262,8 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
             # Its folder may have moved; whether it has learned these tasks is checked elsewhere.
             before = before | {"teacher": now.get("teacher") or before["teacher"]}
         if name in may_differ or before == now:
+            continue
+        if name == "pretrained" and before is None and now is False:  # begun by version 0.1
             continue
         if name in ("data", "inputs") and before is None:  # not stored when it was begun
             continue
