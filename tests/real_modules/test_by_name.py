@@ -230,6 +230,7 @@ def test_missing_package_gets_a_sentence(
     with pytest.raises(StoreError, match=r"needs the package timm: pip install 'rankup\[real\]'$"):
         rankup.load(network)
     assert rankup.load(network, module).tasks == []
+    assert rankup.verify(network)  # its files can be checked all the same
     with pytest.raises(RankupError, match="timm:resnet18 needs the package timm"):
         models.timm("resnet18")
 

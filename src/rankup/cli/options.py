@@ -12,7 +12,7 @@ from rankup.data.streams import STREAMS
 from rankup.errors import RankupError
 from rankup.methods.options import option_fields
 from rankup.methods.registry import METHODS, all_methods
-from rankup.runs.request import NETS, PUBLISHED, Request
+from rankup.runs.request import NETS, PUBLISHED, Request, check_net
 from rankup.training.recipe import RECIPES, Recipe
 
 _RECIPE = "Recipe (defaults come from the method and --recipe)"
@@ -33,6 +33,14 @@ def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
+def _known_net(net: str) -> str:
+    try:
+        check_net(net)
+    except RankupError as error:
+        raise typer.BadParameter(str(error)) from None
+    return net
+
+
 # Options for fields of a request; the other fields are set by options of their own.
 _ASKED: dict[str, Any] = {
     "stream": typer.Option(
@@ -41,6 +49,7 @@ _ASKED: dict[str, Any] = {
     "net": typer.Option(
         help="The network: mlp, resnet18, timm:NAME or, of transformers, hf:NAME_OR_PATH.",
         metavar="NET",
+        callback=_known_net,
         autocompletion=one_of([*NETS, *PUBLISHED]),
     ),
     "pretrained": typer.Option(

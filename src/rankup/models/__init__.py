@@ -119,10 +119,13 @@ def build(description: dict[str, Any]) -> nn.Module:
 
 def parameter_count(description: dict[str, Any]) -> int:
     """How many numbers `build` would draw; none for a module that cannot be built."""
+    return _counted(json.dumps(description)) if can_build(description) else 0
+
+
+def can_build(description: dict[str, Any]) -> bool:
+    """Whether a description tells how to build the model, and its package is installed."""
     package = _PACKAGES.get(description["model"])
-    if description["model"] is None or (package is not None and version_of(package) is None):
-        return 0
-    return _counted(json.dumps(description))
+    return description["model"] is not None and (package is None or version_of(package) is not None)
 
 
 def are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -256,7 +256,8 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
         may_differ |= {"tasks", "task_names", "data"}  # the checksum is of all tasks
     if _has_moved(stored, wanted):
         may_differ.add("stream")
-    for name, now in wanted.items():
+    # The checksum last: what else differs may be why that does.
+    for name, now in sorted(wanted.items(), key=lambda item: item[0] == "data"):
         before = stored.get(name)
         if name == "options" and isinstance(before, dict) and before.get("teacher"):
             # Its folder may have moved; whether it has learned these tasks is checked elsewhere.

@@ -52,9 +52,7 @@ class Request:
         # Refuses before data is loaded.
         check_net(self.net)
         if self.pretrained and not is_published(self.net):
-            raise RankupError(
-                f"--pretrained is for --net {_published()}, {self.net} has no weights"
-            )
+            raise RankupError(f"--pretrained is for --net {_published()}, not for {self.net}")
         if self.width and is_published(self.net):
             raise RankupError(f"--width is for --net {' and '.join(NETS)}, {self.net} has its own")
         replace(recipe_for(self.base_recipe), **self.recipe_options)

@@ -163,7 +163,7 @@ def verify(
     folder = _folder(path)
     try:
         manifest = Manifest.read(folder, most_memory)
-        if module is not None or manifest.model["model"] is not None:
+        if module is not None or models.can_build(manifest.model):
             _network_without_tasks(folder, manifest, module)
     except StoreError as error:
         return Verification(folder, (), (str(error),))
