@@ -18,7 +18,7 @@ from typing import Any
 from rankup.errors import RankupError
 from rankup.methods import method_info
 from rankup.metrics import AccuracyMatrix
-from rankup.runs.request import Device, Request, check_net
+from rankup.runs.request import NETS, Device, Request, check_net
 from rankup.storage.seal import SealError, opened, seal
 from rankup.training.recipe import Recipe
 from rankup.utils.files import read_regular
@@ -327,7 +327,8 @@ class _Stored:
         try:
             check_net(value)
         except RankupError:
-            raise no_setting(self.path, "net", value, "the name of a network") from None
+            expected = f"one of {', '.join(NETS)}, or a published network's name"
+            raise no_setting(self.path, "net", value, expected) from None
         return value
 
     def device(self) -> Device:
