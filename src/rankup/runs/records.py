@@ -13,17 +13,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rankup.errors import RankupError
 from rankup.methods import method_info
 from rankup.metrics import AccuracyMatrix
-from rankup.runs.request import Device, Net, Request
+from rankup.runs.request import NETS, Device, Request, check_net
 from rankup.storage.seal import SealError, opened, seal
 from rankup.training.recipe import Recipe
 from rankup.utils.files import read_regular
-
-Choice = TypeVar("Choice", Net, Device)
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -39,6 +37,7 @@ _FIXED = ("method", "net", "width", "rank", "seeded", "seed", "recipe")
 _SETTINGS = frozenset(_FIXED) | {
     *("stream", "options", "tasks", "device", "threads", "task_names", "versions"),
     *("held_out", "data", "tasks_in_stream", "inputs"),
+    *("pretrained", "per_class", "preprocessing"),
 }
 _LARGEST_JSON = 1 << 26  # bytes
 _LARGEST_METRICS = 1 << 28  # those of 1000 tasks take 20 million
@@ -306,11 +305,13 @@ def as_begun(
     stored = _Stored(runs[0] / CONFIG)
     before: dict[str, Any] = {
         "stream": stored.get("stream", str),
-        "net": stored.one_of("net", Net),
+        "net": stored.net(),
+        "pretrained": stored.config.get("pretrained") is True,
+        "per_class": stored.config.get("per_class"),
         "width": stored.get("width", int),
         "rank": stored.get("rank", str),
         "seeded": stored.get("seeded", str | None),
-        "device": stored.one_of("device", Device),
+        "device": stored.device(),
     }
     if not (said("seed") or said("seeds")):
         before |= _seeds(root, runs)
@@ -346,8 +347,17 @@ class _Stored:
     def get(self, name: str, kind: Any) -> Any:
         return setting(self.path, self.config, name, kind)
 
-    def one_of(self, name: str, choices: type[Choice]) -> Choice:
-        value = self.get(name, str)
-        if value not in list(choices):
-            raise no_setting(self.path, name, value, f"one of {', '.join(choices)}")
-        return choices(value)
+    def net(self) -> str:
+        value: str = self.get("net", str)
+        try:
+            check_net(value)
+        except RankupError:
+            expected = f"one of {', '.join(NETS)}, or a published network's name"
+            raise no_setting(self.path, "net", value, expected) from None
+        return value
+
+    def device(self) -> Device:
+        value = self.get("device", str)
+        if value not in list(Device):
+            raise no_setting(self.path, "device", value, f"one of {', '.join(Device)}")
+        return Device(value)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import rankup
-from rankup import models
 from rankup.data.heldout import hold_out
+from rankup.data.inputs import from_json
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
@@ -46,6 +45,7 @@ from rankup.runs.folder import (
     write_config,
     write_lines,
 )
+from rankup.runs.nets import make_module
 from rankup.runs.records import NET, read_lines, recipe_of, refuse_mixed_up
 from rankup.training.batches import Feed
 from rankup.training.checkpoint import Checkpoint, CheckpointError
@@ -207,7 +207,11 @@ class SeedRun:
             check_pad(recipe.crop, task.train_x.shape)
         return Setting(
             module=make_module(config, first).to(first.train_x.device),
-            grow_options=GrowOptions(parse_rank(config.rank, config.seeded), seed=config.seed),
+            grow_options=GrowOptions(
+                parse_rank(config.rank, config.seeded),
+                base="keep" if config.pretrained else "new",
+                seed=config.seed,
+            ),
             recipe=recipe,
             seed=config.seed,
             tasks=self.stream.tasks,
@@ -266,8 +270,15 @@ class SeedRun:
     def _make_stream(self) -> Stream:
         config = self.config
         count = config.tasks_in_stream or config.tasks
+        made_by = config.preprocessing
         whole = make_stream(
-            config.stream, tasks=count, seed=config.seed, data=self.data, progress=False
+            config.stream,
+            tasks=count,
+            seed=config.seed,
+            data=self.data,
+            progress=False,
+            inputs=None if made_by is None else from_json(made_by),
+            per_class=config.per_class,
         )
         learned = whole.first(config.tasks)
         return hold_out(learned, config.held_out, config.seed) if config.held_out else learned
@@ -372,16 +383,6 @@ class SeedRun:
         if self.out is not None:
             write_lines(self.out, self.lines)
             (self.out / CHECKPOINT).unlink(missing_ok=True)
-
-
-def make_module(config: RunConfig, task: Task) -> nn.Module:
-    """The network that the tasks' inputs fit into."""
-    shape = task.train_x.shape[1:]
-    if config.net == "mlp":
-        return models.mlp(shape.numel(), hidden=[config.width, config.width])
-    if len(shape) != 3:
-        raise RunError(f"resnet18 takes images, got inputs of shape {list(shape)}")
-    return models.resnet18(config.width, image_size=shape[-1], channels=shape[0])
 
 
 def versions() -> dict[str, str]:

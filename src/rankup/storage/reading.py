@@ -34,14 +34,18 @@ def network_without_tasks(
         )
     if module is None:
         with seeds.seeded_rng(torch.device("cpu"), 0):
-            module = models.build(manifest.model).to(manifest.dtype)
+            try:
+                module = models.build(manifest.model).to(manifest.dtype)
+            except RankupError as error:
+                raise StoreError(f"{folder} cannot be loaded: {error}") from error
     misfit = f"the module does not fit the network in {folder}"
     try:
         plan = make_plan(module, manifest.options)
         if plan.specs != manifest.specs:  # before anything is built, which may take any memory
             differing = {(s.name, s) for s in plan.specs} ^ {(s.name, s) for s in manifest.specs}
             where = ", ".join(sorted({name for name, _ in differing}))
-            raise RankupError(f"they differ in {where or 'the order of their layers'}")
+            note = models.version_note(manifest.model)
+            raise RankupError(f"they differ in {where or 'the order of their layers'}{note}")
         net = IncrementalNet(module, manifest.options, plan)
     except RankupError as error:
         raise StoreError(f"{misfit}: {error}") from error

@@ -29,8 +29,11 @@ _TASK_FILE = "*-" + "[0-9a-f]" * 8 + ".safetensors"  # as the second format vers
 
 def save_changes(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
     """Save a network to a locked folder that has this manifest, or none."""
+    model = models.describe(net.body)
+    if old is not None and models.are_alike(old.model, model):
+        model = old.model  # made by an older version of its package: still the same network
     new = Manifest(
-        models.describe(net.body),
+        model,
         net.dtype,
         net.options,
         net.plan.specs,

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rankup.models import from_hf, from_timm
 from rankup.utils.text import is_printable
 
 Check = Callable[[Any, str], None]  # takes a value and where it is
@@ -221,6 +222,26 @@ _MODELS: dict[Any, Check] = {
         {
             "model": name,
             "options": fields({"width": _SIZE, "image_size": _SIZE, "channels": _SIZE}),
+        }
+    ),
+    "timm": fields(
+        {
+            "model": name,
+            "version": name,
+            "options": fields(
+                {
+                    "name": lambda value, _: from_timm.check_name(value),
+                    "in_chans": whole(1, 10_000),
+                    "img_size": optional(whole(1, 10_000)),
+                }
+            ),
+        }
+    ),
+    "hf": fields(
+        {
+            "model": name,
+            "version": name,
+            "options": lambda value, _: from_hf.check_options(value),
         }
     ),
 }

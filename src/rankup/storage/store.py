@@ -20,6 +20,7 @@ import filelock
 import torch
 from torch import nn
 
+from rankup import models
 from rankup.errors import StoreError
 from rankup.layers import Tensors
 from rankup.layers.spec import trained_with_first
@@ -177,7 +178,7 @@ def verify(
     folder = _folder(path)
     try:
         manifest = Manifest.read(folder, most_memory)
-        if module is not None or manifest.model["model"] is not None:
+        if module is not None or models.can_build(manifest.model):
             network_without_tasks(folder, manifest, module)
     except StoreError as error:
         return Verification(folder, (), (str(error),))

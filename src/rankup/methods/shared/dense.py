@@ -73,7 +73,8 @@ class DenseMethod(Method):
         self.body = copy_of(setting.module, replaced)
         # The same name for all, so that all of these methods start from the same weights.
         with seeds.seeded_rng(plan.device, seeds.number(setting.seed, "finetune")):
-            self._take_over(redrawn(setting.module))
+            keeps = setting.grow_options.base == "keep"
+            self._take_over(setting.module if keeps else redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
         self._updating: set[str] = set()  # buffers that their modules update by themselves
