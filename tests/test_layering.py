@@ -16,6 +16,7 @@ ORDER = (
     "rank",
     "metrics",
     "utils",
+    "distributed",
     "data",
     "models",
     "layers",

@@ -12,7 +12,7 @@ import torch
 import rankup
 from helpers.runs import config_for, outcome
 from rankup.data.streams import Stream, make_stream
-from rankup.runs import many_seeds
+from rankup.runs import many_seeds, process_pool
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.read import read_run
 from rankup.runs.run import Progress, SeedRun, run, run_together
@@ -119,7 +119,7 @@ def test_killed_process_says_how_to_continue(
 ) -> None:
     """`rankup paper` has no --resume, and always goes on."""
     monkeypatch.setattr(many_seeds, "_run_one", die)
-    monkeypatch.setattr(many_seeds, "_cores", lambda: 1)
+    monkeypatch.setattr(process_pool, "cores", lambda: 1)
     seeds = [asked(seed, tmp_path / f"seed-{seed}", resume=resume) for seed in range(2)]
     again = "the same command" if resume else "the same command with --resume"
     sentence = f"a process that ran a seed was killed, perhaps .*; run {again} to continue$"

@@ -57,7 +57,7 @@ def test_an_error_is_raised_with_where_it_was() -> None:
         work(fail, 0)
     assert "in fail" in str(caught.value.__cause__)
     with pytest.raises(RuntimeError, match="^Unpicklable: this and that$"):
-        process_pool._call(fail, 1)
+        process_pool.call(fail, 1)
 
 
 def test_a_killed_process_is_reported() -> None:

@@ -54,7 +54,7 @@ REQUEST = Request(
 )
 
 
-def one_by_one(runs: Any, *, on_progress: Any, note: Any) -> dict[SeedRun, str]:
+def one_by_one(runs: Any, *, on_progress: Any, note: Any, pool: None) -> dict[SeedRun, str]:
     failures: dict[SeedRun, str] = {}
     for run in runs:
         failures |= run_seeds([run], on_progress=on_progress, note=note)

@@ -51,10 +51,11 @@ def compare(
     if "rank" not in names:
         refuse_factors(ctx, "which is not compared")
     refuse_softness(ctx, method_options)
-    from rankup.cli.progress import MethodBars, bars, note
+    from rankup.cli.progress import ExperimentBars, MethodBars, bars, note
     from rankup.runs.compare import MethodRuns
     from rankup.runs.comparison import is_comparison
     from rankup.runs.launch import Launch
+    from rankup.runs.ray_pool import pool_on
 
     if request.resume and out:
         refuse_if_not_begun(ctx, "comparison", out, is_comparison(out))
@@ -62,9 +63,13 @@ def compare(
     root = out or request.folder("compare")
     launch = Launch(request)
     runs = MethodRuns(launch, names, root, method_options)
-    with bars() as bar:
-        watch = MethodBars(bar, launch.tasks, len(runs.unfinished))
-        runs.run(watch, partial(note, bar))
+    with bars() as bar, pool_on(request.on) as pool:
+        left = runs.unfinished
+        if pool is None:
+            runs.run(MethodBars(bar, launch.tasks, len(left)), partial(note, bar))
+        elif left:
+            lines = ExperimentBars(bar, sum(map(len, left.values())))
+            runs.run_on(pool, lines, partial(note, bar))
     comparison = show_comparison(root, root / "report.html")
     if failed := [entry.method for entry in comparison.failed if entry.method in names]:
         raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn, TextIO
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 
 from rankup.cli.options import in_paragraphs, offer_outside_options
 from rankup.cli.progress import STOPPED
+from rankup.distributed.torchrun import is_follower
 from rankup.errors import RankupError, plain_warnings, want_of_memory
 
 # In the order of `rankup --help`: each is the function of its name in the module of its name.
@@ -98,6 +100,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without "±" shows "?"
             stream.reconfigure(errors="replace")
+    if is_follower():  # the first of torchrun's processes speaks for all, except of bugs
+        sys.stdout = sys.stderr = _nowhere()
+        sys.excepthook = lambda *error: traceback.print_exception(*error, file=sys.__stderr__)
     # Like Ctrl-C: schedulers and `timeout` stop jobs with it, and these should resume, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     words = sys.argv[1:] or ["--help"]

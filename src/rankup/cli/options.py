@@ -76,6 +76,10 @@ _ASKED: dict[str, Any] = {
     "download": typer.Option("--download", help="Download missing data."),
     "resume": typer.Option("--resume", help="Continue what was stopped."),
     "device": typer.Option(help="Where to compute."),
+    "on": typer.Option(
+        metavar="ray|ray://HOST:PORT",
+        help="Run on a Ray cluster: a local one, or the one that is named here or by RAY_ADDRESS.",
+    ),
     "threads": typer.Option(
         help="CPU threads, else as many as help; several seeds get one each.",
         min=1,
@@ -107,7 +111,7 @@ def refuse_softness(ctx: typer.Context, method_options: Mapping[str, Any]) -> No
 def refuse_if_not_begun(ctx: typer.Context, what: str, out: Path, is_there: bool) -> None:
     """Refuse to go on where there is nothing, unless more was said of what it is to be: then it
     may begin."""
-    how = {"resume", "out", "data", "download", "device", "threads"}
+    how = {"resume", "out", "data", "download", "device", "threads", "on"}
     if not is_there and not any(was_given(ctx, name) for name in ctx.params.keys() - how):
         raise RankupError(f"there is no {what} in {out} to continue")
 

@@ -58,6 +58,13 @@ def paper(
     ),
     download: Annotated[bool, typer.Option("--download", help="Download missing data.")] = False,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray|ray://HOST:PORT",
+            help="Run on a Ray cluster: a local one, or that named here or by RAY_ADDRESS.",
+        ),
+    ] = None,
 ) -> None:
     """Reproduce a table or figure of the paper, its values beside ours.
 
@@ -95,13 +102,15 @@ def paper(
         from rankup.paper.runner import Runner
         from rankup.paper.runner import share as share_of
         from rankup.runs.launch import chosen_device
+        from rankup.runs.ray_pool import check_address
 
         command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
         wanted = _only(name, experiments, only or [])
         runner = Runner(stored, device, data, command, download)
-        if jobs > 1 and chosen_device(device) == "cpu":
+        elsewhere = check_address(on) is not None
+        if jobs > 1 and chosen_device(device, elsewhere) == "cpu":
             raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
-        failed = _run(runner, share_of(wanted, share), minutes, jobs)
+        failed = _run(runner, share_of(wanted, share), minutes, jobs, on)
     from rankup.paper.render import show_parts, write_page
 
     show_parts(parts, stored)
@@ -134,14 +143,19 @@ def _only(
 
 
 def _run(
-    runner: "Runner", experiments: "Sequence[Experiment]", minutes: float | None, jobs: int
+    runner: "Runner",
+    experiments: "Sequence[Experiment]",
+    minutes: float | None,
+    jobs: int,
+    on: str | None,
 ) -> "list[Experiment]":
     """Run what is left to run; return what failed."""
     from rankup.cli.progress import ExperimentBars, bars, note
     from rankup.paper.runner import Message
+    from rankup.runs.ray_pool import pool_on
 
     left, done, failed, reasons = runner.left(experiments), 0, [], set()
-    with bars(again="the same command") as shown:
+    with bars(again="the same command") as shown, pool_on(on) as pool:
         lines = ExperimentBars(shown, len(left))
 
         def show(message: Message) -> None:
@@ -151,7 +165,8 @@ def _run(
             else:
                 lines.show(experiment, experiment.tasks or 20, content)
 
-        with closing(runner.run_all(left, show, jobs=jobs, minutes=minutes)) as finished:
+        running = runner.run_all(left, show, jobs=jobs, minutes=minutes, pool=pool)
+        with closing(running) as finished:
             for experiment, why, seconds in finished:
                 done += 1
                 lines.end(experiment)

@@ -18,12 +18,15 @@ from rankup.cli.options import (
     with_request,
 )
 from rankup.cli.report import show_runs
+from rankup.distributed.torchrun import is_follower, process_group
 from rankup.errors import RankupError
 from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
-from rankup.runs.request import Request
+from rankup.runs.mirror import folder_of_rank
+from rankup.runs.request import Device, Request
 
 if TYPE_CHECKING:
+    from rankup.distributed.ranks import Ranks
     from rankup.runs.run import SeedRun
 
 
@@ -50,12 +53,40 @@ def run(
     Without options: ten tasks of permuted digits on the CPU, within a minute. Writes a folder with
     config.json, metrics.jsonl, the network in net/ and a page, report.html. `--resume --out FOLDER`
     continues a run as it was started; with more --tasks than before, a run of the rank update
-    learns further permutations or rotations.
+    learns further permutations or rotations. `torchrun --nproc-per-node N -m rankup run` divides
+    every batch among N processes, or GPUs.
     """
+    with process_group(request.device is not Device.cpu) as ranks:
+        if ranks is None:
+            _run(ctx, method, out, request, method_options)
+            return
+        if request.seeds > 1 or request.on:
+            raise RankupError(
+                "torchrun divides one run among processes: leave --seeds and --on out, or run "
+                "without it"
+            )
+        with folder_of_rank(out or _root(method, request), ranks) as folder:
+            _run(ctx, method, folder, request, method_options, ranks)
+
+
+def _root(method: str, request: Request) -> Path:
+    name = f"{request.stream_name}-{method}"
+    return Path("runs") / (name if request.seeds > 1 else f"{name}-{request.seed}")
+
+
+def _run(
+    ctx: typer.Context,
+    method: str,
+    out: Path | None,
+    request: Request,
+    method_options: dict[str, Any],
+    ranks: "Ranks | None" = None,
+) -> None:
     from rankup.cli.progress import SeedBars, bars, note
     from rankup.runs.folder import tasks_more, tasks_of, write_configs
-    from rankup.runs.launch import Launch
+    from rankup.runs.launch import Launch, can_compute_on
     from rankup.runs.many_seeds import run_seeds
+    from rankup.runs.ray_pool import pool_on
     from rankup.runs.records import CONFIG, as_begun, runs_in
 
     if request.resume and out:
@@ -63,11 +94,12 @@ def run(
         given = partial(was_given, ctx)
         method, method_options, request = as_begun(method, method_options, request, out, given)
     check_options(method, method_options)
+    if ranks is not None and method != "rank":
+        raise RankupError(f"only the method rank can be divided among processes, not {method}")
     if method != "rank":
         refuse_factors(ctx, f"{method} has no factors")
     refuse_softness(ctx, method_options)
-    seeds, name = request.seeds, f"{request.stream_name}-{method}"
-    root = out or Path("runs") / (name if seeds > 1 else f"{name}-{request.seed}")
+    seeds, root = request.seeds, out or _root(method, request)
     if seeds > 1 and (root / CONFIG).exists():
         raise RankupError(f"{root} already holds a run of one seed: name another folder with --out")
     if request.resume and request.tasks is None:  # more tasks than before must be asked for
@@ -76,7 +108,8 @@ def run(
     folders = _folders(root, request)
     runs = launch.of(method, method_options, folders)
     _check(runs)
-    runs[0].warn_if_capped()  # here, because otherwise every process would warn
+    if can_compute_on(launch.device):
+        runs[0].warn_if_capped()  # here, because otherwise every process would warn
     with bars() as shown:
         if request.resume and (more := max(tasks_more(r.config, r.folder) for r in runs)):
             note(shown, f"{root} continues to {launch.tasks} tasks, {more} more than before")
@@ -85,8 +118,9 @@ def run(
         write_configs({run.folder: run.config for run in runs})
         for run in runs:
             run.resume = True
-        failures = run_seeds(runs, on_progress=show, note=partial(note, shown))
-    if whole := _finished(root):
+        with pool_on(request.on) as pool:
+            failures = run_seeds(runs, on_progress=show, note=partial(note, shown), pool=pool)
+    if not is_follower() and (whole := _finished(root)):
         show_runs(whole, root / "report.html")
     if failures:
         failed = {run.config.seed: why for run, why in failures.items()}
@@ -104,8 +138,13 @@ def _check(runs: "Sequence[SeedRun]") -> None:
     """Refuse runs that cannot begin or go on while all folders are as they were: where one of them
     is to be made or changed, all that were begun are read before."""
     from rankup.runs.folder import check_folder, is_to_be_written
+    from rankup.runs.launch import can_compute_on
     from rankup.runs.records import CONFIG
 
+    if not can_compute_on(runs[0].config.device):  # only the nodes of a cluster can
+        for run in runs:
+            check_folder(run.config, run.folder, run.resume)
+        return
     runs[0].check()
     for run in runs[1:]:
         check_folder(run.config, run.folder, run.resume)

@@ -61,6 +61,7 @@ def tune(
     from rankup.report.tables import print_line, print_table
     from rankup.runs.compare import failure_in_one_line, release
     from rankup.runs.launch import Launch
+    from rankup.runs.ray_pool import pool_on
     from rankup.runs.tune import FIRST_SEED, Tuning
 
     root = out or request.folder("tune")
@@ -69,7 +70,7 @@ def tune(
     at_once = asked.seeds * max(len(tried) for tried in wanted.values())
     tuning, failed = Tuning(Launch(asked, at_once), wanted, root), list[str]()
     console = Console()
-    with bars() as shown:
+    with bars() as shown, pool_on(request.on) as pool:
         line = shown.add_task("", total=1.0, state="")
         for number, method in enumerate(wanted, 1):
             which = f"method {number}/{len(wanted)}: {method}"
@@ -80,13 +81,14 @@ def tune(
                 shown.update(line, completed=tuning.learned(method), state=state)
 
             try:
-                outcome = tuning.run(method, show, partial(note, shown))
+                outcome = tuning.run(method, show, partial(note, shown), pool)
             except Exception as error:  # the others may still succeed
                 failed.append(method)
                 note(shown, failure_in_one_line(error, root / method))
                 continue
             finally:
-                release(method, tuning.launch.device)
+                if pool is None:
+                    release(method, tuning.launch.device)
             # In a terminal through the bars' console, which moves them out of the way.
             print_table(shown.console if console.is_terminal else console, _table(outcome))
             for trial in outcome.trials:

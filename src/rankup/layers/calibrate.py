@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rankup.distributed.ranks import Ranks, merged_moments
 from rankup.errors import TaskStateError
 from rankup.layers.base import Tensors
 from rankup.utils.torch_modes import evaluating
@@ -21,10 +22,15 @@ Run = Callable[[Tensor], object]
 
 @contextmanager
 def pooled_statistics(
-    body: nn.Module, norms: Sequence[TaskNorm], batches: Iterable[Tensor], run: Run
+    body: nn.Module,
+    norms: Sequence[TaskNorm],
+    batches: Iterable[Tensor],
+    run: Run,
+    ranks: Ranks | None = None,
 ) -> Iterator[None]:
     """Inside, batch norms hold the statistics of the task being learned, pooled over the batches,
-    each of which is run through the body. Without norms no batch is run."""
+    each of which is run through the body; with ranks, over those of all. Without norms no batch is
+    run."""
     if not norms:
         yield
         return
@@ -32,17 +38,47 @@ def pooled_statistics(
         norm.start_pooling()
     try:
         with evaluating(body):
-            seen = 0
-            with torch.no_grad():
-                for batch in batches:
-                    run(batch)
-                    seen += 1
+            if ranks is None:
+                seen = _run_all(batches, run)
+            else:
+                seen = _run_all_ranks(batches, run, norms, ranks)
             if not seen:
                 raise TaskStateError("calibrate yielded no batch to take statistics from")
             yield
     finally:
         for norm in norms:
             norm.pool = None
+
+
+@torch.no_grad()
+def _run_all(batches: Iterable[Tensor], run: Run) -> int:
+    seen = 0
+    for batch in batches:
+        run(batch)
+        seen += 1
+    return seen
+
+
+def _run_all_ranks(
+    batches: Iterable[Tensor], run: Run, norms: Sequence[TaskNorm], ranks: Ranks
+) -> int:
+    """Run every rank's batches and give all of them the statistics of all."""
+    seen, failure = 0, None
+    try:
+        seen = _run_all(batches, run)
+    except Exception as error:
+        failure = error  # the others must not wait for this rank
+    failed = [rank for rank, why in enumerate(ranks.gathered(failure is not None)) if why]
+    if failure is not None:
+        raise failure
+    if failed:
+        raise TaskStateError(f"process {failed[0]} could not run its batches of calibrate")
+    pools = [norm.pool for norm in norms if norm.pool is not None]
+    mine = [(pool.count, pool.mean.cpu(), pool.squares.cpu()) for pool in pools]
+    for pool, *everyone in zip(pools, *ranks.gathered(mine), strict=True):
+        pool.count, mean, squares = merged_moments(everyone)
+        pool.mean, pool.squares = mean.to(pool.mean), squares.to(pool.squares)
+    return sum(ranks.gathered(seen))
 
 
 class Pool:
@@ -57,11 +93,8 @@ class Pool:
         over = [dim for dim in range(x.dim()) if dim != 1]
         var, mean = torch.var_mean(x.detach().double(), over, correction=0)
         new = x.numel() // x.shape[1]
-        # Pooled as by Chan et al.: no difference of large squares.
-        total, apart = self.count + new, mean - self.mean
-        self.squares = self.squares + var * new + apart**2 * (self.count * new / total)
-        self.mean = self.mean + apart * (new / total)
-        self.count = total
+        known = self.count, self.mean, self.squares
+        self.count, self.mean, self.squares = merged_moments([known, (new, mean, var * new)])
 
     def statistics(self) -> Tensors:
         # A norm that the module never runs has seen nothing; any statistics will do.

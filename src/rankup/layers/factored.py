@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rankup import seeds
+from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
 from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, without_row
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way
@@ -353,7 +354,7 @@ class FactoredLayer(TaskLayer):
     def _dense(self, blocks: list[Block]) -> Tensor:
         # In full precision: W is small, and casting its many factors would take longer.
         with torch.autocast(self.U.device.type, enabled=False):
-            weight = self.base_weight
+            weight = None if self.base_weight is None else whole(self.base_weight)
             for U, V, selector in blocks:
                 scaled = (U * selector[:, None]).t()
                 weight = scaled @ V if weight is None else torch.addmm(weight, scaled, V)

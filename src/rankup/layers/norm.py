@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankup.distributed.ranks import Ranks, pooled_norm
 from rankup.errors import TaskStateError
 from rankup.layers.base import (
     Selection,
@@ -45,6 +46,7 @@ class TaskNorm(TaskLayer):
         self.register_buffer("base_weight", None)
         self.register_buffer("base_bias", None)
         self.pool: Pool | None = None
+        self.ranks: Ranks | None = None  # whose batches are normalised together in training
         self._wide = at_least_float32(dtype)
         # As in torch's own, for a module's forward to read; setting them changes nothing.
         self.eps = spec.eps
@@ -77,6 +79,9 @@ class TaskNorm(TaskLayer):
             return self._normalise(input, **{key: rows[task] for key, rows in self._rows().items()})
         if self.pool is not None:
             self.pool.add(input)
+        if self.ranks and self.spec.is_batch and self.training and torch.is_grad_enabled():
+            new = self._parameters
+            return pooled_norm(input, new.get("new_weight"), new.get("new_bias"), self.spec.eps)
         return self._normalise(
             input, self._parameters.get("new_weight"), self._parameters.get("new_bias")
         )

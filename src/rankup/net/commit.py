@@ -19,8 +19,17 @@ if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
 
+_NOT_AVERAGED = (
+    "each has learned by gradients or an optimiser of its own; call net.distribute() before the "
+    "first task, begin each task in all processes, and use the same optimiser and rates"
+)
+
+
 def commit(net: "IncrementalNet", task: KnownTask, batches: Iterable[Any] | None) -> None:
-    """Make all that a task has learned constant, or raise and leave the task as it is."""
+    """Make all that a task has learned constant, or raise and leave the task as it is. With ranks,
+    what they have learned is the same to the bit, or it is refused."""
+    if net.ranks is not None:
+        net.ranks.refuse_different(dict(net.named_parameters()), _NOT_AVERAGED)
     with _rounded(net):
         with _calibrated(net, batches):
             learned = [part.learned() for part in net.parts]
@@ -70,7 +79,7 @@ def _calibrated(
         inputs = () if x is MISSING else (x,)
         net(*inputs, task=len(net.tasks), **options)
 
-    return pooled_statistics(net, norms, () if batches is None else batches, run)
+    return pooled_statistics(net, norms, () if batches is None else batches, run, net.ranks)
 
 
 def _refuse_not_finite(net: "IncrementalNet", learned: Sequence[Tensors]) -> None:

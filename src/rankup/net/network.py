@@ -2,6 +2,7 @@
 forget one."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from rankup.data.inputs import Input
-from rankup.errors import RankupError
+from rankup.distributed import sharding
+from rankup.distributed.gradients import average_gradients
+from rankup.distributed.ranks import Ranks, current
+from rankup.errors import RankupError, TaskStateError
 from rankup.growing.build import build_module
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan, make_plan
-from rankup.layers import TaskHead, TaskLayer, Tensors, active, refuse_other_dtype
+from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
@@ -99,6 +103,7 @@ class IncrementalNet(nn.Module):
             if isinstance(layer, TaskHead):
                 layer.in_place = options.draws == "number"
         self._tasks = TaskList()
+        self._together: bool | None = None  # whether the ranks of a process group learn as one
         self._mixed = MixedBatches(self._tasks, one_by_one=self.plan.substitutes)
         # For `save`: by task, descriptions of files that never change, and those of removed tasks.
         self.saved_files: dict[str, Any] = {}
@@ -162,6 +167,11 @@ class IncrementalNet(nn.Module):
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
         """
+        if self.is_undecided:
+            raise TaskStateError(
+                "this is one of several processes of a group: call net.distribute() if all learn "
+                "this network together, or net.distribute(False) if each learns its own"
+            )
         task = self._tasks.begin(name, classes, uses, about)
         if task.uses is not None and self.options.draws == "number":
             raise RankupError(
@@ -180,10 +190,51 @@ class IncrementalNet(nn.Module):
             for part, tensors in zip(self.parts, values, strict=True):
                 part.open(tensors, start)
             self._tasks.learning = task
+            for norm in (layer for layer in self.layers if isinstance(layer, TaskNorm)):
+                norm.ranks = self.ranks
+            if self.ranks is not None:
+                average_gradients(self.named_parameters(), self.ranks)
         except BaseException:
             for part in self.parts:
                 part.close()
             raise
+
+    def distribute(self, together: bool = True, *, shard: bool = False) -> "IncrementalNet":
+        """Let all processes of torch's process group learn this network as one, or with
+        `together=False` each a network of its own; return the network.
+
+        As one, a task's gradients are averaged over all processes at the end of every backward
+        pass, without a wrapper; batch norms use the statistics of all their batches, in training
+        and at the commit; and a task is committed only if all have learned the same bits. Each
+        process takes samples of its own, as many as the others. Outside of a process group nothing
+        changes, so a script for several processes also runs in one.
+
+        Args:
+            shard: divide the weights that factored layers kept of a pretrained module among the
+                processes, for one that is too large for each. A layer's weight is gathered while
+                it runs, so all processes must run the network the same number of times.
+        """
+        if self.learning is not None:
+            raise TaskStateError("distribute the network between tasks, not while it learns one")
+        self._together = together
+        if shard and self.ranks is not None:
+            sharding.shard(self.layers)
+        return self
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Inside, all of a divided base is in every process, to save or merge the network; all
+        processes must enter."""
+        return sharding.unsharded(self.layers)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that learn this network together, if there are several."""
+        return current() if self._together else None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nobody has said if the processes of a group learn this network together."""
+        return self._together is None and current() is not None
 
     def commit_task(self, calibrate: Iterable[Any] | None = None) -> None:
         """Make all that the task learned constant. It can never change after this.

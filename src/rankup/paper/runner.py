@@ -23,6 +23,7 @@ from rankup.runs import process_pool
 from rankup.runs.compare import failure_in_one_line, release
 from rankup.runs.launch import Launch, chosen_device, share_cores, share_queues
 from rankup.runs.many_seeds import run_seeds
+from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import read_run
 from rankup.runs.request import Device
 from rankup.runs.run import OnProgress, Progress
@@ -71,8 +72,16 @@ class Runner:
         *,
         jobs: int = 1,
         minutes: float | None = None,
+        pool: RayPool | None = None,
     ) -> Generator[Finished, None, None]:
-        """Run experiments, `jobs` of them at once; after `minutes` begin no more."""
+        """Run experiments, `jobs` of them at once; after `minutes` begin no more.
+
+        Args:
+            pool: a Ray cluster to run them on: `jobs` of them on each of its GPUs, or a seed on
+                each of its CPUs.
+        """
+        from rankup.paper.on_ray import run_on  # which runs this class on a cluster
+
         until = None if minutes is None else time.time() + 60 * minutes
         if not experiments or minutes == 0:
             return
@@ -84,7 +93,12 @@ class Runner:
                 watch.tick()
                 on_message(message)
 
-            with closing(runner._run_each(experiments, on_timed_message, jobs, until)) as runs:
+            each = (
+                runner._run_each(experiments, on_timed_message, jobs, until)
+                if pool is None
+                else run_on(pool, runner, experiments, on_timed_message, jobs, until)
+            )
+            with closing(each) as runs:
                 for finished in runs:
                     if not self.results.missing(finished.experiment):
                         watch.finished(finished.experiment)
@@ -106,7 +120,7 @@ class Runner:
         for many, some in phases(experiments, jobs):
             if until is not None and time.time() >= until:
                 return
-            at_once, small = min(many, len(some)), all(map(_is_small, some))
+            at_once, small = min(many, len(some)), all(map(is_small, some))
             order = [_Job(self, experiment, until, at_once, small) for experiment in some]
             outcomes = process_pool.in_processes(
                 _run_job, order, many, hear=on_message, lost=f"{lost}less"
@@ -133,22 +147,35 @@ class Runner:
         missing = self.results.missing(experiment)
         if not missing:  # another process or machine has run them meanwhile
             return ""
+        failed, is_complete = self.learn(experiment, missing, on_progress, note)
+        teacher = experiment.teacher
+        done = {experiment} - self.teachers if teacher is None else {experiment, teacher}
+        for each in done if is_complete else ():
+            shutil.rmtree(self.work(each), ignore_errors=True)
+        return failed
+
+    def learn(
+        self,
+        experiment: Experiment,
+        missing: Sequence[int],
+        on_progress: OnProgress | None,
+        note: Callable[[str], None],
+    ) -> tuple[str, bool]:
+        """Run seeds of an experiment; return why some failed, if they did, and whether all have a
+        result: that they failed may be theirs."""
         options, teacher = experiment.options(), experiment.teacher
         try:
             if teacher is not None:
                 failed = self._run_seeds(teacher, missing, teacher.options(), on_progress, note)
                 if failed:
-                    return f"its teacher failed: {failed}"
-                options["teacher"] = str(self._work(teacher))
+                    return f"its teacher failed: {failed}", False
+                options["teacher"] = str(self.work(teacher))
             failed = self._run_seeds(experiment, missing, options, on_progress, note)
         except Exception as error:
-            return failure_in_one_line(error, self._work(experiment))
+            return failure_in_one_line(error, self.work(experiment)), False
         finally:
             release(str(experiment), chosen_device(self.device), "the same command")
-        done = {experiment} - self.teachers if teacher is None else {experiment, teacher}
-        for each in done:
-            shutil.rmtree(self._work(each), ignore_errors=True)
-        return failed
+        return failed, True
 
     def _run_seeds(
         self,
@@ -160,9 +187,11 @@ class Runner:
     ) -> str:
         """Make sure that these seeds have networks in the work folder, and results; return why
         some failed, if they did."""
-        folders = {seed: self._work(experiment) / f"seed-{seed}" for seed in seeds}
+        folders = {seed: self.work(experiment) / f"seed-{seed}" for seed in seeds}
         started = time.perf_counter()
-        launch = Launch(experiment.request(self.device, self.data, self.download))
+        request = experiment.request(self.device, self.data, self.download)
+        only = replace(request, seed=min(seeds), seeds=max(seeds) - min(seeds) + 1)
+        launch = Launch(only, at_once=request.seeds)
         runs = launch.of(experiment.method, options, folders)
         failed = run_seeds(runs, on_progress=on_progress, note=note)
         failures = {run.config.seed: why for run, why in failed.items()}
@@ -180,11 +209,11 @@ class Runner:
                 ) from error
         return next(iter(failures.values()), "")
 
-    def _work(self, experiment: Experiment) -> Path:
+    def work(self, experiment: Experiment) -> Path:
         return self.results.root / WORK / experiment.folder()
 
     def _result(self, experiment: Experiment, seed: int, failed: str, seconds: float) -> Result:
-        folder = self._work(experiment) / f"seed-{seed}"
+        folder = self.work(experiment) / f"seed-{seed}"
         run = None if failed else read_run(folder, selectors=False)
         config = dict(run.config) if run else {}
         if run and experiment.teacher:  # its path on this machine is of no use elsewhere
@@ -238,7 +267,7 @@ def phases(experiments: Sequence[Experiment], jobs: int) -> list[tuple[int, list
     teachers = [experiment for experiment in experiments if experiment in teaching]
     others = [experiment for experiment in experiments if experiment not in teaching]
     convolutions = [experiment for experiment in others if experiment.net != "mlp"]
-    small = [experiment for experiment in others if _is_small(experiment)]
+    small = [experiment for experiment in others if is_small(experiment)]
     large = [experiment for experiment in others if experiment not in (*convolutions, *small)]
     groups = ((few, teachers), (few, convolutions), (few, large), (jobs, small))
     return [(many, sorted(some, key=_length, reverse=True)) for many, some in groups if some]
@@ -248,7 +277,7 @@ def _is_taught(experiment: Experiment) -> bool:
     return experiment.teacher is not None
 
 
-def _is_small(experiment: Experiment) -> bool:
+def is_small(experiment: Experiment) -> bool:
     return experiment.net == "mlp" and experiment.stream not in _LARGE
 
 

@@ -6,7 +6,8 @@ METHOD/seed-K  a run folder for each
 
 import gc
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from rankup.runs.comparison import (
 )
 from rankup.runs.folder import RunError, check_folder, holds_anything, in_words, working_in
 from rankup.runs.launch import Launch
-from rankup.runs.many_seeds import run_seeds
+from rankup.runs.many_seeds import groups_on_ray, run_seeds
+from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import spread
 from rankup.runs.run import Progress, SeedRun
 from rankup.storage.atomic import write_json
@@ -44,6 +46,14 @@ class Watch(Protocol):
     def show(self, now: Progress) -> None: ...
 
     def end(self) -> None: ...
+
+
+class WatchAll(Protocol):
+    """An observer of runs that go on at the same time, each with a name."""
+
+    def show(self, name: str, tasks: int, now: Progress, /) -> None: ...
+
+    def end(self, name: str, /) -> None: ...
 
 
 class MethodRuns:
@@ -85,8 +95,54 @@ class MethodRuns:
         return {method: runs for method, runs in going.items() if runs}
 
     def run(self, watch: Watch, note: Callable[[str], None]) -> None:
-        """Run what is unfinished, and report each method's result. The folder is locked meanwhile,
-        so that no other process writes to it."""
+        """Run what is unfinished, method after method, and report each one's result."""
+        with self._working():
+            for method, runs in self.unfinished.items():
+                self._begin(method)
+                watch.begin(method, {run.config.seed: run.learned for run in runs})
+                try:
+                    why = self._why(method, run_seeds(runs, on_progress=watch.show, note=note))
+                except Exception as error:
+                    why = failure_in_one_line(error, self.root / method)
+                watch.end()
+                self._end(method, why, note)
+                release(method, runs[0].config.device)
+
+    def run_on(self, pool: RayPool, watch: WatchAll, note: Callable[[str], None]) -> None:
+        """The same on a Ray cluster, all methods at once."""
+        with self._working():
+            left, failures = self.unfinished, dict[SeedRun, str]()
+            method_of = {run: method for method, runs in left.items() for run in runs}
+            ended = set[SeedRun]()
+            for method in left:
+                self._begin(method)
+
+            def name(run: SeedRun) -> str:
+                return f"{method_of[run]}, seed {run.config.seed}"
+
+            def hear(run: SeedRun, said: Progress | str) -> None:
+                if isinstance(said, str):
+                    note(f"{name(run)}: {said}")
+                else:
+                    watch.show(name(run), run.config.tasks, said)
+
+            with closing(groups_on_ray(list(method_of), pool, hear)) as groups:
+                for runs, outcome in groups:
+                    method = method_of[runs[0]]
+                    if isinstance(outcome, Exception):
+                        why = failure_in_one_line(outcome, self.root / method)
+                        outcome = dict.fromkeys(runs, why)
+                    failures |= outcome
+                    ended.update(runs)
+                    for run in runs:
+                        watch.end(name(run))
+                    if ended.issuperset(left[method]):
+                        failed = {run: failures[run] for run in left[method] if run in failures}
+                        self._end(method, self._why(method, failed), note)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Inside, the folder is locked, so that no other process writes to it."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -94,28 +150,21 @@ class MethodRuns:
         with working_in([self.root]):
             self.index = self._open()  # another process may have changed it by now
             self._write()
-            self._run_all(watch, note)
+            yield
 
-    def _run_all(self, watch: Watch, note: Callable[[str], None]) -> None:
-        for method, runs in self.unfinished.items():
-            watch.begin(method, {run.config.seed: run.learned for run in runs})
-            self.index.failed.pop(method, None)
-            (self.root / method / TRACEBACK).unlink(missing_ok=True)
-            if why := self._run(method, runs, watch, note):
-                self.index.failed[method] = why
-            self._write()
-            watch.end()
-            note(f"{method} failed: {why}" if why else self._result(method))
-            release(method, runs[0].config.device)
+    def _begin(self, method: str) -> None:
+        self.index.failed.pop(method, None)
+        (self.root / method / TRACEBACK).unlink(missing_ok=True)
 
-    def _run(
-        self, method: str, runs: Sequence[SeedRun], watch: Watch, note: Callable[[str], None]
-    ) -> str:
-        """Run a method's seeds; return why it failed, if it did."""
-        try:
-            failures = run_seeds(runs, on_progress=watch.show, note=note)
-        except Exception as error:
-            return failure_in_one_line(error, self.root / method)
+    def _end(self, method: str, why: str, note: Callable[[str], None]) -> None:
+        """Write down that a method has ended, and why it failed, if it did."""
+        if why:
+            self.index.failed[method] = why
+        self._write()
+        note(f"{method} failed: {why}" if why else self._result(method))
+
+    def _why(self, method: str, failures: Mapping[SeedRun, str]) -> str:
+        """Why a method failed, if any of its seeds did."""
         reasons = [f"seed {run.config.seed}: {why}" for run, why in failures.items()]
         if len(self.runs[method]) == 1:
             reasons = list(failures.values())

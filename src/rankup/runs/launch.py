@@ -59,9 +59,10 @@ class Launch:
         self.rank = request.rank or _RANKS.get(request.net, "4,1")
         rule = parse_rank(self.rank, request.seeded)
         self._learns_factors = bool(rule.first or rule.step)
-        self.device = chosen_device(request.device)
-        # Worker processes make their streams themselves: sending one would take longer.
-        self._keeps_streams = self.at_once == 1 or self.device == "cuda"
+        self.device = chosen_device(request.device, request.on is not None)
+        # Worker processes make their streams themselves: sending one would take longer. To the
+        # nodes of a cluster, which may not have the data, they are sent.
+        self._keeps_streams = self.at_once == 1 or self.device == "cuda" or bool(request.on)
         self._names = dict[int, list[str]]()
         self._data = dict[int, str]()
         self._made = dict[int, Stream]()
@@ -207,12 +208,18 @@ def fingerprint(stream: Stream) -> str:
     return f"{checksum:08x}"
 
 
-def chosen_device(asked: Device) -> str:
-    if asked is Device.cuda and not torch.cuda.is_available():
+def chosen_device(asked: Device, elsewhere: bool = False) -> str:
+    """Where to compute; `elsewhere`: on a cluster, whose GPUs are not this machine's."""
+    if asked is Device.cuda and not elsewhere and not can_compute_on("cuda"):
         raise RankupError("--device cuda was asked for, but torch sees no GPU")
     if asked is Device.auto:
         return "cuda" if torch.cuda.is_available() else "cpu"
     return asked.value
+
+
+def can_compute_on(device: str) -> bool:
+    """Whether this process can; on a cluster others may."""
+    return device != "cuda" or torch.cuda.is_available()
 
 
 def _threads(asked: Request, out: Path | None, alone: bool) -> int:

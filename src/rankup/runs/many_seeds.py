@@ -1,19 +1,24 @@
-"""Several seeds of one run: together in one graph on a GPU, a process for each core on the CPU.
+"""Several seeds of one run: together in one graph on a GPU, a process for each core on the CPU;
+or on a Ray cluster, a task for each of them, or for each group that a GPU runs in one graph.
 
 A process has one thread, so that a seed's folder holds byte for byte what the seed alone gives with
 one thread.
 """
 
-import os
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rankup.data.streams import Stream
 from rankup.runs import process_pool
 from rankup.runs.folder import other_torch
-from rankup.runs.records import unsealed_note
+from rankup.runs.ray_pool import Needs, RayPool, fetch
+from rankup.runs.records import CONFIG, unsealed_note
 from rankup.runs.run import OnProgress, Progress, SeedRun, learn_run, run_together
 from rankup.training.loop import TaskFailed
 from rankup.utils.malloc import keep_freed_memory
@@ -24,16 +29,28 @@ def run_seeds(
     *,
     on_progress: OnProgress | None = None,
     note: Callable[[str], None],
+    pool: RayPool | None = None,
 ) -> dict[SeedRun, str]:
-    """Run all of these, which may differ in more than the seed; return why any of them failed."""
+    """Run all of these, which may differ in more than the seed; return why any of them failed.
+
+    Args:
+        pool: a Ray cluster to run them on, in place of this machine.
+    """
     if other := _other_torch(runs):
         note(other)
     if old := unsealed_note(run.folder for run in runs):
         note(old)
-    on_gpu = runs[0].config.device == "cuda"
-    if len(runs) > 1 and not on_gpu:
+    if pool is not None:
+        return _on_ray(runs, pool, on_progress, note)
+    if len(runs) > 1 and runs[0].config.device != "cuda":
         return _in_processes(runs, on_progress)
-    if on_gpu:
+    return _run_here(runs, on_progress, note)
+
+
+def _run_here(
+    runs: Sequence[SeedRun], on_progress: OnProgress | None, note: Callable[[str], None]
+) -> dict[SeedRun, str]:
+    if runs[0].config.device == "cuda":
         _share_streams(runs)
         on_progress = _loading_plots(on_progress)
     else:
@@ -88,19 +105,13 @@ def _in_processes(runs: Sequence[SeedRun], on_progress: OnProgress | None) -> di
     ended = process_pool.in_processes(
         _run_one,
         runs,
-        _cores(),
+        process_pool.cores(),
         hear=on_progress or (lambda _: None),
         lost="a process that ran a seed was killed, perhaps for lack of memory; run the same "
         f"command{again} to continue",
     )
     with closing(ended):
         return {run: why for run, why in ended if why is not None}
-
-
-def _cores() -> int:
-    """How many cores this process may use, if the system tells."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def _run_one(run: SeedRun) -> str | None:
@@ -110,3 +121,116 @@ def _run_one(run: SeedRun) -> str | None:
     except TaskFailed as error:
         return str(error)
     return None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Runs that are one piece of work on a cluster. Their streams are in its object store."""
+
+    number: int
+    runs: list[SeedRun]
+    streams: list[Any]  # references
+
+    @property
+    def folders(self) -> list[Path]:
+        return [run.folder for run in self.runs]
+
+    def moved(self, to: Mapping[Path, Path]) -> "_Group":
+        return replace(self, runs=[replace(run, out=to[run.folder]) for run in self.runs])
+
+
+class _Told(NamedTuple):
+    group: int
+    content: Progress | str
+
+
+def _on_ray(
+    runs: Sequence[SeedRun],
+    pool: RayPool,
+    on_progress: OnProgress | None,
+    note: Callable[[str], None],
+) -> dict[SeedRun, str]:
+    failures: dict[SeedRun, str] = {}
+
+    def hear(_: SeedRun, said: Progress | str) -> None:
+        if isinstance(said, str):
+            note(said)
+        elif on_progress is not None:
+            on_progress(said)
+
+    with closing(groups_on_ray(runs, pool, hear)) as ended:
+        for _, outcome in ended:
+            if isinstance(outcome, Exception):
+                raise outcome
+            failures |= outcome
+    return failures
+
+
+def groups_on_ray(
+    runs: Sequence[SeedRun], pool: RayPool, hear: Callable[[SeedRun, Progress | str], None]
+) -> Generator[tuple[list[SeedRun], dict[SeedRun, str] | Exception], None, None]:
+    """Runs on a cluster, all at once, in groups as they end: why any of a group failed, or what
+    kept the whole group from running.
+
+    Args:
+        hear: called with what is told of a run, or of the first of a group.
+    """
+    if not runs:
+        return
+    grouped = _grouped(runs)
+    groups = [
+        _Group(
+            number,
+            [replace(run, preloaded=None) for run in some],
+            [run.preloaded and pool.put(run.preloaded) for run in some],
+        )
+        for number, some in enumerate(grouped)
+    ]
+    ended = pool.run(
+        _run_group,
+        groups,
+        needs=_needs(runs[0]),
+        hear=lambda told: hear(grouped[told.group][0], told.content),
+        lost="a run was lost several times with the process or node that it ran on",
+    )
+    with closing(ended):
+        for group, outcome in ended:
+            some = grouped[group.number]
+            if isinstance(outcome, Exception):
+                yield some, outcome
+                continue
+            reasons = zip(some, outcome, strict=True)
+            yield some, {run: why for run, why in reasons if why is not None}
+
+
+def _grouped(runs: Sequence[SeedRun]) -> list[list[SeedRun]]:
+    """On the CPU each run by itself; on a GPU seeds of the same settings, which share a graph."""
+    if runs[0].config.device != "cuda":
+        return [[run] for run in runs]
+    alike: dict[str, list[SeedRun]] = {}
+    for run in runs:
+        alike.setdefault(run.config.but_for_its_seed(), []).append(run)
+    return list(alike.values())
+
+
+def _needs(run: SeedRun) -> Needs:
+    """Its threads, or its share of a GPU: a ResNet fills one, an MLP does not."""
+    if run.config.device != "cuda":
+        return Needs(cpus=run.config.threads)
+    return Needs(cpus=1, gpus=0.25 if run.config.net == "mlp" else 1)
+
+
+def _run_group(group: _Group) -> list[str | None] | Exception:
+    def tell(content: Progress | str) -> None:
+        process_pool.tell(_Told(group.number, content))
+
+    for run, stream in zip(group.runs, group.streams, strict=True):
+        run.preloaded = stream and fetch(stream)
+        run.resume = run.resume or (run.folder / CONFIG).exists()  # lost before, and sent again
+    try:
+        failures = _run_here(group.runs, tell, tell)
+    except Exception as error:
+        sent = process_pool.sendable(error)
+        sent.add_note(traceback.format_exc())  # which is not sent with it otherwise
+        return sent
+    return [failures.get(run) for run in group.runs]

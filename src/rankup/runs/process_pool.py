@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rankup.errors import RankupError, plain_warnings
 from rankup.utils.signals import undisturbed
@@ -19,12 +19,27 @@ Outcome = TypeVar("Outcome")
 
 _LISTEN = 0.1  # seconds between two looks at the messages
 
-_messages: SimpleQueue[Any]  # in a worker: to its parent
+_messages: "Outbox"  # in a worker: to its parent
+
+
+class Outbox(Protocol):
+    def put(self, message: Any, /) -> None: ...
 
 
 def tell(message: Any) -> None:
     """Send a message from a worker to its parent."""
     _messages.put(message)
+
+
+def begin_worker(messages: Outbox) -> None:
+    """Make this process a worker with one thread, whose messages go there."""
+    global _messages
+    _messages = messages
+    plain_warnings()
+
+    import torch  # only now, because it is slow
+
+    torch.set_num_threads(1)
 
 
 def in_processes(
@@ -49,7 +64,7 @@ def in_processes(
     pool = ProcessPoolExecutor(min(count, len(items)), context, _begin, (messages,))
     try:
         with undisturbed():  # this starts all processes
-            pending = {pool.submit(_call, work, item): item for item in items}
+            pending = {pool.submit(call, work, item): item for item in items}
         while pending:
             done, _ = wait(pending, _LISTEN, FIRST_COMPLETED)
             while not messages.empty():
@@ -64,6 +79,12 @@ def in_processes(
         raise
 
 
+def cores() -> int:
+    """How many cores this process may use, if the system tells."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 def _kill(pool: ProcessPoolExecutor) -> None:
     """End busy workers at once, which may be done because their folders are consistent at every
     moment."""
@@ -74,16 +95,10 @@ def _kill(pool: ProcessPoolExecutor) -> None:
 
 
 def _begin(messages: SimpleQueue[Any]) -> None:
-    global _messages
-    _messages = messages
     # Ctrl-C reaches every process of a terminal; it is up to the parent to end the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    plain_warnings()
-
-    import torch  # only now, because it is slow
-
-    torch.set_num_threads(1)
+    begin_worker(messages)
 
 
 def _end_with_parent() -> None:
@@ -94,12 +109,20 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _call(work: Callable[[Item], Outcome], item: Item) -> Outcome:
+def call(work: Callable[[Item], Outcome], item: Item) -> Outcome:
+    """Work whose error can be sent to another process."""
     try:
         return work(item)
     except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # an error that cannot be sent would look like a killed worker
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        if (sent := sendable(error)) is not error:
+            raise sent from error
         raise
+
+
+def sendable(error: Exception) -> Exception:
+    """The error, or if it cannot be sent, which would look like a killed worker, what it says."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -8,6 +8,7 @@ from typing import Any
 
 from rankup.errors import RankupError
 from rankup.methods.settings import base_recipe
+from rankup.runs.ray_pool import check_address
 from rankup.training.recipe import recipe_for
 
 _LONGEST = 100  # bytes of a stream's name in a folder's name, which may have 255
@@ -43,18 +44,20 @@ class Request:
     resume: bool = False
     device: Device = Device.auto
     threads: int | None = None
+    on: str | None = None  # a Ray cluster; None: this machine
     recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
     held_out: float = 0.0  # share of the training data used as test data
     first: int | None = None  # how many of the stream's tasks to learn, if not all
     is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
 
     def __post_init__(self) -> None:
-        # Refuses before data is loaded.
+        # All of these refuse before data is loaded.
         check_net(self.net)
         if self.pretrained and not is_published(self.net):
             raise RankupError(f"--pretrained is for --net {_published()}, not for {self.net}")
         if self.width and is_published(self.net):
             raise RankupError(f"--width is for --net {' and '.join(NETS)}, {self.net} has its own")
+        check_address(self.on)
         replace(recipe_for(self.base_recipe), **self.recipe_options)
 
     def folder(self, command: str) -> Path:

@@ -22,6 +22,7 @@ from rankup.runs.comparison import is_comparison
 from rankup.runs.folder import check_folder
 from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import run_seeds
+from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import read_run
 from rankup.runs.records import runs_in
 from rankup.runs.run import OnProgress, SeedRun
@@ -104,11 +105,15 @@ class Tuning:
         return len(self._all(method)) * self.launch.tasks
 
     def run(
-        self, method: str, on_progress: OnProgress | None, note: Callable[[str], None]
+        self,
+        method: str,
+        on_progress: OnProgress | None,
+        note: Callable[[str], None],
+        pool: RayPool | None = None,
     ) -> Outcome:
         """Run a method's unfinished trials, and choose the best."""
         going = [run for run in self._all(method) if run.unfinished]
-        failures = run_seeds(going, on_progress=on_progress, note=note) if going else {}
+        failures = run_seeds(going, on_progress=on_progress, note=note, pool=pool) if going else {}
         tried = [
             _trial(settings, runs, failures)
             for settings, runs in zip(self.trials[method], self.runs[method], strict=True)

@@ -19,6 +19,7 @@ from rankup.data.transforms import (
     draw_augmentation,
     to_float,
 )
+from rankup.distributed.ranks import Ranks
 from rankup.errors import RankupError
 from rankup.training.recipe import Recipe
 
@@ -37,7 +38,8 @@ class Feed:
     """A task's data in batches, for training and for testing.
 
     All random numbers of an epoch are drawn at once, as tensors with an entry for each step. A
-    batch is then a pure function of the data and one entry, on any device.
+    batch is then a pure function of the data and one entry, on any device. With ranks, all of them
+    draw the same numbers and each takes its part of every batch.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Feed:
         recipe: Recipe,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        ranks: Ranks | None = None,
     ) -> None:
         if recipe.augments and task.train_x.dim() != 4:
             raise RankupError(
@@ -56,8 +59,11 @@ class Feed:
         self.recipe = recipe
         self.device = device
         self.dtype = dtype  # of the inputs
-        self.batch_size = min(recipe.batch, len(self))
-        self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
+        self._drawn = min(recipe.batch, len(self))
+        self.steps_per_epoch = math.ceil(len(self) / self._drawn)
+        self.ranks = ranks  # that share every batch
+        self._mine = ranks.part(self._drawn) if ranks else slice(0, self._drawn)
+        self.batch_size = self._mine.stop - self._mine.start
         self.channels_last = False  # the memory format of images that the learner prefers
 
     def __len__(self) -> int:
@@ -94,6 +100,11 @@ class Feed:
         """Feeds of the tasks that are learned together: just this one."""
         return [self]
 
+    @property
+    def share(self) -> float:
+        """This rank's part of every batch, as a fraction."""
+        return self.batch_size / self._drawn
+
     def guess(self) -> float:
         """Accuracy of the best guess: the share of the most frequent class."""
         return float(self.task.train_y.bincount().max()) / len(self)
@@ -106,12 +117,14 @@ class Feed:
         a handful of samples, batch norms would be far off.
         """
         order = torch.randperm(len(self), generator=generator, device=generator.device)
-        missing = self.steps_per_epoch * self.batch_size - len(self)
-        rows = torch.cat([order, order[:missing]]).view(self.steps_per_epoch, self.batch_size)
-        if not self.recipe.augments:
-            return {"rows": rows}
-        coins, offsets = self.augmentation(rows.shape, generator)
-        return {"rows": rows, "coins": coins, "offsets": offsets}
+        missing = self.steps_per_epoch * self._drawn - len(self)
+        draws = {
+            "rows": torch.cat([order, order[:missing]]).view(self.steps_per_epoch, self._drawn)
+        }
+        if self.recipe.augments:
+            coins, offsets = self.augmentation(draws["rows"].shape, generator)
+            draws |= {"coins": coins, "offsets": offsets}
+        return {name: drawn[:, self._mine] for name, drawn in draws.items()}
 
     def augmentation(self, shape: Sequence[int], generator: torch.Generator) -> Augmentation:
         """Random numbers for the augmentation of that many samples."""

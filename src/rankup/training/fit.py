@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import statistics
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +81,8 @@ class NetPupil:
         net, recipe = self.net, self.recipe
         if has_hooks(net):  # steps call net.body
             raise RankupError("fit would bypass the network's hooks: put them on net.body")
+        if net.is_undecided:  # fit gives all processes the same task
+            net.distribute()
         net.begin_task(
             task.name,
             task.classes,
@@ -96,7 +99,7 @@ class NetPupil:
         )
         try:
             net.train()
-            self._feed = Feed(task, recipe, net.device, net.dtype)
+            self._feed = Feed(task, recipe, net.device, net.dtype, net.ranks)
             self._check_answers(task)
             return self._learner(task)
         except BaseException:
@@ -137,6 +140,8 @@ class NetPupil:
     def end(self) -> None:
         generator = seeds.generator(self.net.options.seed, "calibrate", self.draws_by)
         batches = self._feed.sample(CALIBRATION, generator)
+        if ranks := self.net.ranks:
+            batches = islice(batches, ranks.rank, None, ranks.size)
         self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in batches))
 
     def abandon(self) -> None:
@@ -193,6 +198,9 @@ def fit(
     If the loss does not stay finite, or the task ends no better than guessing, the task is
     abandoned and `TaskFailed` says why; all earlier tasks are kept. The task is also abandoned
     when something else goes wrong, such as Ctrl-C.
+
+    In a process group of torch.distributed every process calls this with the same network, task
+    and recipe: batches are divided among them, and all end with the same bits.
 
     Args:
         net: a network that `grow` made, or `load` gave.

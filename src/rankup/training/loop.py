@@ -144,7 +144,8 @@ def learn(
         for open_task in open_tasks:
             if open_task.failure is not None:
                 continue
-            if reason := why_not_learned(open_task.pupil, open_task.feed):
+            reason, ranks = why_not_learned(open_task.pupil, open_task.feed), open_task.feed.ranks
+            if reason := ranks.of_first(reason) if ranks else reason:
                 open_task.failure = TaskFailed(reason)
             else:
                 open_task.pupil.end()

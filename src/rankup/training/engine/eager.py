@@ -62,11 +62,15 @@ class Eager(Steps):
             self.optimisers.append(make_optimiser(learner.feed.recipe, flat))
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        with seeds.seeded_rng(self.learners[0].feed.device, seed):
+        feed = self.learners[0].feed
+        # Ranks have different samples, and random operations of modules differ with them.
+        seed += feed.ranks.rank if feed.ranks else 0
+        with seeds.seeded_rng(feed.device, seed):
             return torch.stack([self._epoch_of(n, d, rates[n]) for n, d in enumerate(draws)])
 
     def _epoch_of(self, number: int, draws: Draws, rates: Sequence[float]) -> Tensor:
         learner, optimiser = self.learners[number], self.optimisers[number]
+        feed = learner.feed
         total = torch.zeros((), device=learner.feed.device, dtype=torch.float32)
         with (
             learner.bound(self.tensors[number]),
@@ -76,10 +80,16 @@ class Eager(Steps):
             entries = (tensor.unbind() for tensor in draws.values())
             for lr, *entry in zip(rates, *entries, strict=True):
                 loss, grads = learner.gradient(dict(zip(draws, entry, strict=True)))
-                optimiser.step(flattened(grads, 0), lr)
+                grad = flattened(grads, 0)
+                if feed.ranks:
+                    feed.ranks.average_(grad, feed.share)
+                optimiser.step(grad, lr)
                 learner.after_step()
                 learner.sync_buffers(self.tensors[number])
                 total += loss.detach()
+        if feed.ranks:
+            feed.ranks.average_(total, feed.share)
+            feed.ranks.copy_first_(self.tensors[number][name] for name in learner.mutated)
         return total
 
     def state(self, number: int) -> Tensors:

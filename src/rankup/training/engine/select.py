@@ -52,7 +52,7 @@ class Engine:
 
     def _form(self, learners: Sequence[Learner]) -> Form | None:
         """None: eager steps."""
-        if learners[0].feed.device.type != "cuda":
+        if learners[0].feed.device.type != "cuda" or learners[0].feed.ranks:
             return None
         if len({_shapes(learner.learned()) for learner in learners}) > 1:
             self.note("seeds are trained one by one because what they learn differs in shape")

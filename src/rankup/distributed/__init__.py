@@ -1,0 +1,1 @@
+"""One network in several processes, by torch.distributed: what ranks do together."""

@@ -1,0 +1,349 @@
+"""Work on a Ray cluster, of this machine or of many: like `process_pool`, for `--on ray`.
+
+Ray decides which node works on what. This file only sends the work there, hears how it goes, and
+sends again what was lost with a process or a node: folders are consistent at every moment, so that
+work goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from rankup.errors import RankupError
+from rankup.runs import process_pool
+from rankup.runs.mirror import Changed, Files, Portable, mirrored, pack, unpack
+from rankup.storage.atomic import temporary_of
+from rankup.utils.signals import undisturbed
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+RAY = "ray"  # a Ray of one's own, or the one that RAY_ADDRESS names
+_CLIENT = "ray://"
+
+_LISTEN = 0.1  # seconds between two looks at the messages
+_MOST_TRIES = 5  # how often the same work may be lost
+
+
+class Needs(NamedTuple):
+    """What a piece of work occupies. A part of a GPU lets several share one."""
+
+    cpus: float = 1
+    gpus: float = 0
+
+
+def check_address(on: str | None) -> str | None:
+    """Refuse what is no place to run on, or cannot be reached without Ray."""
+    if on is None:
+        return None
+    if on != RAY and not (on.startswith(_CLIENT) and len(on) > len(_CLIENT)):
+        raise RankupError(f"--on takes ray or ray://HOST:10001, got {on!r}")
+    if find_spec("ray") is None:
+        raise RankupError(f"--on {on} needs Ray: pip install 'rankup[ray]'")
+    return on
+
+
+def pool_on(address: str | None) -> AbstractContextManager[RayPool | None]:
+    """A cluster, or without an address none."""
+    return RayPool(address) if address else nullcontext()
+
+
+class RayPool:
+    """A cluster, connected to when it is first needed. One that this process has started itself
+    ends with the block; one that it has found goes on without it.
+
+    Args:
+        address: `ray` for one of this machine, or what RAY_ADDRESS names; else `ray://HOST:10001`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._connected = False
+        self._sent: list[tuple[object, Any]] = []  # what was put into the object store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._connected:
+            with undisturbed():
+                self._ray.shutdown()
+
+    @cached_property
+    def _ray(self) -> Any:
+        ray = _import_ray()
+        if ray.is_initialized():
+            return ray
+        found = os.environ.get("RAY_ADDRESS") if self.address == RAY else self.address
+        quiet = {"log_to_driver": False, "logging_level": "error"}
+        try:
+            with undisturbed():  # or half of a cluster would be left
+                if found:
+                    ray.init(found, **quiet)
+                else:
+                    ray.init(
+                        "local", num_cpus=process_pool.cores(), include_dashboard=False, **quiet
+                    )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RankupError(
+                f"cannot connect to Ray at {found or 'this machine'}: {reason}"
+            ) from (error)
+        self._connected = True
+        return ray
+
+    def put(self, value: object) -> Any:
+        """A reference by which workers `fetch` the value: it is sent once to each node."""
+        for known, reference in self._sent:
+            if known is value:
+                return reference
+        reference = self._ray.put(value)
+        self._sent.append((value, reference))
+        return reference
+
+    def run(
+        self,
+        work: Callable[[Item], Outcome],
+        items: Sequence[Item],
+        *,
+        needs: Needs,
+        hear: Callable[[Any], None],
+        lost: str,
+    ) -> Generator[tuple[Item, Outcome], None, None]:
+        """Each item and the outcome of its work, as they are done. The first error ends all work.
+
+        Args:
+            hear: called with what workers `tell`.
+            lost: the error message if work is lost again and again.
+        """
+        if not items:
+            return
+        ray = self._ray
+        self._refuse_unmet(needs)
+        outbox = _outbox(ray)
+        remote = ray.remote(
+            num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0, scheduling_strategy="SPREAD"
+        )(_work)
+        folders = [path for item in items for path in _folders_of(item)]
+        with self._shared(folders) as shared:
+
+            def submit(item: Item, again: bool) -> Any:
+                content = None if shared else {path: pack(path) for path in _folders_of(item)}
+                home = _Home(outbox, _variables(), Path.cwd(), shared, content, again)
+                return remote.remote(work, item, home)
+
+            pending = {submit(item, False): item for item in items}
+            tries = Counter[int]()
+            try:
+                while pending:
+                    done, _ = ray.wait([*pending], timeout=_LISTEN)
+                    for message in _messages_in(ray, outbox):
+                        _receive(message, hear)
+                    for reference in done:
+                        item = pending.pop(reference)
+                        try:
+                            outcome, content = ray.get(reference)
+                        except ray.exceptions.RayTaskError as error:
+                            raise error.cause from error
+                        except ray.exceptions.RayError as error:  # its process or node is gone
+                            tries[id(item)] += 1
+                            if tries[id(item)] >= _MOST_TRIES:
+                                why = next(iter(str(error).splitlines()), type(error).__name__)
+                                raise RankupError(f"{lost} ({why})") from error
+                            pending[submit(item, True)] = item
+                            continue
+                        for folder, files in content.items():
+                            unpack(folder, files, whole=True)
+                        yield item, outcome
+            finally:
+                with undisturbed():
+                    for reference in pending:
+                        ray.cancel(reference, force=True)
+                    ray.kill(outbox.actor)
+
+    def _refuse_unmet(self, needs: Needs) -> None:
+        """Ray would wait for ever for what no node has."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if not any(
+            node.get("CPU", 0) >= needs.cpus and node.get("GPU", 0) >= needs.gpus for node in nodes
+        ):
+            gpus = f" and {needs.gpus:g} GPU" if needs.gpus else ""
+            raise RankupError(
+                f"no node of the Ray cluster has {needs.cpus:g} CPU{gpus}, which a run needs"
+            )
+
+    @contextmanager
+    def _shared(self, folders: Sequence[Path]) -> Iterator[_Token | None]:
+        """What tells that a node sees the driver's folders; None if some do not."""
+        if not folders:
+            yield _NO_FOLDERS
+            return
+        # Where all of them are, because some may be gone before all work is done.
+        common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        common.mkdir(parents=True, exist_ok=True)
+        token = _Token(temporary_of(common / "seen-by-ray"), uuid.uuid4().hex)
+        token.path.write_text(token.text)
+        try:
+            yield token if self._all_see(token) else None
+        finally:
+            token.path.unlink(missing_ok=True)
+
+    def _all_see(self, token: _Token) -> bool:
+        ray = self._ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+        own = None if ray.util.client.ray.is_connected() else _own_node(ray)
+        others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != own]
+        look = ray.remote(num_cpus=0)(_sees)
+        looks = [
+            look.options(scheduling_strategy=On(node, soft=False)).remote(token) for node in others
+        ]
+        return all(ray.get(looks))
+
+
+def fetch(reference: Any) -> Any:
+    """In a worker: what was `put`."""
+    import ray
+
+    return ray.get(reference)
+
+
+class Mailbox:
+    """An actor that holds what workers tell until it is heard."""
+
+    def __init__(self) -> None:
+        self._messages: list[Any] = []
+
+    def put(self, message: Any) -> None:
+        self._messages.append(message)
+
+    def take(self) -> list[Any]:
+        taken, self._messages = self._messages, []
+        return taken
+
+
+class _Outbox(NamedTuple):
+    actor: Any
+
+    def put(self, message: Any) -> None:
+        self.actor.put.remote(message)
+
+
+class _Token(NamedTuple):
+    """A file that tells whether a folder is the same one on two machines."""
+
+    path: Path
+    text: str
+
+
+_NO_FOLDERS = _Token(Path(os.devnull), "")  # which any node reads as empty
+
+
+class _Home(NamedTuple):
+    """What work has to know of whoever sent it."""
+
+    outbox: _Outbox
+    variables: dict[str, str]
+    directory: Path  # that paths are relative to
+    token: _Token | None  # if all nodes see its folders
+    content: dict[Path, Files] | None  # of its folders, if they are not
+    again: bool  # it was lost before
+
+
+def _work(
+    work: Callable[[Item], Outcome], item: Item, home: _Home
+) -> tuple[Outcome, dict[Path, Files]]:
+    """Run in a worker: the outcome, and the content of folders that the driver does not see."""
+    os.environ.update(home.variables)
+    process_pool.begin_worker(home.outbox)
+    if home.content is None:
+        assert home.token is not None
+        if not _sees(home.token):
+            raise RankupError(
+                f"a node that joined the cluster does not see the folder of {home.token.path}, "
+                "which all others do: mount it there, too"
+            )
+        with suppress(OSError):
+            os.chdir(home.directory)
+        if home.again:
+            _wait_for_locks(item)
+        return process_pool.call(work, item), {}
+    with mirrored(home.content, home.outbox.put) as copies:
+        assert isinstance(item, Portable)
+        outcome = process_pool.call(work, item.moved(copies))
+        return outcome, {folder: pack(copy) for folder, copy in copies.items()}
+
+
+def _wait_for_locks(item: object) -> None:
+    """Whoever worked on it before may still be dying."""
+    import filelock
+
+    for folder in _folders_of(item):
+        if folder.is_dir():
+            with suppress(filelock.Timeout), filelock.FileLock(folder / ".lock", timeout=60):
+                pass
+
+
+def _folders_of(item: object) -> Sequence[Path]:
+    return item.folders if isinstance(item, Portable) else ()
+
+
+def _receive(message: Any, hear: Callable[[Any], None]) -> None:
+    if isinstance(message, Changed):
+        unpack(message.folder, message.files)
+    else:
+        hear(message)
+
+
+def _sees(token: _Token) -> bool:
+    try:
+        return token.path.read_text() == token.text
+    except OSError:
+        return False
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("RANKUP_")}
+
+
+def _outbox(ray: Any) -> _Outbox:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    here = On(_own_node(ray), soft=True)
+    actor = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here)
+    return _Outbox(actor.remote())
+
+
+def _own_node(ray: Any) -> str:
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def _messages_in(ray: Any, outbox: _Outbox) -> list[Any]:
+    try:
+        messages: list[Any] = ray.get(outbox.actor.take.remote())
+    except ray.exceptions.RayError:  # lost with its node: progress is not shown, but made
+        return []
+    return messages
+
+
+def _import_ray() -> Any:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it
+    import ray
+
+    return ray
