@@ -29,6 +29,7 @@ ORDER = (
     "report",
     "paper",
     "testing",
+    "inference",
     "cli",
     "__main__",
 )
