@@ -2,21 +2,18 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankup.cli.network import network_folder
+from rankup.cli.network import NetworkPath, network_folder
 from rankup.errors import RankupError
 
 _TOKEN = "RANKUP_TOKEN"
 
 
 def serve(
-    path: Annotated[
-        Path, typer.Argument(metavar="NETWORK", help="A network's folder, or a run's.")
-    ],
+    path: NetworkPath,
     port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than local ones need a token.")

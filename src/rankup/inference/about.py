@@ -24,7 +24,7 @@ class TaskDescription:
 
 def describe(net: IncrementalNet, name: str) -> Any:
     if hasattr(net, "describe"):
-        return net.describe(name)
+        return net.describe(name)  # type: ignore[operator]
     at = net.tasks.index(name)
     return TaskDescription(
         name,

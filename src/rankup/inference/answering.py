@@ -128,7 +128,7 @@ def probabilities(logits: Tensor) -> list[list[float]]:
     """What the queue makes of a batch's logits."""
     if logits.dim() != 2:
         raise RankupError(f"the network answers with logits of shape {list(logits.shape)}")
-    return logits.float().softmax(1).tolist()  # type: ignore[no-any-return]
+    return logits.float().softmax(1).tolist()
 
 
 def _answer(

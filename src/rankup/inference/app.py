@@ -78,8 +78,14 @@ class _Application:
             docs_url=None,  # FastAPI's own pages load scripts from elsewhere
             redoc_url=None,
         )
-        guarded = {"limits": options.limits, "metrics": self.metrics, "paths": _PATHS}
-        app.add_middleware(Guard, **guarded, token=options.token, hosts=options.hosts)
+        app.add_middleware(
+            Guard,
+            limits=options.limits,
+            metrics=self.metrics,
+            paths=_PATHS,
+            token=options.token,
+            hosts=options.hosts,
+        )
         for path, (name, kind) in _PAGE.items():
             app.get(path, include_in_schema=False)(_file(name, kind))
         app.get("/health", **api_docs.HEALTH)(self.health)
@@ -123,8 +129,10 @@ class _Application:
 
     async def health(self) -> Response:
         """Whether the server answers; with `problem` if the folder's last change cannot be read."""
-        problem = self.served.failure
-        return JSONResponse({"status": "ok"} | ({"problem": problem} if problem else {}))
+        about: dict[str, Any] = {"status": "ok", "tasks": len(self.served.now.tasks)}
+        if self.served.failure:
+            about["problem"] = self.served.failure
+        return JSONResponse(about)
 
     async def tasks(self) -> Response:
         now = self.served.now
@@ -187,7 +195,6 @@ class _Application:
                 raise RankupError("the form needs one file named zip, with a folder for each class")
             name = next(iter(_words(form, "name")), "")
             options = {"epochs": next(iter(_words(form, "epochs")), None)}
-            self.served.now.net._tasks  # noqa: B018
             begun = await self.learning.begin(name, archives[0].file, self.served.now, options)
         return JSONResponse(begun, 202)
 

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from rankup.errors import RankupError
 
-AnyFuture = Future[Any] | asyncio.Future[Any]
+AnyFuture = Any  # of concurrent.futures, or of asyncio
 Network = Callable[..., Any]  # net(x, task=…): a name for all samples, or a list of one for each
 
 
@@ -35,8 +36,8 @@ class Batcher:
     """Runs requests for different tasks together, in a thread of its own.
 
     A batch starts when it is full, or when its oldest request has waited for `wait_ms`; inputs of
-    different shapes that arrive together run one shape after another. If a batch fails, its requests
-    are run one by one, so that only those to blame fail.
+    different shapes that arrive together run one shape after another. If a batch fails, its
+    requests are run one by one, so that only those to blame fail.
 
     Args:
         net: called as `net(x, task=…)`, with one task's name or a list of a name per sample. It
@@ -166,10 +167,8 @@ class Batcher:
         if self._loop is None:
             _resolve(pairs)
             return
-        try:
+        with suppress(RuntimeError):  # the loop has ended, and with it all who waited
             self._loop.call_soon_threadsafe(_resolve, pairs)
-        except RuntimeError:  # the loop has ended, and with it all who waited
-            pass
 
 
 def _resolve(pairs: Sequence[tuple[AnyFuture, Any]]) -> None:

@@ -1,5 +1,5 @@
-"""What stands before the application: who may ask, how much and how slowly; and the headers of every
-answer."""
+"""What stands before the application: who may ask, how much and how slowly; and the headers of
+every answer."""
 
 import asyncio
 import hmac
@@ -18,7 +18,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# No script, style, image or answer from elsewhere, and no other page may show or submit to this one.
+# Nothing is loaded from elsewhere, and no other page may show this one or submit to it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

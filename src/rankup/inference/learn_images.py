@@ -1,5 +1,5 @@
-"""A process of its own that teaches a network a folder of images: `fit` puts a network into training
-mode for all threads, so the one that answers is left alone.
+"""A process of its own that teaches a network a folder of images: `fit` puts a network into
+training mode for all threads, so the one that answers is left alone.
 
     python -m rankup.inference.learn_images NETWORK IMAGES NAME [EPOCHS]
 

@@ -65,6 +65,7 @@ def from_form(
 ) -> Asked:
     """The questions of a form: images and texts, with one task, one for each of them in order, or
     several for all."""
+    inputs: list[tuple[str, Any, str | None]]
     inputs = [("image", content, label) for label, content in images]
     inputs += [("text", text, None) for text in texts]
     if not inputs:

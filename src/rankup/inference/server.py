@@ -36,7 +36,7 @@ def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None
     )
     server = _Server(config, started)
 
-    # uvicorn raises a signal that ended it once more, which is not to end the process with an error.
+    # uvicorn raises a signal that ended it once more, which is not to end the process by an error.
     def end(*_: object) -> None:
         server.should_exit = True
 

@@ -1,4 +1,4 @@
-"""Zips of images that come from outside: what they hold is counted and named anew, never trusted."""
+"""Zips of images from outside: what they hold is counted and named anew, never trusted."""
 
 import re
 import stat
