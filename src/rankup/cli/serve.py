@@ -35,6 +35,9 @@ def serve(
     queue: Annotated[int, typer.Option(help="Most inputs that wait.", min=1)] = 1024,
     body: Annotated[float, typer.Option(help="Most MB of a request.", min=0.001)] = 16,
     pixels: Annotated[float, typer.Option(help="Most megapixels of an image.", min=0.001)] = 32,
+    patience: Annotated[
+        float, typer.Option(help="Seconds in which a request must have come.", min=0.1)
+    ] = 20,
     threads: Annotated[int, typer.Option(help="Threads that compute.", min=1)] = 1,
 ) -> None:
     """Answer for all tasks of a network over HTTP, with a page to try them.
@@ -64,7 +67,13 @@ def serve(
         raise RankupError("a token must be printable ASCII without spaces")
     torch.set_num_threads(threads)
     options = Options(most=batch, wait_ms=wait, token=token, learn=allow_learning)
-    limits = replace(options.limits, queue=queue, body=int(body * 1e6), pixels=int(pixels * 1e6))
+    limits = replace(
+        options.limits,
+        queue=queue,
+        body=int(body * 1e6),
+        pixels=int(pixels * 1e6),
+        patience=patience,
+    )
     options = replace(options, limits=limits, hosts=options.hosts if local else None)
     app = create_app(network_folder(path), options)
 

@@ -128,6 +128,8 @@ class Batcher:
                 self._on_batch(len(batch))
             by_shape: dict[Any, list[_Request]] = defaultdict(list)
             for request in batch:
+                if request.future.cancelled():  # nobody waits for it any more
+                    continue
                 by_shape[request.x.shape, request.x.dtype].append(request)
             for alike in by_shape.values():
                 self._deliver(alike, self._answers(alike))
