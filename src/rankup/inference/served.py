@@ -30,6 +30,7 @@ class TaskCard:
     classes: int
     class_names: tuple[str, ...]  # always one for each class
     inputs: Input | None
+    kind: int  # the same for tasks that take the same inputs, which are then made once
     about: dict[str, Any]  # the rest, as JSON
 
 
@@ -44,8 +45,9 @@ class Snapshot:
         """
         self.net = net
         self.tasks: dict[str, TaskCard] = dict(known.tasks) if known else {}
+        self._kinds: dict[Input | None, int] = dict(known._kinds) if known else {}
         for name in net.tasks[len(self.tasks) :]:
-            self.tasks[name] = _card(net, name)
+            self.tasks[name] = _card(net, name, self._kinds)
 
     def task(self, name: object) -> TaskCard:
         if not isinstance(name, str):
@@ -128,7 +130,7 @@ class Served:
             self.look()
 
 
-def _card(net: IncrementalNet, name: str) -> TaskCard:
+def _card(net: IncrementalNet, name: str, kinds: dict[Input | None, int]) -> TaskCard:
     known = describe(net, name)
     names = tuple(known.class_names) or tuple(map(str, range(known.classes)))
     inputs = known.inputs or _numbers_of(net)
@@ -145,7 +147,8 @@ def _card(net: IncrementalNet, name: str) -> TaskCard:
         "uses": list(known.uses),
         "inputs": None if inputs is None else {**inputs.to_json(), "text": str(inputs)},
     }
-    return TaskCard(name, title, known.classes, names, inputs, about)
+    kind = kinds.setdefault(inputs, len(kinds))
+    return TaskCard(name, title, known.classes, names, inputs, kind, about)
 
 
 def _numbers_of(net: IncrementalNet) -> Input | None:
