@@ -1,8 +1,11 @@
 """STAND-IN until net.describe lands."""
 
+import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from rankup.data.inputs import from_json
 from rankup.net.network import IncrementalNet
 
 
@@ -31,9 +34,12 @@ def describe(net: IncrementalNet, name: str) -> Any:
         net.classes[name],
         uses=tuple(net.tasks[:at]),
         numbers=net.size(name).total,
-        inputs=getattr(net, "inputs", None),
+        inputs=inputs_of(net),
     )
 
 
 def inputs_of(net: IncrementalNet) -> Any:
-    return getattr(net, "inputs", None)
+    if hasattr(net, "inputs"):
+        return net.inputs
+    given = os.environ.get("RANKUP_STAND_IN_INPUTS")
+    return from_json(json.loads(given)) if given else None

@@ -57,6 +57,8 @@ def learn_images(folder: Path, images: Path, name: str, epochs: int | None) -> N
     tell(stage="learning", epoch=0, epochs=recipe.epochs)
     fit(net, task, recipe, on_epoch=on_epoch)
     tested = accuracy(net, task, recipe)
+    if hasattr(net, "annotate"):
+        net.annotate(name, accuracy=tested)  # type: ignore[operator]
     tell(stage="saving")
     save(net, folder)
     tell(stage="done", accuracy=tested)

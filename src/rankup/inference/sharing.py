@@ -35,7 +35,8 @@ def factor_shares(net: IncrementalNet) -> Shares:
 
 def _of_layer(layer: FactoredLayer, count: int) -> Tensor:
     rank = layer.spec.rank
-    ends = [rank.seeded, *(rank.used(task) for task in range(count))]
+    ends = getattr(layer, "ends", [rank.seeded, *(rank.used(task) for task in range(count))])
+    ends = ends[: count + 1]
     U, V, S = (table.double().cpu() for table in (layer.U, layer.V, layer.S))
     added = S[:count].square() * (U.square().sum(1) * V.square().sum(1))  # [T, R]
     sums = torch.nn.functional.pad(added.cumsum(1), (1, 0))[:, [0, *ends]]
