@@ -79,6 +79,25 @@ def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> 
     return _by_part(path, tensors, shapes, manifest.options.store, manifest.dtype)
 
 
+def append_tasks(
+    net: IncrementalNet, folder: Path, manifest: Manifest, known: TaskList, indices: Sequence[int]
+) -> None:
+    """Give a network tasks of a folder; those that they use are among them or known to it."""
+    if not indices:
+        return
+    # All of them at once: tables that grew by a task at a time would be copied as often.
+    read = [read_task(folder, manifest, known, index) for index in indices]
+    by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
+    net._append(net._tasks.following([known.explicit(index) for index in indices]), by_part)
+    for index in indices:
+        task, file = manifest.tasks[index]
+        net.saved_files[task.name] = file
+
+
+def _moved(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def _said_of_task(content: bytes) -> object:
     """What the file of a task says whose it is; None if it says nothing."""
     try:

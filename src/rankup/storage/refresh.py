@@ -5,7 +5,8 @@ from pathlib import Path
 from rankup.errors import StoreError
 from rankup.net.network import IncrementalNet
 from rankup.storage.manifest import MANIFEST, Manifest
-from rankup.storage.store import StrPath, _moved, _read_task
+from rankup.storage.reading import append_tasks
+from rankup.storage.store import StrPath
 
 Signature = tuple[int, int, int]
 
@@ -28,16 +29,12 @@ def refresh(net: IncrementalNet, path: StrPath) -> list[str]:
     """
     folder = Path(path)
     manifest = Manifest.read(folder)
-    known = len(net.tasks)
-    files = [file for _, file in manifest.tasks]
-    is_same = manifest.options == net.options and manifest.specs == net.plan.specs
-    if not is_same or [net.saved_files.get(file.file) for file in files[:known]] != files[:known]:
+    files = {task.name: file for task, file in manifest.tasks}
+    if manifest.options != net.options or manifest.specs != net.plan.specs:
         raise StoreError(f"{folder} holds another network than the one that was loaded from it")
-    if len(files) < known:
-        raise StoreError(f"{folder} has lost tasks: it has {len(files)}, the network has {known}")
-    if new := [task for task, _ in manifest.tasks[known:]]:
-        read = [_read_task(folder, manifest, index) for index in range(known, len(files))]
-        by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
-        net._append(new, by_part)
-        net.saved_files.update({file.file: file for file in files[known:]})
-    return [task.name for task in new]
+    if changed := [name for name in net.tasks if files.get(name) != net.saved_files.get(name)]:
+        raise StoreError(f"{folder} has lost or exchanged tasks, such as {changed[0]!r}")
+    known = manifest.task_list()
+    new = [index for index, name in enumerate(known.names) if name not in net.tasks]
+    append_tasks(net, folder, manifest, known, new)
+    return [known.names[index] for index in new]

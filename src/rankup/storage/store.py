@@ -17,19 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
-import torch
 from torch import nn
 
 from rankup import models
 from rankup.errors import StoreError
-from rankup.layers import Tensors
 from rankup.layers.spec import trained_with_first
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList, listed
 from rankup.storage import notes
 from rankup.storage.atomic import UNFINISHED, is_unfinished, make_folder, temporary_of
 from rankup.storage.manifest import BASE, MANIFEST, MOST_MEMORY, Manifest
-from rankup.storage.reading import network_without_tasks, read_base, read_task
+from rankup.storage.reading import append_tasks, network_without_tasks, read_base, read_task
 from rankup.storage.saving import save_changes
 
 StrPath = str | os.PathLike[str]
@@ -119,15 +117,10 @@ def load(
     net = network_without_tasks(folder, manifest, module)
     for part, tensors in zip(net.parts, read_base(folder, manifest), strict=True):
         part.load_base(tensors)
-    if wanted:
-        # All of them at once: tables that grew by a task at a time would be copied as often.
-        read = [read_task(folder, manifest, known, index) for index in wanted]
-        by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
-        net._append(TaskList().following([known.explicit(index) for index in wanted]), by_part)
+    append_tasks(net, folder, manifest, known, wanted)
     net._shared.self_updating.update(manifest.updating)
     net.inputs = manifest.inputs or net.inputs
     net.notes = {k: n for k, n in notes.read(folder).items() if k in net.tasks}
-    net.saved_files.update({manifest.tasks[i][0].name: manifest.tasks[i][1] for i in wanted})
     if manifest.base is not None:
         net.saved_files[BASE] = manifest.base
     return net.eval()
@@ -157,10 +150,6 @@ def _folder(path: StrPath) -> Path:
         return Path(path)
     except TypeError:
         raise StoreError(f"a network's folder must be a path, got {path!r}") from None
-
-
-def _moved(tensors: Tensors, device: torch.device) -> Tensors:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def verify(
