@@ -30,6 +30,7 @@ ORDER = (
     "report",
     "paper",
     "testing",
+    "inference",
     "cli",
     "__main__",
 )

@@ -17,6 +17,7 @@ from campaign.cases import TRACEBACK, WRONG, Fault, done
 from campaign.moments import WRITING, any_moment, at_call, die, full
 from campaign.world import World, words
 from rankup.errors import RankupError
+from rankup.runs.checkpoints import CHECKPOINT
 from rankup.runs.read import read_run
 
 _MOST_CALLS = 150  # of a whole run, about
@@ -189,7 +190,7 @@ def _must_end(method: str, run: Path, world: World) -> None:
     if said.code:
         raise Fault(WRONG, f"it does not go on: {said.err}")
     users.check_ending(run, world.endings[method])
-    if left := list(run.rglob("*.tmp")):
+    if left := [*run.rglob("*.tmp"), *run.glob(CHECKPOINT)]:
         raise Fault(WRONG, f"{left[0]} is left behind")
 
 

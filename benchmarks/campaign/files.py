@@ -8,7 +8,7 @@ from campaign import users
 from campaign.cases import done
 from campaign.world import COMPARISON, World
 
-CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
 SPARSE = 6 << 30
 
 
@@ -36,10 +36,8 @@ def zeros(world: World, draw: random.Random, folder: Path) -> None:
     content = file.read_bytes()
     lost = without_blocks(content, draw)
     file.write_bytes(lost)
-    # What is cut off after a line is as it was before that line was written.
-    begins = file.name == METRICS and content.startswith(lost)
     done(f"{len(lost)} bytes of {file.relative_to(run)} of {name}")
-    use(world, draw, name, run, lost.count(b"\n") if begins else None)
+    use(world, draw, name, run)
 
 
 def without_blocks(content: bytes, draw: random.Random) -> bytes:
@@ -71,7 +69,7 @@ def kinds_of_files(world: World, draw: random.Random, folder: Path) -> None:
     kind = draw.choice(("fifo", "zeros", "folder", "dangling", "sparse", "empty", "loop"))
     replace(file, kind)
     done(f"{kind} as {file.relative_to(run)} of {name}")
-    use(world, draw, name, run, 0 if file.name == METRICS else None)
+    use(world, draw, name, run)
 
 
 def replace(file: Path, kind: str) -> None:
@@ -104,13 +102,8 @@ def contents(run: Path) -> list[Path]:
     )
 
 
-def use(world: World, draw: random.Random, name: str, run: Path, lines: int | None = None) -> None:
-    """Do with a run what a user may; it must end well.
-
-    Args:
-        lines: if its metrics were cut off, how many lines are left: a run before its last line is
-            as whole as one after it.
-    """
+def use(world: World, draw: random.Random, name: str, run: Path) -> None:
+    """Do with a run what a user may; it must end well."""
     choices = ["resume", "report"] + (["predict", "load"] if name == "rank" else [])
     way = "report" if name == COMPARISON else draw.choice(choices)
     done(f"then {way}")
@@ -123,6 +116,4 @@ def use(world: World, draw: random.Random, name: str, run: Path, lines: int | No
         case "load":
             users.check_load(run / "net", world.answers[name], world.inputs[name])
         case _:
-            shorter = lines and name != COMPARISON
-            also = world.reports_of_fewer_lines(name)[lines - 1 : lines] if shorter else []
-            users.check_report(run, world.reports[name], *also)
+            users.check_report(run, world.reports[name], lambda: world.without_last_line(name, run))

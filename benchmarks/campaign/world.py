@@ -64,7 +64,6 @@ class World:
         self.image = root / "seven.png"
         self.endings: dict[str, users.Ending] = {}
         self.reports: dict[str, tuple[users.Said, bytes]] = {}
-        self.shorter: dict[str, list[tuple[users.Said, bytes]]] = {}  # with 1, 2, … lines
         self.answers: dict[str, list[Tensor]] = {}
         self.inputs: dict[str, Tensor] = {}
         self.predicted: users.Said | None = None
@@ -146,17 +145,15 @@ class World:
         assert shown[0].code == 0, shown[0].err
         return shown
 
-    def reports_of_fewer_lines(self, name: str) -> list[tuple[users.Said, bytes]]:
-        """How the run is shown as long as its metrics have only their first lines."""
-        if name not in self.shorter:
-            out = self.root / "shorter" / name
-            shutil.copytree(self.root / name, out, dirs_exist_ok=True)
-            lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-            self.shorter[name] = []
-            for count in range(1, len(lines)):
-                (out / "metrics.jsonl").write_bytes(b"".join(lines[:count]))
-                self.shorter[name].append(_in_fork(lambda: users.report(out)))
-        return self.shorter[name]
+    def without_last_line(self, name: str, damaged: Path) -> users.Said:
+        """How that would be shown if the metrics that are damaged lacked just their last line."""
+        out = self.root / "shorter" / name
+        shutil.copytree(self.root / name, out, dirs_exist_ok=True)
+        for path in out.rglob("metrics.jsonl"):
+            whole = path.read_bytes()
+            if (damaged / path.relative_to(out)).read_bytes() != whole:
+                path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+        return users.Said(*_in_fork(lambda: users.report(out)[0]))
 
 
 def _teach(net: rankup.IncrementalNet, name: str, classes: int, x: Tensor) -> None:

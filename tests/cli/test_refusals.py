@@ -84,7 +84,7 @@ def test_bad_input_gets_one_sentence(
     [
         (
             "run --net vgg",
-            r"'--net': .*'vgg' is not one of 'mlp', 'resnet18'.* \(see rankup run --help",
+            r"'--net': .* one of mlp, resnet18, timm:NAME, .* got 'vgg'.* \(see rankup run --help",
         ),
         ("run --width -3", "'--width': .*got '-3'|'--width': -3 is not"),
         ("run --width=0", "'--width': .*got '0'|'--width': 0 is not"),

@@ -94,6 +94,7 @@ def test_killed_save_leaves_old_or_new_state(
     assert value_in(tmp_path) == (2 if done[:step].count("replace") == 2 else 1)
     assert not verify_weights(tmp_path)
     write(tmp_path, 2)
+    assert len(names(tmp_path)) == 2
     write(tmp_path, 3)
     assert len(names(tmp_path)) == 2
     assert value_in(tmp_path) == 3
@@ -225,5 +226,5 @@ def test_a_network_is_not_overwritten(tmp_path: Path) -> None:
     assert rankup.verify(tmp_path / "net")
     write(tmp_path / "other", 1)
     for refused in (rankup.load, lambda path: rankup.save(rankup.load(tmp_path / "net"), path)):
-        with pytest.raises(rankup.StoreError, match="other holds the weights of another method"):
+        with pytest.raises(rankup.StoreError, match="a rankup network, but of a method.s weights"):
             refused(tmp_path / "other")

@@ -13,31 +13,11 @@ import pytest
 import rankup
 from helpers.damage import edit_config
 from helpers.runs import config_for, outcome
-from rankup.data.streams import Stream, make_stream
+from rankup.data.streams import Stream
 from rankup.errors import RankupError, StoreError
 from rankup.runs.folder import write_config, write_configs
 from rankup.runs.records import read_lines
 from rankup.runs.run import SeedRun, run, run_together
-
-
-@pytest.fixture(scope="module")
-def stream() -> Stream:
-    return make_stream("p-digits", tasks=3)
-
-
-@pytest.fixture(scope="module")
-def learned(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that are to be copied, by method."""
-    root = tmp_path_factory.mktemp("learned")
-    for method in ("rank", "finetune"):
-        run(config_for(stream, method), stream, root / method)
-    return root
-
-
-@pytest.fixture
-def copied(learned: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """A finished run of a method, to be damaged."""
-    return lambda method: Path(shutil.copytree(learned / method, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("method", ["er-ring", "rank", "parallel"])

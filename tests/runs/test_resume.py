@@ -16,6 +16,7 @@ from helpers.damage import edit_config
 from helpers.pictures import encoded, pictures
 from rankup.errors import RankupError
 from rankup.runs import many_seeds
+from rankup.runs.checkpoints import CHECKPOINT
 from rankup.runs.records import as_begun
 from rankup.runs.request import Request
 from rankup.runs.run import OnProgress, SeedRun, run_together
@@ -60,8 +61,12 @@ def held(folder: Path) -> dict[str, str]:
 
 def test_folder_is_enough_to_resume(folder: Path, call: Call) -> None:
     before = held(folder / "alone")
+    left = [folder / "alone" / name for name in (CHECKPOINT, ".report.html.tmp")]  # by a kill
+    for path in left:
+        path.touch()
     again = call("run", "--resume", "--out", folder / "alone")
     assert again.code == 0, again.err
+    assert not any(path.exists() for path in left)
     assert held(folder / "alone") == before
     assert "split 05" in again.out
 

@@ -13,7 +13,7 @@ import torch
 
 import rankup
 from helpers.runs import config_for, outcome
-from rankup.data.streams import Stream, make_stream
+from rankup.data.streams import Stream
 from rankup.rank import parse_rank
 from rankup.runs.checkpoints import read_checkpoint, write_checkpoint
 from rankup.runs.folder import RunError, check_folder, tasks_more, write_config
@@ -21,11 +21,6 @@ from rankup.runs.read import read_run
 from rankup.runs.records import read_lines
 from rankup.runs.run import Progress, SeedRun, run
 from rankup.training.loop import TaskFailed
-
-
-@pytest.fixture(scope="module")
-def stream() -> Stream:
-    return make_stream("p-digits", tasks=3)
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from helpers.calling import Call
 from helpers.damage import flip_bit
 from helpers.reports import constant, write_old_run
 from helpers.runs import config_for
-from rankup.data.streams import Stream, make_stream
+from rankup.data.streams import Stream
 from rankup.errors import RankupError
 from rankup.runs import records
 from rankup.runs.checkpoints import CHECKPOINT, OpenTask, read_checkpoint, write_checkpoint
 from rankup.runs.folder import RunConfig
 from rankup.runs.read import read_run
-from rankup.runs.records import is_sealed, read_config, read_lines
+from rankup.runs.records import is_sealed, raw_lines, read_config, read_lines
 from rankup.runs.run import SeedRun, run
 from rankup.training.checkpoint import Checkpoint
 
@@ -35,24 +35,6 @@ STATE = {
     "mean": torch.rand(3, 4).to(torch.bfloat16),
     "count": torch.tensor(7),
 }
-
-
-@pytest.fixture(scope="module")
-def stream() -> Stream:
-    return make_stream("p-digits", tasks=3)
-
-
-@pytest.fixture(scope="module")
-def learned(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("learned")
-    for method in ("rank", "finetune"):
-        run(config_for(stream, method), stream, root / method)
-    return root
-
-
-@pytest.fixture
-def copied(learned: Path, tmp_path: Path) -> Callable[[str], Path]:
-    return lambda method: Path(shutil.copytree(learned / method, tmp_path / method))
 
 
 def shown(folder: Path) -> tuple[Any, ...]:
@@ -358,13 +340,53 @@ def test_no_file_can_hang_a_run(
     assert time.perf_counter() - started < 1
 
 
-@pytest.mark.parametrize("method", ["rank", "finetune"])
-def test_lost_end_of_metrics_is_found(method: str, copied: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("method", ["rank", "finetune", "parallel"])
+def test_lost_end_of_metrics_is_found(
+    method: str, copied: Callable[[str], Path], call: Call
+) -> None:
     path = copied(method) / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-1]))
-    assert len(read_lines(path.parent)) == len(lines) - 1  # as if killed before it was written
+    for last in (b"", lines[-1][:-20], lines[-1][:20] + bytes(100)):
+        path.write_bytes(b"".join(lines[:-1]) + last)
+        assert len(read_lines(path.parent)) == 2  # as if killed before it was written
+        for command in ("report", "verify"):
+            done = call(command, path.parent)
+            assert done.code == 0
+            assert "has learned 3 tasks, of which metrics.jsonl lists 2: unless a" in done.err
+            assert done.err.count("\n") == 1
     for left in range(len(lines) - 1):
         path.write_bytes(b"".join(lines[:left]))
         with pytest.raises(RankupError, match=f"lacks tasks that net/ has .it lists {left} of"):
             read_lines(path.parent)
+
+
+@pytest.mark.parametrize("method", ["rank", "finetune"])
+def test_network_of_an_earlier_time_is_found(
+    method: str, stream: Stream, copied: Callable[[str], Path], call: Call
+) -> None:
+    folder = copied(method)
+    before = folder.with_name("before")
+    run(config_for(stream, method), stream.first(1), before)
+    shutil.rmtree(folder / "net")
+    shutil.copytree(before / "net", folder / "net")
+    done = call("verify", folder)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "net lacks tasks that metrics.jsonl has (it holds 1 of 3): put back" in done.err
+
+
+def test_more_tasks_saved_meanwhile_are_no_damage(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied("rank")
+    manifest, metrics, own = folder / "net/manifest.json", folder / "metrics.jsonl", raw_lines
+    now = manifest.read_bytes()
+    metrics.write_text(lines_of(folder)[0])
+    manifest.write_text(json.dumps({"tasks": ["first", "second"]}))
+
+    def read_slowly(path: Path) -> list[dict[str, Any]]:
+        lines = own(path)
+        manifest.write_bytes(now)  # of three tasks
+        return lines
+
+    monkeypatch.setattr(records, "raw_lines", read_slowly)
+    assert len(read_lines(folder)) == 1

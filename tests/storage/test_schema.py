@@ -10,6 +10,7 @@ import pytest
 
 import rankup
 from helpers.zoo import taught
+from rankup.layers.spec import HeadSpec, check_parts
 from rankup.utils.seal import seal
 
 Edit = Callable[[dict[str, Any]], object]
@@ -32,6 +33,10 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         lambda data: data["tasks"][0].update(name="\x1b[2J"),
         r"tasks\[0\]\.name is .* printable characters",
     ),
+    "an end of paragraph": (
+        lambda data: data["parts"][0].update(name="a\u2029b"),
+        r"parts\[0\]\.name is .* printable characters",
+    ),
     "two tasks of one name": (
         lambda data: data["tasks"].append(data["tasks"][0]),
         "there is already a task 'task 0'",
@@ -39,6 +44,10 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "more seeded factors than memory": (
         lambda data: data["parts"][0]["rank"].update(seeded=10**10),
         "bytes of memory beyond what its files hold, more than 4,294,967,296",
+    ),
+    "more seeded factors in its growth alone": (
+        lambda data: data["growth"]["rank"].update(seeded=10**10),
+        "the module does not fit the network in .*: they differ in ",
     ),
     "a model without end": (
         lambda data: data["model"]["options"].update(hidden=[2**31, 2**31]),
@@ -66,6 +75,13 @@ def test_resealed_manifest_is_refused(case: str, saved: Path) -> None:
     assert "\n" not in str(refused.value)
     assert rankup.verify(saved).problems == (str(refused.value),)
     assert time.perf_counter() - started < 5
+
+
+def test_many_parts_are_checked_at_once() -> None:
+    started = time.process_time()
+    with pytest.raises(ValueError, match="it has two parts of the name '7'"):
+        check_parts([HeadSpec(str(number), 4, bias=True) for number in (*range(20_000), 7)])
+    assert time.process_time() - started < 1
 
 
 def test_deep_nesting_is_not_json(saved: Path) -> None:

@@ -21,7 +21,7 @@ from rankup.errors import RankupError, plain_warnings, want_of_memory
 # In the order of `rankup --help`: each is the function of its name in the module of its name.
 COMMANDS = (
     *("run", "compare", "tune", "paper", "report"),
-    *("info", "verify", "seal", "predict", "streams", "methods"),
+    *("info", "verify", "seal", "predict", "serve", "streams", "methods"),
 )
 
 

@@ -12,7 +12,7 @@ from rankup.data.streams import STREAMS
 from rankup.errors import RankupError
 from rankup.methods.options import option_fields
 from rankup.methods.registry import METHODS, all_methods
-from rankup.runs.request import Request
+from rankup.runs.request import NETS, PUBLISHED, Request, check_net
 from rankup.training.recipe import RECIPES, Recipe
 
 _RECIPE = "Recipe (defaults come from the method and --recipe)"
@@ -33,12 +33,28 @@ def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
+def _known_net(net: str) -> str:
+    try:
+        check_net(net)
+    except RankupError as error:
+        raise typer.BadParameter(str(error)) from None
+    return net
+
+
 # Options for fields of a request; the other fields are set by options of their own.
 _ASKED: dict[str, Any] = {
     "stream": typer.Option(
         help="What to learn; see `rankup streams`.", autocompletion=one_of(STREAMS)
     ),
-    "net": typer.Option(help="The network's architecture."),
+    "net": typer.Option(
+        help="The network: mlp, resnet18, timm:NAME or, of transformers, hf:NAME_OR_PATH.",
+        metavar="NET",
+        callback=_known_net,
+        autocompletion=one_of([*NETS, *PUBLISHED]),
+    ),
+    "pretrained": typer.Option(
+        "--pretrained", help="Begin with the weights that come with --net, and keep them."
+    ),
     "width": typer.Option(help="Hidden units (256), or ResNet18's channels (20).", min=1),
     "rank": typer.Option(
         help="Rank added by the first and each later task: 11,1 (the MLP's) or, as shares of "
@@ -48,6 +64,7 @@ _ASKED: dict[str, Any] = {
         help="Seeded factors per layer: 256, or 1536,768 by layer, or 4x its outputs."
     ),
     "tasks": typer.Option(help="Number of tasks in the stream."),
+    "per_class": typer.Option(help="Most training samples of a class, else all.", min=1),
     "recipe": typer.Option(
         help=", ".join(f"{name} ({what})" for name, what in RECIPES.items())
         + ", or a folder written by `rankup tune`",

@@ -22,10 +22,11 @@ def report(
 ) -> None:
     """Write a page about one run or several, or about a comparison, and print their table."""
     from rankup.runs.comparison import is_comparison
-    from rankup.runs.records import runs_below, unsealed_note
+    from rankup.runs.records import runs_below, unlisted_note, unsealed_note
 
-    if old := unsealed_note(run for folder in folders for run in runs_below(folder)):
-        print(f"rankup: {old}", file=sys.stderr)
+    runs = [run for folder in folders for run in runs_below(folder)]
+    for note in filter(None, (unsealed_note(runs), unlisted_note(runs))):
+        print(f"rankup: {note}", file=sys.stderr)
     page = out or folders[0] / "report.html"
     folders = [run for folder in folders for run in _runs_to_show(folder)]
     if is_comparison(folders[0]) and len(folders) == 1:

@@ -18,6 +18,7 @@ def verify(
 
     Says what is wrong, a line for each problem, and exits with 1 if anything is.
     """
+    from rankup.runs.records import runs_below, unlisted_note
     from rankup.runs.verify import verify_all
 
     if not path.exists():
@@ -28,3 +29,5 @@ def verify(
         whole = whole and bool(verdict)
     if not whole:
         raise typer.Exit(1)
+    if note := unlisted_note(runs_below(path)):
+        print(f"rankup: {note}", file=sys.stderr)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankup.data.decode import as_pixels, picture_of
 from rankup.data.encoded import MOST_ENCODED, Pixels, read_image
-from rankup.data.transforms import to_float
+from rankup.data.transforms import Scaling, to_float
 from rankup.errors import DataError
 from rankup.utils.files import read_regular
 
@@ -92,10 +92,12 @@ class ImageInput:
         _check_some(items)
         stacked = np.stack([self.pixels(item, number) for number, item in enumerate(items)])
         x = to_float(torch.from_numpy(stacked))  # [N, C, size, size]
-        if any(self.mean) or set(self.std) != {1.0}:
-            mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
-            x = (x - mean) / std
-        return x
+        return x if self.is_plain else Scaling(self.mean, self.std)(x)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether pixels stay as they are, black as 0 and white as 1."""
+        return not any(self.mean) and set(self.std) == {1.0}
 
     def pixels(self, item: bytes | str | os.PathLike[str], number: int = 0) -> Pixels:
         """One image in its final size, before it becomes floats: bytes `[C, size, size]`."""
@@ -143,7 +145,7 @@ class ImageInput:
             text += f", the middle {self.crop:.1%}"
         if self.crop_mode == "center":
             text += ", sides cut off"
-        if any(self.mean) or set(self.std) != {1.0}:
+        if not self.is_plain:
             mean, std = ("/".join(f"{v:.4g}" for v in values) for values in (self.mean, self.std))
             text += f", less {mean}, over {std}"
         return f"{text} ({self.interpolation})"

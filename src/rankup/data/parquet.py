@@ -128,6 +128,40 @@ class _Shard:
                 yield from batch.column(0).field("bytes").to_pylist()
 
 
+def columns(file: Path) -> list[str]:
+    """The names of a file's columns."""
+    with _opened(file) as parquet:
+        return list(parquet.schema_arrow.names)
+
+
+def table(file: Path) -> dict[str, list[Any]]:
+    """A file of few bytes a row, such as of texts: its columns by name. Labels that are numbers
+    become the names that the metadata has for them."""
+    with _opened(file) as parquet:
+        schema = parquet.schema_arrow
+        read = {name: column.to_pylist() for name, column in _flat_columns(parquet, schema)}
+    for name, values in read.items():
+        if (names := _names(schema, name)) is not None:
+            read[name] = [
+                names[v] if isinstance(v, int) and 0 <= v < len(names) else v for v in values
+            ]
+    return read
+
+
+def _flat_columns(parquet: Any, schema: Any) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+
+    flat = [
+        field.name
+        for field in schema
+        if pa.types.is_string(field.type)
+        or pa.types.is_large_string(field.type)
+        or pa.types.is_integer(field.type)
+    ]
+    whole = parquet.read(columns=flat)
+    yield from ((name, whole.column(name)) for name in flat)
+
+
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     import pyarrow as pa

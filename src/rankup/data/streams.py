@@ -1,7 +1,7 @@
 """Streams: sequences of tasks made from a source and a seed.
 
 Permuted and rotated streams have a task per permutation or angle, all on the same images; split
-streams divide a source's classes among their tasks.
+streams divide a source's classes among their tasks, as the source says or at random.
 """
 
 import os
@@ -18,6 +18,7 @@ from rankup.errors import DataError
 if TYPE_CHECKING:
     import torch
 
+    from rankup.data.inputs import Input
     from rankup.data.sources import Source
     from rankup.data.tasks import Task
 
@@ -52,8 +53,8 @@ _SIZED = re.compile(r"(.+)@(\d+)")
 _LARGEST_SIDE = 4096  # pixels each way
 
 OWN_DESCRIPTION = (
-    "your own data set, its classes divided among --tasks tasks; with PATH@64 its images are "
-    "scaled to 64×64 pixels"
+    "your own images or texts, the classes divided among --tasks tasks, or by a column domain; "
+    "with PATH@64 images are scaled to 64×64 pixels"
 )
 
 
@@ -111,17 +112,22 @@ def make_stream(
     data: Path | str | None = None,
     download: bool = False,
     progress: bool = True,
+    inputs: "Input | None" = None,
+    per_class: int | None = None,
 ) -> Stream:
     """Make a stream by its name, as `STREAMS` lists them, or `split:PATH` for a folder of your own,
     `split:PATH@64` where its images are to be scaled to 64×64 pixels.
 
     Args:
-        tasks: how many: the first so many permutations or angles, or all classes in as many equal
-            parts.
-        seed: of permutations, angles, and which classes are grouped.
+        tasks: how many: the first so many permutations or angles, all classes in as many equal
+            parts or, where a data set names its tasks, the first so many of these.
+        seed: of permutations, angles, which classes are grouped, and the order of tasks.
         data: the folder that holds the data sets; by default the environment's RANKUP_DATA.
         download: fetch a missing data set.
         progress: show progress while reading.
+        inputs: how a network wants them: for texts a `TextInput`, which they need; of an
+            `ImageInput` the mean and the deviation, which tasks then subtract and divide by.
+        per_class: the most training samples of a class, drawn from the seed.
 
     >>> stream = make_stream("p-digits", tasks=3)
     >>> [task.name for task in stream]
@@ -133,21 +139,36 @@ def make_stream(
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise DataError(f"seed must be a whole number, got {seed!r}")
     seed, count = int(seed), info.tasks if tasks is None else tasks
-    if count is None:
-        raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
-    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-        raise DataError(f"tasks must be a whole number of at least 1, got {count!r}")
-    count = int(count)  # it may have been NumPy's
+    for what, given in (("tasks", count), ("per_class", per_class)):
+        if given is not None and (
+            isinstance(given, bool) or not isinstance(given, Integral) or given < 1
+        ):
+            raise DataError(f"{what} must be a whole number of at least 1, got {given!r}")
 
+    from rankup.data.inputs import ImageInput, TextInput
     from rankup.data.sources import load_source
+    from rankup.data.transforms import Scaling
 
+    texts = inputs if isinstance(inputs, TextInput) else None
+    if count is None and texts is None:  # before images are read, which may take long
+        raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
     source = load_source(
-        info.source, data=data, download=download, progress=progress, side=info.side
+        info.source, data=data, download=download, progress=progress, side=info.side, texts=texts
     )
-    make = {"permuted": _permuted, "rotated": _rotated, "split": _split}[info.kind]
     # A folder's location must not change what is drawn, so all paths share a name.
     drawn_as = name if name in STREAMS else "split"
-    return Stream(name, tuple(make(source, drawn_as, count, seed)))
+    if per_class is not None:
+        source = _limited(source, drawn_as, int(per_class), seed)
+    if source.tasks:
+        return Stream(name, tuple(_by_task(source, drawn_as, count, seed)))
+    if count is None:
+        raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
+    make = {"permuted": _permuted, "rotated": _rotated, "split": _split}[info.kind]
+    made = make(source, drawn_as, int(count), seed)  # it may have been NumPy's
+    if isinstance(inputs, ImageInput) and info.kind == "split" and not inputs.is_plain:
+        scaling = Scaling(inputs.mean, inputs.std)
+        made = [replace(task, transform=scaling) for task in made]
+    return Stream(name, tuple(made))
 
 
 def stream_info(name: str) -> StreamInfo:
@@ -231,6 +252,40 @@ def _split(source: "Source", stream: str, count: int, seed: int) -> "list[Task]"
     ]
 
 
+def _by_task(source: "Source", stream: str, count: int | None, seed: int) -> "list[Task]":
+    """The tasks that the data set names, in an order that is drawn."""
+    import torch
+
+    from rankup.seeds import generator
+
+    names = sorted(source.tasks)
+    if count is not None and count > len(names):
+        raise DataError(
+            f"{count} tasks were asked for, but {source.name} has {len(names)}: {', '.join(names)}"
+        )
+    rng = generator(seed, "stream", stream, "tasks")
+    order = torch.randperm(len(names), generator=rng, device="cpu").tolist()[:count]
+    return [_of_classes(source, names[index], source.tasks[names[index]]) for index in order]
+
+
+def _limited(source: "Source", stream: str, most: int, seed: int) -> "Source":
+    """The source with at most so many training samples of each class, in the order they had."""
+    import numpy as np
+    import torch
+
+    from rankup.data.sources import Split
+    from rankup.seeds import generator
+
+    kept = []
+    for number in range(len(source.class_names)):
+        rows = np.flatnonzero(source.train.y == number)
+        rng = generator(seed, "stream", stream, "per class", number)
+        drawn = torch.randperm(len(rows), generator=rng, device="cpu")[:most].numpy()
+        kept.append(rows[drawn])
+    chosen = np.sort(np.concatenate(kept))
+    return replace(source, train=Split(source.train.x[chosen], source.train.y[chosen]))
+
+
 def _whole(source: "Source") -> "Task":
     """All of a source as one task, whose tensors all tasks made from it share."""
     return _of_classes(source, source.name, list(range(len(source.class_names))))
@@ -250,7 +305,7 @@ def _of_classes(source: "Source", name: str, classes: list[int]) -> "Task":
         missing = set(range(len(classes))) - set(np.unique(labels).tolist())
         if missing:
             absent = source.class_names[classes[min(missing)]]
-            raise DataError(f"{source.name} has no {split} images of its class {absent!r}")
+            raise DataError(f"{source.name} has no {split} {source.items} of its class {absent!r}")
     train, test = np.flatnonzero(train_y >= 0), np.flatnonzero(test_y >= 0)
     # Indexing copies, as it must: a source's arrays may be memory maps.
     return Task(

@@ -128,6 +128,36 @@ class Rotation:
         return self
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Subtracts a mean from images and divides by a deviation: one number for all channels, or one
+    for each.
+
+    >>> Scaling((0.5,), (0.25,))(torch.ones(1, 1, 1, 1))
+    tensor([[[[2.]]]])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or not x.is_floating_point():
+            raise DataError(
+                f"images are scaled in floating point, [B, C, H, W], got {x.dtype} {list(x.shape)}"
+            )
+        # From Python numbers: a copy to the device would wait for it.
+        channels = zip(
+            *(v * x.shape[1] if len(v) == 1 else v for v in (self.mean, self.std)), strict=True
+        )
+        planes = [
+            (plane - mean) / std for plane, (mean, std) in zip(x.unbind(1), channels, strict=True)
+        ]
+        return torch.stack(planes, 1)
+
+    def to(self, device: torch.device | str) -> "Scaling":
+        return self
+
+
 def transform_each(
     transforms: Sequence[Transform | None], like: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor] | None:

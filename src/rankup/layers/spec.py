@@ -2,11 +2,12 @@
 shape. The network builds its layers from them, and a network folder stores them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from rankup.rank import LayerRank
+from rankup.rank import LayerRank, Place
 
 Shapes = dict[str, tuple[int, ...]]
 Sizes = tuple[int, ...]  # one for each spatial dimension
@@ -47,9 +48,9 @@ class FactoredSpec:
         """How many spatial dimensions follow the channels."""
         return self.conv.dims if self.conv else 0
 
-    def shapes(self, task: int, classes: int) -> Shapes:
-        added = self.rank.added(task)
-        shapes: Shapes = {"selector": (self.rank.used(task),)}
+    def shapes(self, place: Place, classes: int) -> Shapes:
+        added = self.rank.added(place)
+        shapes: Shapes = {"selector": (self.rank.used(place),)}
         if added:
             shapes |= {"U": (added, self.outputs), "V": (added, self.inputs)}
         if self.bias:
@@ -80,7 +81,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     kept: bool
 
-    def shapes(self, task: int, classes: int) -> Shapes:
+    def shapes(self, place: Place, classes: int) -> Shapes:
         return {"value": self.shape}
 
     def base_shapes(self) -> Shapes:
@@ -110,8 +111,8 @@ class NormSpec:
         """Whether it normalises the last dimensions, not channels."""
         return self.over in ("layer", "rms")
 
-    def shapes(self, task: int, classes: int) -> Shapes:
-        if self.shared and task > 0:
+    def shapes(self, place: Place, classes: int) -> Shapes:
+        if self.shared and not place.is_first:
             return {}
         statistics = dict.fromkeys(("mean", "var"), self.shape) if self.is_batch else {}
         return self.base_shapes() | statistics
@@ -130,7 +131,7 @@ class HeadSpec:
     inputs: int
     bias: bool
 
-    def shapes(self, task: int, classes: int) -> Shapes:
+    def shapes(self, place: Place, classes: int) -> Shapes:
         shapes: Shapes = {"weight": (classes, self.inputs)}
         return shapes | {"bias": (classes,)} if self.bias else shapes
 
@@ -150,8 +151,8 @@ class DenseSpec:
     trained: tuple[str, ...]
     kept: bool
 
-    def shapes(self, task: int, classes: int) -> Shapes:
-        return dict(self.tensors) if task == 0 and not self.kept else {}
+    def shapes(self, place: Place, classes: int) -> Shapes:
+        return dict(self.tensors) if place.is_first and not self.kept else {}
 
     def base_shapes(self) -> Shapes:
         return dict(self.tensors) if self.kept else {}
@@ -159,6 +160,16 @@ class DenseSpec:
 
 LayerSpec = FactoredSpec | NormSpec | HeadSpec | TensorSpec
 Spec = LayerSpec | DenseSpec
+
+
+def trained_with_first(specs: Sequence[Spec]) -> str | None:
+    """The name of something that is trained with the first task and serves all, if there is."""
+    for spec in specs:
+        if isinstance(spec, DenseSpec) and spec.tensors and not spec.kept:
+            return spec.tensors[0][0]
+        if isinstance(spec, NormSpec) and spec.shared:
+            return spec.name
+    return None
 
 
 def tensor_name(spec: Spec, key: str) -> str:
@@ -187,8 +198,8 @@ def from_json(data: dict[str, Any]) -> Spec:
 
 def check_parts(specs: Sequence[Spec]) -> None:
     """Raise `ValueError` if specs contradict themselves or each other."""
-    names = [spec.name for spec in specs]
-    if twice := {name for name in names if names.count(name) > 1}:
+    names = Counter(spec.name for spec in specs)
+    if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"it has two parts of the name {min(twice)!r}")
     if not isinstance(specs[-1], DenseSpec) or sum(isinstance(s, HeadSpec) for s in specs) != 1:
         raise ValueError("it must have one head, and the dense part last")

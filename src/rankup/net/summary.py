@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankup.growing.plan import folded
 from rankup.layers.spec import FactoredSpec, HeadSpec, NormSpec, Spec, WeightSpec
+from rankup.rank import Place
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -21,7 +22,7 @@ def of_network(net: IncrementalNet) -> str:
         kind = _kind(spec)
         names[kind].append(spec.name)
         # A task of two classes; heads depend on them.
-        added[kind] += sum(math.prod(shape) for shape in spec.shapes(1, 2).values())
+        added[kind] += sum(math.prod(shape) for shape in spec.shapes(Place.number(1), 2).values())
     for name, shape in net.plan.dense.tensors:
         names["shared by all tasks"].append(f"{name} {list(shape)}")
     factored = sum(s.outputs * s.inputs for s in net.plan.layers if isinstance(s, FactoredSpec))

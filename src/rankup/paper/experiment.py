@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankup.methods.settings import apart, settings_for, variant_of
-from rankup.runs.request import Device, Net, Request
+from rankup.runs.request import Device, Request
 from rankup.training.recipe import Recipe
 
 SEEDS = 5
@@ -70,7 +70,7 @@ class Experiment:
         """All its seeds, as the command line would ask for them."""
         return Request(
             stream=self.stream,
-            net=Net(self.net),
+            net=self.net,
             width=self.width,
             rank=self.rank,
             seeded=self.seeded,

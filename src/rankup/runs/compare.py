@@ -238,13 +238,15 @@ def _asked(launch: Launch) -> dict[str, Any]:
     request = launch.request
     return {
         "stream": request.stream,
-        "net": request.net.value,
+        "net": request.net,
         "width": launch.width,
         "rank": launch.rank,
         "seeded": request.seeded,
         "tasks": launch.tasks,
         "device": launch.device,
         "recipe": request.recipe,
+        **({"pretrained": True} if request.pretrained else {}),
+        **({"per_class": request.per_class} if request.per_class else {}),
         **request.recipe_options,
     }
 

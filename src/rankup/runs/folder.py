@@ -53,6 +53,9 @@ class RunConfig:
     data: str = ""  # checksum of a data set of one's own
     tasks_in_stream: int | None = None  # if only the first of them are learned
     inputs: list[int] | None = None  # the shape of a sample
+    pretrained: bool = False  # whether the network begins with published weights, and keeps them
+    per_class: int | None = None  # the most training samples of a class
+    preprocessing: dict[str, Any] | None = None  # how samples were made for a published network
 
     def but_for_its_seed(self) -> str:
         """The settings shared by runs that differ only in their seeds."""
@@ -253,12 +256,15 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
         may_differ |= {"tasks", "task_names", "data"}  # the checksum is of all tasks
     if _has_moved(stored, wanted):
         may_differ.add("stream")
-    for name, now in wanted.items():
+    # The checksum last: what else differs may be why that does.
+    for name, now in sorted(wanted.items(), key=lambda item: item[0] == "data"):
         before = stored.get(name)
         if name == "options" and isinstance(before, dict) and before.get("teacher"):
             # Its folder may have moved; whether it has learned these tasks is checked elsewhere.
             before = before | {"teacher": now.get("teacher") or before["teacher"]}
         if name in may_differ or before == now:
+            continue
+        if name == "pretrained" and before is None and now is False:  # begun by version 0.1
             continue
         if name in ("data", "inputs") and before is None:  # not stored when it was begun
             continue

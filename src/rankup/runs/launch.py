@@ -19,8 +19,9 @@ from rankup.methods.base import Method
 from rankup.methods.settings import Settings, apart, settings_for, variant_of
 from rankup.rank import parse_rank
 from rankup.runs.folder import RunConfig
+from rankup.runs.nets import as_made, wanted_inputs
 from rankup.runs.records import CONFIG, no_setting, read_config, setting
-from rankup.runs.request import Device, Net, Request
+from rankup.runs.request import Device, Request, check_net
 from rankup.runs.run import OnProgress, SeedRun, learn_run, versions
 from rankup.training.fit import data_traits
 from rankup.training.recipe import Recipe, recipe_for
@@ -28,8 +29,12 @@ from rankup.utils.torch_modes import learning_on
 
 # Settings of a request that `run` takes as keywords, and those that only concern factors.
 _REQUESTED = {"net", "width", "rank", "seeded", "tasks", "recipe", "data", "download"}
-_REQUESTED |= {"device", "threads"}
+_REQUESTED |= {"device", "threads", "pretrained", "per_class"}
 _OF_FACTORS = {"rank", "seeded", "selectors", "factors", "first_factors"}
+
+# What the nets that are ours have, if nobody says; published ones have a width of their own.
+_WIDTHS = {"mlp": 256, "resnet18": 20}
+_RANKS = {"mlp": "11,1", "resnet18": "0.1,0.02"}
 
 _QUEUES = 32  # the most that a process can have
 _ALL_QUEUES = 96  # for all processes together: twelve ran with eight each, none with 32 each
@@ -50,9 +55,8 @@ class Launch:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         share_queues(1)
         self.request, self.at_once = request, at_once or request.seeds
-        mlp = request.net is Net.mlp
-        self.width = request.width or (256 if mlp else 20)
-        self.rank = request.rank or ("11,1" if mlp else "0.1,0.02")
+        self.width = request.width or _WIDTHS.get(request.net, 0)
+        self.rank = request.rank or _RANKS.get(request.net, "4,1")
         rule = parse_rank(self.rank, request.seeded)
         self._learns_factors = bool(rule.first or rule.step)
         self.device = chosen_device(request.device, request.on is not None)
@@ -62,8 +66,11 @@ class Launch:
         self._names = dict[int, list[str]]()
         self._data = dict[int, str]()
         self._made = dict[int, Stream]()
+        self._inputs = wanted_inputs(request.net, request.pretrained)
         whole = stream or self._stream(request.seed, request.download)
         self._shape = whole[0].train_x.shape[1:]
+        made = as_made(self._inputs, whole[0])
+        self._preprocessing = None if made is None else made.to_json()
         # Before holding out, so that trials match later runs.
         self._facts = data_traits(whole.tasks)
         self._tasks_in_stream = len(whole) if request.first else None
@@ -95,7 +102,7 @@ class Launch:
             settings = Settings({}, {})
         elif settings is None:
             variant = variant_of(method, self.rank, options)
-            settings = settings_for(method, asked.stream, asked.net.value, asked.recipe, variant)
+            settings = settings_for(method, asked.stream, asked.net, asked.recipe, variant)
         recipe = replace(self._recipe(method), **{**settings.recipe, **asked.recipe_options})
         all_options = method_options(method, {**settings.options, **options})
         if recipe.crop:
@@ -106,7 +113,7 @@ class Launch:
                     stream=asked.stream,
                     method=method,
                     options=asdict(all_options),
-                    net=asked.net.value,
+                    net=asked.net,
                     width=self.width,
                     rank=self.rank,
                     seeded=asked.seeded,
@@ -121,6 +128,9 @@ class Launch:
                     data=self._data[seed],
                     tasks_in_stream=self._tasks_in_stream,
                     inputs=list(self._shape),
+                    pretrained=asked.pretrained,
+                    per_class=asked.per_class,
+                    preprocessing=self._preprocessing,
                 ),
                 self._made.get(seed),
                 out,
@@ -133,7 +143,13 @@ class Launch:
     def _stream(self, seed: int, download: bool = False) -> Stream:
         asked = self.request
         return make_stream(
-            asked.stream, tasks=asked.tasks, seed=seed, data=asked.data, download=download
+            asked.stream,
+            tasks=asked.tasks,
+            seed=seed,
+            data=asked.data,
+            download=download,
+            inputs=self._inputs,
+            per_class=asked.per_class,
         )
 
     def _note(self, seed: int, whole: Stream) -> None:
@@ -156,7 +172,7 @@ class Launch:
         return recipe_for(
             self.request.base_recipe,
             **self._facts,
-            net=self.request.net.value,
+            net=self.request.net,
             learns_factors=method != "rank" or self._learns_factors,
             device=self.device,
         )
@@ -219,7 +235,7 @@ def _threads(asked: Request, out: Path | None, alone: bool) -> int:
             )
         return before
     most = torch.get_num_threads()
-    helpful = most if asked.net is not Net.mlp else min(2, most)
+    helpful = most if asked.net != "mlp" else min(2, most)
     return asked.threads or (helpful if alone else 1)
 
 
@@ -322,10 +338,10 @@ def _as_request(
     recipe, options = apart({k: v for k, v in settings.items() if k not in asked})
     if isinstance(stream, Stream) and asked.get("tasks") is not None:
         raise RankupError("tasks is for a stream that is named, not for one that is made")
-    for name, kind in (("net", Net), ("device", Device)):
-        if name in asked and asked[name] not in list(kind):
-            raise RankupError(f"{name} must be one of {', '.join(kind)}, got {asked[name]!r}")
-        asked |= {name: kind(asked[name])} if name in asked else {}
+    check_net(asked.get("net", "mlp"))
+    if asked.get("device", Device.auto) not in list(Device):
+        raise RankupError(f"device must be one of {', '.join(Device)}, got {asked['device']!r}")
+    asked |= {"device": Device(asked["device"])} if "device" in asked else {}
     if asked.get("data") is not None:
         asked["data"] = Path(asked["data"])
     name = stream.name if isinstance(stream, Stream) else stream

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from rankup.data.decode import pixels_of, progress_bar, words_for
 from rankup.data.encoded import Pixels, read_image
+from rankup.data.inputs import ImageInput, from_json
 from rankup.data.streams import stream_info
+from rankup.data.transforms import Scaling
 from rankup.errors import DataError, RankupError
 from rankup.runs.records import (
     CONFIG,
@@ -64,6 +66,7 @@ def predict_classes(run: Path, task: str | None, files: Sequence[Path]) -> list[
             f"{run} has learned {config['stream']}, in which each task changes the images in its "
             "own way: your images are not changed like that"
         )
+    scaling = _scaling(path, config)
     manifest = Manifest.read(run / NET)
     asked = _asked_for(_known_tasks(run, manifest), task, run)
     recipe = recipe_of(setting(path, config, "recipe", dict))
@@ -71,7 +74,8 @@ def predict_classes(run: Path, task: str | None, files: Sequence[Path]) -> list[
     net = load(run / NET)
     names, predictions = asked.class_names, []
     for batch in torch.split(inputs, _TOGETHER):
-        x = as_inputs(as_floats(batch, net.dtype), recipe, net.dtype)
+        floats = as_floats(batch, net.dtype)
+        x = as_inputs(floats if scaling is None else scaling(floats), recipe, net.dtype)
         with torch.no_grad():
             shares = net(for_answers(net.body, x), task=asked.name).softmax(1)
         for row in shares:
@@ -87,7 +91,7 @@ def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:
         if task.name not in lines:
             raise RankupError(
                 f"{run / METRICS} lacks task {task.name!r}, which {NET}/ has, and with it the "
-                "names of its classes: put the file back"
+                f"names of its classes: `rankup run --resume --out {run}` adds it"
             )
         known.append(
             TaughtTask(task.name, tuple(lines[task.name] or map(str, range(task.classes))))
@@ -106,6 +110,19 @@ def _asked_for(known: Sequence[TaughtTask], task: str | None, run: Path) -> Taug
     if task is None:
         raise RankupError(f"{run} knows {len(known)} tasks; name one with --task: {listed}")
     raise RankupError(f"{run} knows no task {task!r}, only {listed}")
+
+
+def _scaling(path: Path, config: dict[str, Any]) -> Scaling | None:
+    """How the images of the run were scaled for a published network; None if they were not."""
+    if (given := config.get("preprocessing")) is None:
+        return None
+    try:
+        inputs = from_json(given)
+    except DataError as error:
+        raise no_setting(path, "preprocessing", given, f"that of an input: {error}") from None
+    if not isinstance(inputs, ImageInput):
+        raise RankupError(f"{path.parent} has learned from {inputs}, not from images")
+    return Scaling(inputs.mean, inputs.std)
 
 
 def _image_shape(path: Path, config: dict[str, Any]) -> Shape:

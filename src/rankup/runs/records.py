@@ -13,21 +13,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rankup.errors import RankupError
 from rankup.methods import method_info
 from rankup.metrics import AccuracyMatrix
-from rankup.runs.request import Device, Net, Request
+from rankup.runs.request import NETS, Device, Request, check_net
 from rankup.storage.seal import SealError, opened, seal
 from rankup.training.recipe import Recipe
 from rankup.utils.files import read_regular
 
-Choice = TypeVar("Choice", Net, Device)
-
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 NET = "net"
+_MANIFEST = "manifest.json"
 # Settings that follow from a seed. The checksum of images of one's own is taken over tasks as the
 # seed has drawn them.
 OF_A_SEED = ("seed", "task_names", "data")
@@ -38,6 +37,7 @@ _FIXED = ("method", "net", "width", "rank", "seeded", "seed", "recipe")
 _SETTINGS = frozenset(_FIXED) | {
     *("stream", "options", "tasks", "device", "threads", "task_names", "versions"),
     *("held_out", "data", "tasks_in_stream", "inputs"),
+    *("pretrained", "per_class", "preprocessing"),
 }
 _LARGEST_JSON = 1 << 26  # bytes
 _LARGEST_METRICS = 1 << 28  # those of 1000 tasks take 20 million
@@ -155,6 +155,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
     folder, config, are_sealed = path.parent, dict[str, Any](), False
     if (folder / CONFIG).exists():
         config, are_sealed = _read_settings(folder / CONFIG)
+    saved = saved_tasks(folder)  # before its lines: meanwhile a run may have learned more
     lines: list[dict[str, Any]] = []
     matrix, expected = AccuracyMatrix(), _first_seal(config)
     for number, line in enumerate(raw_lines(path), start=1):
@@ -167,26 +168,49 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
         except RankupError as error:
             raise RankupError(f"line {number} of {path} is broken: {error}") from None
         lines.append(line)
-    if are_sealed:
-        _refuse_missing_lines(path, len(lines), str(config.get("method")))
+    if are_sealed and saved > len(lines):
+        refuse_mixed_up(folder, str(config.get("method")), saved, len(lines))
     return lines, matrix
 
 
-def _refuse_missing_lines(path: Path, lines: int, method: str) -> None:
-    """Refuse metrics whose end is lost, which no seal tells: `net/` knows more tasks than they and
-    the one that may have been saved last. A method that is not continual saves all at once."""
+def refuse_mixed_up(folder: Path, method: str, saved: int, listed: int) -> None:
+    """Refuse a run whose `net/` has saved neither as many tasks as its metrics list nor one more,
+    which is there before its line: a lost end of the file matches its seals. A method that is not
+    continual saves all tasks at once."""
+    if saved < listed:
+        lacks = f"{folder / NET} lacks tasks that {METRICS} has (it holds {saved} of {listed})"
+    elif saved > listed + 1 and method_info(method).continual:
+        lacks = f"{folder / METRICS} lacks tasks that {NET}/ has (it lists {listed} of {saved})"
+    else:
+        return
+    raise RankupError(f"{lacks}: put back what is missing, or start a new run with --out")
+
+
+def saved_tasks(folder: Path) -> int:
+    """How many tasks the manifests in a run's `net/` name; of their damage others tell."""
+    manifests = [folder / NET / _MANIFEST, *(folder / NET).glob(f"*/{_MANIFEST}")]  # one per task
+    return sum(map(_tasks_in, manifests))
+
+
+def _tasks_in(manifest: Path) -> int:
     try:
-        tasks = json.loads(read_regular(path.parent / NET / "manifest.json", _LARGEST_METRICS))[
-            "tasks"
-        ]
-        saved = len(tasks) if isinstance(tasks, list) else int(tasks)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return  # of its own damage `net/` tells
-    if saved > lines + 1 and method_info(method).continual:
-        raise RankupError(
-            f"{path} lacks tasks that {NET}/ has (it lists {lines} of {saved}): put back what is "
-            "missing, or start a new run with --out"
-        )
+        tasks = json.loads(read_regular(manifest, _LARGEST_JSON))["tasks"]
+        return len(tasks) if isinstance(tasks, list) else int(tasks)
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return 0
+
+
+def unlisted_note(folders: Iterable[Path]) -> str:
+    """What to say of runs among these whose last task has no line, as if they had been killed
+    before they wrote it; nothing if there are none."""
+    for folder in folders:
+        saved = saved_tasks(folder) if (folder / CONFIG).exists() else 0
+        if saved and saved > (listed := len(read_lines(folder))):
+            return (
+                f"{folder} has learned {saved} tasks, of which {METRICS} lists {listed}: unless a "
+                f"process is at work there, `rankup run --resume --out {folder}` completes it"
+            )
+    return ""
 
 
 def raw_lines(path: Path) -> list[dict[str, Any]]:
@@ -281,11 +305,13 @@ def as_begun(
     stored = _Stored(runs[0] / CONFIG)
     before: dict[str, Any] = {
         "stream": stored.get("stream", str),
-        "net": stored.one_of("net", Net),
+        "net": stored.net(),
+        "pretrained": stored.config.get("pretrained") is True,
+        "per_class": stored.config.get("per_class"),
         "width": stored.get("width", int),
         "rank": stored.get("rank", str),
         "seeded": stored.get("seeded", str | None),
-        "device": stored.one_of("device", Device),
+        "device": stored.device(),
     }
     if not (said("seed") or said("seeds")):
         before |= _seeds(root, runs)
@@ -321,8 +347,17 @@ class _Stored:
     def get(self, name: str, kind: Any) -> Any:
         return setting(self.path, self.config, name, kind)
 
-    def one_of(self, name: str, choices: type[Choice]) -> Choice:
-        value = self.get(name, str)
-        if value not in list(choices):
-            raise no_setting(self.path, name, value, f"one of {', '.join(choices)}")
-        return choices(value)
+    def net(self) -> str:
+        value: str = self.get("net", str)
+        try:
+            check_net(value)
+        except RankupError:
+            expected = f"one of {', '.join(NETS)}, or a published network's name"
+            raise no_setting(self.path, "net", value, expected) from None
+        return value
+
+    def device(self) -> Device:
+        value = self.get("device", str)
+        if value not in list(Device):
+            raise no_setting(self.path, "device", value, f"one of {', '.join(Device)}")
+        return Device(value)

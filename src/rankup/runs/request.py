@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rankup.errors import RankupError
 from rankup.methods.settings import base_recipe
 from rankup.runs.ray_pool import check_address
 from rankup.training.recipe import recipe_for
@@ -13,9 +14,8 @@ from rankup.training.recipe import recipe_for
 _LONGEST = 100  # bytes of a stream's name in a folder's name, which may have 255
 
 
-class Net(StrEnum):
-    mlp = "mlp"
-    resnet18 = "resnet18"
+NETS = ("mlp", "resnet18")  # ours; all others are published ones
+PUBLISHED = {"timm:": "NAME", "hf:": "NAME_OR_PATH"}
 
 
 class Device(StrEnum):
@@ -29,11 +29,13 @@ class Request:
     """The options that all commands that learn have in common."""
 
     stream: str = "p-digits"
-    net: Net = Net.mlp
+    net: str = "mlp"
+    pretrained: bool = False
     width: int | None = None
     rank: str | None = None
     seeded: str | None = None
     tasks: int | None = None
+    per_class: int | None = None
     recipe: str = "default"
     seed: int = 0
     seeds: int = 1  # how many, from `seed` on
@@ -49,13 +51,18 @@ class Request:
     is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
 
     def __post_init__(self) -> None:
-        # Both refuse before data is loaded.
+        # All of these refuse before data is loaded.
+        check_net(self.net)
+        if self.pretrained and not is_published(self.net):
+            raise RankupError(f"--pretrained is for --net {_published()}, not for {self.net}")
+        if self.width and is_published(self.net):
+            raise RankupError(f"--width is for --net {' and '.join(NETS)}, {self.net} has its own")
         check_address(self.on)
         replace(recipe_for(self.base_recipe), **self.recipe_options)
 
     def folder(self, command: str) -> Path:
         """Where a command of several runs writes, unless told otherwise."""
-        net = "" if self.net is Net.mlp else f"-{self.net.value}"
+        net = "" if self.net == "mlp" else f"-{as_part_of_a_name(self.net)}"
         return Path("runs") / f"{command}-{self.stream_name}{net}"
 
     @property
@@ -77,8 +84,29 @@ class Request:
         >>> Request(stream=f"split:{'photos/' * 20}birds").stream_name
         'split-birds-01f42509'
         """
-        name, encoded = self.stream, self.stream.encode(errors="replace")
-        if len(encoded) > _LONGEST:
-            last = Path(name.removeprefix("split:")).name[: _LONGEST // 2]
-            name = f"split:{last}-{hashlib.sha256(encoded).hexdigest()[:8]}"
-        return name.replace("/", "_").replace(":", "-")
+        return as_part_of_a_name(self.stream)
+
+
+def check_net(net: str) -> None:
+    """Refuse what is no network's name."""
+    if net not in NETS and not is_published(net):
+        raise RankupError(f"net must be one of {', '.join(NETS)}, {_published(', ')}, got {net!r}")
+
+
+def is_published(net: str) -> bool:
+    """Whether a network's name is that of a published one, which may have weights."""
+    return isinstance(net, str) and any(net.startswith(kind) and net != kind for kind in PUBLISHED)
+
+
+def as_part_of_a_name(name: str) -> str:
+    """A stream's or network's name as part of a folder's. Most of a long path becomes a hash."""
+    kind, colon, path = name.partition(":")
+    encoded = name.encode(errors="replace")
+    if len(encoded) > _LONGEST:
+        last = Path(path or kind).name[: _LONGEST // 2]
+        name = f"{kind}{colon}{last}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+    return name.replace("/", "_").replace(":", "-")
+
+
+def _published(between: str = " or ") -> str:
+    return between.join(f"{kind}{what}" for kind, what in PUBLISHED.items())

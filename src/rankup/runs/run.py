@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import rankup
-from rankup import models
 from rankup.data.heldout import hold_out
+from rankup.data.inputs import from_json
 from rankup.data.streams import Stream, make_stream
 from rankup.data.tasks import Task
 from rankup.data.transforms import check_pad
 from rankup.growing.options import GrowOptions
-from rankup.methods import method_class, method_info, method_options
+from rankup.methods import method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.metrics import AccuracyMatrix
 from rankup.net.network import IncrementalNet
@@ -46,7 +45,8 @@ from rankup.runs.folder import (
     write_config,
     write_lines,
 )
-from rankup.runs.records import METRICS, NET, read_lines, recipe_of
+from rankup.runs.nets import make_module
+from rankup.runs.records import NET, read_lines, recipe_of, refuse_mixed_up
 from rankup.training.batches import Feed
 from rankup.training.checkpoint import Checkpoint, CheckpointError
 from rankup.training.engine.select import Engine
@@ -106,9 +106,10 @@ def run_together(
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
     engine, failures = Engine(note, alike=alike), dict[SeedRun, TaskFailed]()
     checkpoints = Checkpoints(note)
-    with working_in(r.out for r in runs if r.out and not r.finished):
+    with working_in(r.out for r in runs if r.out and (not r.finished or r.has_checkpoint)):
         for seed_run in runs:
             seed_run.refuse_if_outdated()
+            seed_run.drop_old_checkpoint()
         while going := [r for r in runs if not r.finished and r not in failures]:
             # Runs that were stopped at different tasks catch up first.
             next_task = min(len(r.lines) for r in going)
@@ -206,7 +207,11 @@ class SeedRun:
             check_pad(recipe.crop, task.train_x.shape)
         return Setting(
             module=make_module(config, first).to(first.train_x.device),
-            grow_options=GrowOptions(parse_rank(config.rank, config.seeded), seed=config.seed),
+            grow_options=GrowOptions(
+                parse_rank(config.rank, config.seeded),
+                base="keep" if config.pretrained else "new",
+                seed=config.seed,
+            ),
             recipe=recipe,
             seed=config.seed,
             tasks=self.stream.tasks,
@@ -265,8 +270,15 @@ class SeedRun:
     def _make_stream(self) -> Stream:
         config = self.config
         count = config.tasks_in_stream or config.tasks
+        made_by = config.preprocessing
         whole = make_stream(
-            config.stream, tasks=count, seed=config.seed, data=self.data, progress=False
+            config.stream,
+            tasks=count,
+            seed=config.seed,
+            data=self.data,
+            progress=False,
+            inputs=None if made_by is None else from_json(made_by),
+            per_class=config.per_class,
         )
         learned = whole.first(config.tasks)
         return hold_out(learned, config.held_out, config.seed) if config.held_out else learned
@@ -276,7 +288,8 @@ class SeedRun:
         method_class(self.config.method).check(self.setting)
         if self.out is not None:
             check_folder(self.config, self.out, self.resume)
-            self._refuse_mixed_up(self.out)
+            learned, listed = self.method.learned, len(self.lines)
+            refuse_mixed_up(self.out, self.config.method, learned, listed)
 
     def open(self) -> None:
         """Check it, and make its folder: last, so that a refused run leaves none in the way of
@@ -284,22 +297,6 @@ class SeedRun:
         self.check()
         if self.out is not None:
             write_config(self.config, self.out)
-
-    def _refuse_mixed_up(self, out: Path) -> None:
-        """Refuse a network that has learned neither as many tasks as there are lines nor one more:
-        it would be tested in place of another."""
-        learned, listed = self.method.learned, len(self.lines)
-        again = "put back what is missing, or start a new run with --out"
-        if learned < listed:
-            raise RunError(
-                f"{out / NET} lacks tasks that {METRICS} has (it holds {learned} of {listed}): "
-                f"{again}"
-            )
-        if learned > listed + 1 and method_info(self.config.method).continual:
-            raise RunError(
-                f"{out / METRICS} lacks tasks that {NET}/ has (it lists {listed} of "
-                f"{learned}): {again}"
-            )
 
     def refuse_if_outdated(self) -> None:
         """Refuse to work with what was read before the folder was locked, if it has changed. The
@@ -313,6 +310,16 @@ class SeedRun:
             )
         if not self.finished:
             record_torch(self.config, self.out)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.out is not None and (self.out / CHECKPOINT).is_file()
+
+    def drop_old_checkpoint(self) -> None:
+        """Remove what is left of a run that was killed between its last line and its end. The
+        caller must hold the lock."""
+        if self.finished and self.has_checkpoint:
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def warn_if_capped(self) -> None:
         """Warn where a task gets less rank than was asked for, as `grow` does."""
@@ -376,16 +383,6 @@ class SeedRun:
         if self.out is not None:
             write_lines(self.out, self.lines)
             (self.out / CHECKPOINT).unlink(missing_ok=True)
-
-
-def make_module(config: RunConfig, task: Task) -> nn.Module:
-    """The network that the tasks' inputs fit into."""
-    shape = task.train_x.shape[1:]
-    if config.net == "mlp":
-        return models.mlp(shape.numel(), hidden=[config.width, config.width])
-    if len(shape) != 3:
-        raise RunError(f"resnet18 takes images, got inputs of shape {list(shape)}")
-    return models.resnet18(config.width, image_size=shape[-1], channels=shape[0])
 
 
 def versions() -> dict[str, str]:

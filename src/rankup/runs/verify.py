@@ -19,7 +19,9 @@ from rankup.runs.records import (
     read_config,
     read_json,
     read_lines,
+    refuse_mixed_up,
     runs_below,
+    saved_tasks,
 )
 from rankup.storage.manifest import is_of_network
 from rankup.storage.seal import opened
@@ -59,18 +61,25 @@ def verify_run(run: Path) -> Verification:
         lines = raw_lines(run / METRICS) if config is None else read_lines(run)
     except RankupError as error:
         problems.append(str(error))
+    saved = saved_tasks(run)  # at once: it may be learning more
     problems += checkpoint_problems(run)
-    if lines is not None:
-        problems += _missing(run, config, len(lines))
-    problems += _network_problems(run / NET, lines)
+    in_network = _network_problems(run / NET)
+    if lines is not None and not in_network:
+        in_network = _missing(run, config, saved, len(lines))
+    problems += in_network
     kind = Verification if problems or is_sealed(run) else _WithoutSeals
     return kind(run, tuple(str(line["task"]) for line in lines or ()), tuple(problems))
 
 
-def _missing(run: Path, config: dict[str, Any] | None, learned: int) -> list[str]:
-    """What a run that has learned so many tasks lacks altogether."""
+def _missing(run: Path, config: dict[str, Any] | None, saved: int, learned: int) -> list[str]:
+    """What the network or the lines of a run lack, which has so many tasks in each of them."""
     if not learned:
         return []
+    try:
+        if config and saved:  # version 0.1 did not say how many tasks were in weights
+            refuse_mixed_up(run, config["method"], saved, learned)
+    except RankupError as error:
+        return [str(error)]
     try:
         kind = method_class(config["method"]) if config else None
     except RankupError:  # a method of one's own that is not installed here
@@ -79,16 +88,11 @@ def _missing(run: Path, config: dict[str, Any] | None, learned: int) -> list[str
     return [] if has_net else [f"{run / NET} holds nothing, but {METRICS} lists {learned} tasks"]
 
 
-def _network_problems(net: Path, lines: list[dict[str, Any]] | None) -> list[str]:
+def _network_problems(net: Path) -> list[str]:
     if not is_of_network(net):
         homes = [net, *sorted(path for path in net.glob("*") if path.is_dir())]  # one per task
         return [problem for home in homes if has_weights(home) for problem in verify_weights(home)]
-    verdict = verify_network(net)
-    problems, learned = list(verdict.problems), len(verdict.tasks)
-    # One task more is what a crash leaves between the network and its line.
-    if not problems and lines is not None and not len(lines) <= learned <= len(lines) + 1:
-        problems.append(f"{net} has {learned} tasks, but {METRICS} lists {len(lines)}")
-    return problems
+    return list(verify_network(net).problems)
 
 
 def _problems_beside(path: Path) -> list[str]:

@@ -32,6 +32,7 @@ from rankup.methods.shared.weights_file import (
     write_weights,
 )
 from rankup.metrics import Footprint, numbers
+from rankup.rank import Place
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
@@ -72,7 +73,8 @@ class DenseMethod(Method):
         self.body = copy_of(setting.module, replaced)
         # The same name for all, so that all of these methods start from the same weights.
         with seeds.seeded_rng(plan.device, seeds.number(setting.seed, "finetune")):
-            self._take_over(redrawn(setting.module))
+            keeps = setting.grow_options.base == "keep"
+            self._take_over(setting.module if keeps else redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
         self._updating: set[str] = set()  # buffers that their modules update by themselves
@@ -249,7 +251,7 @@ class DenseMethod(Method):
         """What a layer must have stored of a task; None if that is not known."""
         dtype, tasks = self.plan.dtype, self.setting.tasks
         if isinstance(layer, TaskNorm):
-            shapes = layer.spec.shapes(task, 0).items()
+            shapes = layer.spec.shapes(Place.number(task), 0).items()
             return {k: Layout(s, dtype, least=0 if k == "var" else -math.inf) for k, s in shapes}
         if not isinstance(layer, TaskHead | LearningHeads):
             return None

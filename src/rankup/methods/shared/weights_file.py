@@ -28,9 +28,10 @@ from rankup.layers import Tensors
 from rankup.methods.shared.layout import is_finite
 from rankup.storage import schema
 from rankup.storage.atomic import UNFINISHED, is_unfinished, json_bytes, make_folder, write_file
-from rankup.storage.manifest import FORMAT, MANIFEST, METHOD_FORMAT, File, format_of
+from rankup.storage.manifest import FORMAT, MANIFEST, METHOD_FORMAT, File, format_of, open_manifest
 from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
+from rankup.utils.text import is_printable
 
 _VERSION = 1
 _UNSEALED = "weights.safetensors"  # of version 0.1
@@ -92,12 +93,12 @@ def write_weights(folder: Path, tensors: Tensors, about: About) -> None:
     make_folder(folder)
     old = _last(folder)
     new = _Manifest(about, File.of(_next_name(folder, old), content))
-    if old is not None and new.weights.sha256 == old.weights.sha256 and about == old.about:
-        with suppress(OSError):
-            if read_regular(folder / old.weights.file, old.weights.size) == content:
-                return
-    write_file(folder / new.weights.file, content)
-    write_file(folder / MANIFEST, new.to_bytes())
+    if old is not None and _is_there(folder, old, new, content):
+        new = old
+    else:
+        write_file(folder / new.weights.file, content)
+        write_file(folder / MANIFEST, new.to_bytes())
+    # Also if nothing was new: a save that was killed may have left the weights before its own.
     for path in _left_over(folder, new.weights.file):
         with suppress(OSError):  # it is in nobody's way
             path.unlink()
@@ -160,6 +161,16 @@ def _last(folder: Path) -> _Manifest | None:
         return None
 
 
+def _is_there(folder: Path, old: _Manifest, new: _Manifest, content: bytes) -> bool:
+    """Whether the last save wrote the same, and what it wrote is still there."""
+    if old.about != new.about or old.weights.sha256 != new.weights.sha256:
+        return False
+    try:
+        return read_regular(folder / old.weights.file, old.weights.size) == content
+    except OSError:
+        return False
+
+
 def _next_name(folder: Path, old: _Manifest | None) -> str:
     """A name that the last save does not have. It follows from its manifest alone, so that a run
     that was killed and resumed writes what another would."""
@@ -180,21 +191,7 @@ def _left_over(folder: Path, current: str) -> Iterator[Path]:
 
 def _read_manifest(folder: Path) -> _Manifest:
     path = folder / MANIFEST
-    try:
-        data = json.loads(_read(path, _LARGEST_MANIFEST))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} is truncated or edited: it is not JSON") from None
-    if not isinstance(data, dict) or data.get("format") != METHOD_FORMAT:
-        raise StoreError(f"{path} is not the manifest of a method's weights")
-    if data.get("version") != _VERSION:
-        raise StoreError(
-            f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup reads "
-            f"version {_VERSION}: it was written by a newer rankup"
-        )
-    if data.pop("sha256", None) != seal(data):
-        raise StoreError(f"{path} was edited: it does not match its own SHA-256")
+    data = open_manifest(path, _read(path, _LARGEST_MANIFEST), METHOD_FORMAT, _VERSION)
     try:
         _check_manifest(data, "")
     except ValueError as error:
@@ -253,5 +250,5 @@ def _said_by(content: bytes, of: str) -> str:
 
 def _refuse_other(path: Path, wrote: str, of: str) -> None:
     if wrote != of:
-        shown = wrote if schema.is_printable(wrote) and len(wrote) < 200 else reprlib.repr(wrote)
+        shown = wrote if is_printable(wrote) and len(wrote) < 200 else reprlib.repr(wrote)
         raise StoreError(f"{path} belongs to {shown}, not to {of}")

@@ -1,0 +1,200 @@
+"""Answers to questions: inputs are made off the event loop, then run in the queue's batches."""
+
+import asyncio
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankup.data.inputs import ImageInput, TensorInput
+from rankup.errors import RankupError
+from rankup.inference.batcher import Batcher, QueueFull
+from rankup.inference.limits import Limits
+from rankup.inference.questions import DTYPES, Asked, Packed, Question
+from rankup.inference.served import Snapshot, TaskCard
+
+_QUICK = 2e-4  # seconds for one input
+_SMALL = 1 << 14  # numbers that are read faster than they are handed to a thread
+
+
+class Answering:
+    """Prepares inputs and asks the queue.
+
+    Args:
+        threads: that decode images and split texts into tokens.
+    """
+
+    def __init__(self, batcher: Batcher, limits: Limits, threads: int = 2) -> None:
+        self.batcher, self.limits = batcher, limits
+        self._pool = ThreadPoolExecutor(threads, "rankup-inputs")
+        self._preparing = 0
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    async def answers(self, asked: Asked) -> list[dict[str, Any]]:
+        """An entry for each input and task, in the order in which they were asked."""
+        submit, futures = self.batcher.submit, []
+        try:
+            for question in asked.questions:
+                made = self._few_numbers(question) or await self._in_a_thread(question)
+                for card in question.tasks:
+                    futures.append(submit(made[card.kind], card.name))
+            rows = iter([await future for future in futures])
+        except BaseException:
+            for future in futures:  # nobody will read them
+                future.cancel()
+            raise
+        return [
+            _answer(number, question, card, next(rows), asked.top)
+            for number, question in enumerate(asked.questions)
+            for card in question.tasks
+        ]
+
+    def _few_numbers(self, question: Question) -> dict[int, Tensor] | None:
+        """An input of few numbers, as each kind of its tasks takes it; None for other inputs."""
+        if question.kind != "tensor" or _count(question.content) > _SMALL:
+            return None
+        if len(question.tasks) == 1:
+            return {question.tasks[0].kind: made(question, question.tasks[0], self.limits)}
+        kinds = {card.kind: card for card in question.tasks}
+        return {kind: made(question, card, self.limits) for kind, card in kinds.items()}
+
+    async def _in_a_thread(self, question: Question) -> dict[int, Tensor]:
+        """An input as each kind of its tasks takes it."""
+        if self._preparing >= self.limits.queue:
+            raise QueueFull(f"{self._preparing} inputs are being read already: ask again later")
+        loop = asyncio.get_running_loop()
+        kinds = {card.kind: card for card in question.tasks}
+        self._preparing += 1
+        try:
+            return {
+                kind: await loop.run_in_executor(self._pool, made, question, card, self.limits)
+                for kind, card in kinds.items()
+            }
+        finally:
+            self._preparing -= 1
+
+
+def made(question: Question, card: TaskCard, limits: Limits) -> Tensor:
+    """A question's input as one of its tasks takes it."""
+    inputs = card.inputs
+    if inputs is None:
+        if question.kind == "tensor":
+            return _as_numbers(question.content)
+        raise RankupError(
+            f"task {card.name!r} does not say how it makes its inputs of {question.kind}s: send "
+            "a tensor"
+        )
+    if inputs.kind != question.kind:
+        raise RankupError(f"task {card.name!r} takes {inputs}, got {_article(question.kind)}")
+    if question.kind == "image":
+        check_pixels(question.content, question.label, limits.pixels)
+    if isinstance(inputs, TensorInput):
+        numbers = _as_numbers(question.content, inputs.shape)
+        return numbers if inputs.dtype == "float32" else numbers.long()
+    return inputs.batch([question.content])[0]
+
+
+def _as_numbers(content: list[Any] | Packed, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Numbers as float32: NumPy reads nested lists several times faster than torch."""
+    try:
+        if isinstance(content, Packed):
+            flat = np.frombuffer(content.content, DTYPES[content.dtype])
+            array = flat.astype(np.float32).reshape(content.shape)
+        else:
+            array = np.array(content, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError):
+        wanted = "as many numbers as its shape says"
+        if not isinstance(content, Packed):
+            wanted = "nested lists of numbers, equally long"
+        raise RankupError(f"tensor must be {wanted}") from None
+    if shape is not None and array.shape != shape:
+        raise RankupError(f"the tensor is of shape {list(array.shape)}, expected {list(shape)}")
+    if not np.isfinite(array).all():
+        raise RankupError("the tensor holds NaN or infinity")
+    return torch.from_numpy(array)
+
+
+def check_pixels(content: bytes, label: str | None, most: int) -> None:
+    """Refuse an image of too many pixels before it is decoded. What is no image is refused by who
+    decodes it."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            width, height = image.size
+    # As a warning only where warnings are errors.
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RankupError(
+            f"{label or 'the image'} has more than {most:,} pixels, which is the most"
+        ) from None
+    except Exception:
+        return
+    if width * height > most:
+        raise RankupError(
+            f"{label or 'the image'} has {width}×{height} pixels, expected at most {most:,} in all"
+        )
+
+
+@torch.inference_mode()
+def is_quick(known: Snapshot) -> bool:
+    """Whether the network answers so fast that handing inputs to a thread would take longer."""
+    card = next(iter(known.tasks.values()), None)
+    if card is None or not isinstance(card.inputs, TensorInput | ImageInput):
+        return False
+    shape = card.inputs.shape if isinstance(card.inputs, TensorInput) else _shape(card.inputs)
+    x = torch.zeros(1, *shape, dtype=known.net.dtype)
+    seconds = []
+    try:
+        for _ in range(5):
+            began = time.perf_counter()
+            known.net(x, task=card.name)
+            seconds.append(time.perf_counter() - began)
+    except Exception:  # each request will say what is wrong
+        return False
+    return min(seconds) < _QUICK
+
+
+def _shape(inputs: ImageInput) -> tuple[int, int, int]:
+    return inputs.channels, inputs.size, inputs.size
+
+
+def probabilities(logits: Tensor) -> list[list[float]]:
+    """What the queue makes of a batch's logits."""
+    if logits.dim() != 2:
+        raise RankupError(f"the network answers with logits of shape {list(logits.shape)}")
+    return logits.float().softmax(1).tolist()
+
+
+def _answer(
+    number: int, question: Question, card: TaskCard, row: list[float], top: int
+) -> dict[str, Any]:
+    of_task = row[: card.classes]
+    order = sorted(range(len(of_task)), key=of_task.__getitem__, reverse=True)[:top]
+    names = card.class_names
+    answer: dict[str, Any] = {"item": number, "task": card.name}
+    if question.label is not None:
+        answer["file"] = question.label
+    answer["classes"] = [
+        {"name": names[index], "probability": round(of_task[index], 6)} for index in order
+    ]
+    return answer
+
+
+def _count(content: Any) -> int:
+    """About how many numbers nested lists hold."""
+    if isinstance(content, Packed):
+        return len(content.content)
+    count = 1
+    while isinstance(content, list) and content:
+        count, content = count * len(content), content[0]
+    return count
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

@@ -1,0 +1,226 @@
+"""A queue in front of a network: requests that arrive together run as one mixed batch."""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankup.errors import RankupError
+
+AnyFuture = Any  # of concurrent.futures, or of asyncio
+Network = Callable[..., Any]  # net(x, task=…): a name for all samples, or a list of one for each
+
+
+class QueueFull(RankupError):
+    """More requests wait than the queue takes: ask again later."""
+
+
+class Closed(RankupError):
+    """The queue takes no more requests."""
+
+
+class _Request(NamedTuple):
+    x: Tensor
+    task: str
+    future: AnyFuture
+
+
+class Batcher:
+    """Runs requests for different tasks together, in a thread of its own or on an event loop.
+
+    A batch starts when it is full, or when its oldest request has waited for `wait_ms`; inputs of
+    different shapes that arrive together run one shape after another. If a batch fails, its
+    requests are run one by one, so that only those to blame fail.
+
+    Args:
+        net: called as `net(x, task=…)`, with one task's name or a list of a name per sample. It
+            may be replaced at any time: `batcher.net = other`.
+        most: requests in a batch.
+        wait_ms: milliseconds that a request waits for others.
+        longest_queue: requests that may wait; one more raises `QueueFull`.
+        finish: makes a list, with an entry per sample, of a batch's logits.
+        loop: the event loop that awaits the answers. A batch's answers reach it in one go. Without
+            one, requests may come from any thread, and get futures of `concurrent.futures`.
+        inline: run batches on the loop itself, in place of a thread. For a network that takes less
+            than a millisecond this is faster: Python's threads take turns, and taking turns takes
+            longer than the network. Meanwhile the loop does nothing else.
+        on_batch: told how many requests each batch had.
+
+    >>> import rankup
+    >>> net = rankup.grow(rankup.models.mlp(4, hidden=[8]), rankup.Rank(2, 1))
+    >>> for name in ("cats", "dogs"):
+    ...     net.begin_task(name, classes=3)
+    ...     net.commit_task()
+    >>> with Batcher(net.eval()) as batcher:
+    ...     answers = [batcher.submit(torch.ones(4), task) for task in ("cats", "dogs", "cats")]
+    ...     [answer.result().shape for answer in answers]
+    [torch.Size([3]), torch.Size([3]), torch.Size([3])]
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        most: int = 64,
+        wait_ms: float = 2.0,
+        longest_queue: int = 1024,
+        *,
+        finish: Callable[[Tensor], Sequence[Any]] = Tensor.unbind,
+        loop: asyncio.AbstractEventLoop | None = None,
+        inline: bool = False,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> None:
+        if most < 1 or wait_ms < 0 or longest_queue < 1:
+            raise RankupError(
+                "a queue needs batches of at least 1, a wait of at least 0 and room for at least "
+                f"1 request, got {most}, {wait_ms} and {longest_queue}"
+            )
+        self.net, self.most, self.wait, self.longest = net, most, wait_ms / 1000, longest_queue
+        self._finish, self._loop, self._on_batch = finish, loop, on_batch
+        self._waiting: deque[_Request] = deque()
+        self._oldest = 0.0  # when the first of those that wait came
+        self._changed = threading.Condition()
+        self._closed = False
+        self._due: asyncio.Handle | None = None  # when the next batch runs on the loop
+        self._thread = None
+        if not inline:
+            self._thread = threading.Thread(target=self._serve, name="rankup-batches", daemon=True)
+            self._thread.start()
+        elif loop is None:
+            raise RankupError("a queue without a thread needs an event loop to run on")
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    def submit(self, x: Tensor, task: str) -> AnyFuture:
+        """Ask a task about one input, without a dimension of samples. The future's result is the
+        task's logits, `[classes]`, or what `finish` makes of them; in a mixed batch, classes that a
+        task has fewer than the widest are −inf."""
+        future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
+        with self._changed:
+            if self._closed:
+                raise Closed("the server is shutting down: ask again later")
+            if len(self._waiting) >= self.longest:
+                raise QueueFull(f"{self.longest} requests are waiting already: ask again later")
+            self._waiting.append(_Request(x, task, future))
+            count = len(self._waiting)
+            if count == 1:
+                self._oldest = time.monotonic()
+            if self._thread is None:
+                self._plan(count)
+            elif count in (1, self.most):  # the thread sleeps until there is one, or enough
+                self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Answer what is waiting, then end. Later requests raise `Closed`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        while self._waiting:  # what was to run on the loop
+            self._process(self._taken())
+
+    def __enter__(self) -> "Batcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _plan(self, count: int) -> None:
+        """Run a batch on the loop: now if it is full, else when its time is over."""
+        assert self._loop is not None
+        if count == 1:
+            self._due = self._loop.call_later(self.wait, self._run_due)
+        elif count == self.most and self._due is not None:
+            self._due.cancel()
+            self._due = self._loop.call_soon(self._run_due)
+
+    def _run_due(self) -> None:
+        assert self._loop is not None
+        batch = self._taken()
+        if self._waiting:
+            self._due = self._loop.call_soon(self._run_due)
+        self._process(batch)
+
+    def _serve(self) -> None:
+        while batch := self._next():
+            self._process(batch)
+
+    def _next(self) -> list[_Request]:
+        """The next batch, once it is due; empty when the queue is closed and nothing waits."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            due = self._oldest + self.wait
+            while len(self._waiting) < self.most and not self._closed:
+                if (left := due - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left)
+            self._oldest = time.monotonic()  # at most one batch too late for those that are left
+            return self._taken()
+
+    def _taken(self) -> list[_Request]:
+        return [self._waiting.popleft() for _ in range(min(self.most, len(self._waiting)))]
+
+    def _process(self, batch: Sequence[_Request]) -> None:
+        by_shape: dict[Any, list[_Request]] = defaultdict(list)
+        for request in batch:
+            if not request.future.cancelled():  # else nobody waits for it any more
+                by_shape[request.x.shape, request.x.dtype].append(request)
+        if self._on_batch is not None:
+            self._on_batch(len(batch))
+        for alike in by_shape.values():
+            self._deliver(alike, self._answers(alike))
+
+    def _answers(self, requests: Sequence[_Request]) -> Sequence[Any]:
+        try:
+            return self._run(requests)
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+            return [answer for request in requests for answer in self._answers([request])]
+
+    @torch.inference_mode()
+    def _run(self, requests: Sequence[_Request]) -> Sequence[Any]:
+        names = [request.task for request in requests]
+        x = torch.stack([request.x for request in requests])
+        # One task by itself is answered as `net(x, task=name)` does it.
+        logits = logits_of(self.net(x, task=names[0] if len(set(names)) == 1 else names))
+        return self._finish(logits)
+
+    def _deliver(self, requests: Sequence[_Request], answers: Sequence[Any]) -> None:
+        pairs = list(zip((request.future for request in requests), answers, strict=True))
+        if self._loop is None or self._thread is None:
+            _resolve(pairs)
+            return
+        with suppress(RuntimeError):  # the loop has ended, and with it all who waited
+            self._loop.call_soon_threadsafe(_resolve, pairs)
+
+
+def _resolve(pairs: Sequence[tuple[AnyFuture, Any]]) -> None:
+    for future, answer in pairs:
+        if future.done():  # its caller has gone
+            continue
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+
+def logits_of(answer: Any) -> Tensor:
+    """A module's logits: its answer, or among its outputs that of this name."""
+    logits = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise RankupError(
+            f"the network answers with a {type(answer).__name__}, expected a tensor of logits"
+        )
+    return logits

@@ -1,0 +1,24 @@
+"""What a server takes at most, and the error that refuses the rest."""
+
+from dataclasses import dataclass
+
+from rankup.errors import RankupError
+
+
+class Refused(RankupError):
+    """A request that is answered with an error: one sentence and an HTTP status."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Limits:
+    body: int = 16 << 20  # bytes of a request
+    zip: int = 512 << 20  # bytes of a request that brings a zip to learn from
+    bodies: int = 1 << 30  # bytes of all requests that are being read
+    pixels: int = 1 << 25  # of an image
+    items: int = 256  # inputs in a request, times the tasks that each is asked of
+    queue: int = 1024  # inputs that wait to be answered
+    patience: float = 20.0  # seconds in which a request's headers must have come, then its body
