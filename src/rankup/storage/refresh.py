@@ -1,20 +1,29 @@
 """Taking up tasks that another process has saved since a network was loaded."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rankup.errors import StoreError
 from rankup.net.network import IncrementalNet
+from rankup.storage import notes
 from rankup.storage.manifest import MANIFEST, Manifest
-from rankup.storage.store import StrPath, _moved, _read_task
+from rankup.storage.reading import read_task
+from rankup.storage.store import StrPath, _moved
 
-Signature = tuple[int, int, int]
+Signature = tuple[object, ...]
 
 
 def signature(path: StrPath) -> Signature | None:
     """What changes whenever a network is saved to a folder; None if there is none. Cheap enough to
     be asked for many times a second."""
+    files = (_stat(Path(path) / name) for name in (MANIFEST, notes.NOTES))
+    manifest, said = files
+    return None if manifest is None else (manifest, said)
+
+
+def _stat(path: Path) -> tuple[int, int, int] | None:
     try:
-        about = (Path(path) / MANIFEST).stat()
+        about = path.stat()
     except OSError:
         return None
     return about.st_mtime_ns, about.st_size, about.st_ino
@@ -22,22 +31,29 @@ def signature(path: StrPath) -> Signature | None:
 
 def refresh(net: IncrementalNet, path: StrPath) -> list[str]:
     """Add the tasks that a folder has more than a network that was loaded from it, and return their
-    names. Only their files are read; other threads may go on asking the network.
+    names. Only their files are read, and what is said of tasks; other threads may go on asking.
 
     Raises `StoreError` if the folder has changed in any other way: then it is to be loaded again.
     """
     folder = Path(path)
     manifest = Manifest.read(folder)
-    known = len(net.tasks)
-    files = [file for _, file in manifest.tasks]
+    tasks, known = manifest.task_list(), len(net.tasks)
+    files = {task.name: file for task, file in manifest.tasks}
     is_same = manifest.options == net.options and manifest.specs == net.plan.specs
-    if not is_same or [net.saved_files.get(file.file) for file in files[:known]] != files[:known]:
-        raise StoreError(f"{folder} holds another network than the one that was loaded from it")
     if len(files) < known:
         raise StoreError(f"{folder} has lost tasks: it has {len(files)}, the network has {known}")
-    if new := [task for task, _ in manifest.tasks[known:]]:
-        read = [_read_task(folder, manifest, index) for index in range(known, len(files))]
+    if not is_same or [*files.items()][:known] != [(n, net.saved_files.get(n)) for n in net.tasks]:
+        raise StoreError(f"{folder} holds another network than the one that was loaded from it")
+    new = [tasks.explicit(index) for index in range(known, len(files))]
+    if new:
+        read = [read_task(folder, manifest, tasks, index) for index in range(known, len(files))]
         by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
-        net._append(new, by_part)
-        net.saved_files.update({file.file: file for file in files[known:]})
+        net._append(net._tasks.following(new), by_part)
+        net.saved_files.update({task.name: files[task.name] for task in new})
+    # What was said of tasks since then.
+    for index, task in enumerate(tasks.tasks[:known]):
+        if task.about != net._tasks.tasks[index].about:
+            net._tasks.tasks[index] = replace(net._tasks.tasks[index], about=task.about)
+    net.inputs = manifest.inputs or net.inputs
+    net.notes = {name: note for name, note in notes.read(folder).items() if name in net.tasks}
     return [task.name for task in new]
