@@ -68,10 +68,10 @@ def test_worker_learns_tests_and_saves(
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(learn_images, "tell", lambda **message: told.append(message))
     images = write(tmp_path / "images", photos())
-    learn_images.learn_images(folder, images, "light", 15)
+    learn_images.learn_images(folder, images, "light", 40)
     assert [message["stage"] for message in told][:2] == ["reading", "learning"]
     losses = [message["loss"] for message in told if "loss" in message]
-    assert len(losses) == 15
+    assert len(losses) == 40
     assert losses[-1] < losses[0]
     assert told[-1]["stage"] == "done"
     assert told[-1]["accuracy"] >= 0.75
