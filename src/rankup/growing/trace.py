@@ -15,6 +15,7 @@ from torch import fx, nn
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.growing.copying import copy_of, unregistered
+from rankup.growing.readers import readings_in
 from rankup.growing.supported import computes_as_torchs_own, has_hooks
 from rankup.layers import CONVOLUTIONS, TaskLayer
 
@@ -54,6 +55,8 @@ class Trace:
             for node in graph.nodes
             if node.op == "get_attr" and not all(_reads_kind(user, node) for user in node.users)
         }
+        self.readings = readings_in(graph)
+        self._graph = graph
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         # With options, such as a mask, the module may take another path.
         self._input = inputs[0] if constant and len(inputs) == 1 else None
@@ -61,6 +64,22 @@ class Trace:
     def position(self, name: str) -> int:
         """When a layer first runs; after all others if it never does."""
         return self.order.index(name) if name in self.order else len(self.order)
+
+    def answers(self) -> list[str]:
+        """The layers with parameters whose outputs reach the module's without another in between,
+        in the order in which they run."""
+        left = [node for node in self._graph.nodes if node.op == "output"]
+        found: dict[str, None] = {}
+        seen = set(left)
+        while left:
+            for node in left.pop().all_input_nodes:
+                layer = self._called(node)
+                if layer is not None and any(True for _ in layer.parameters()):
+                    found[str(node.target)] = None
+                elif node not in seen:
+                    seen.add(node)
+                    left.append(node)
+        return sorted(found, key=self.position)
 
     def runs_once(self, name: str) -> bool:
         """Whether a layer runs exactly once, every time, and nothing else reads its weights."""

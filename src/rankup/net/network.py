@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.growing.build import build_module
+from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
-from rankup.growing.plan import make_plan
+from rankup.growing.planner import make_plan
 from rankup.layers import TaskLayer, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
@@ -35,9 +36,10 @@ def grow(
     include: Patterns | None = None,
     exclude: Patterns | None = None,
     last: int | None = None,
-    head: str | None = None,
+    head: Patterns | None = None,
     seed: int = 0,
     store: Store = "full",
+    per_task: Patterns | None = None,
 ) -> "IncrementalNet":
     """A network with the module's architecture that learns task after task.
 
@@ -55,10 +57,14 @@ def grow(
             first task (with `base="keep"` not even then) and constant after it.
         last: factor only this many last layers, not counting the head; what runs before them,
             norms included, is treated like what is not factored.
-        head: the name of the output layer, if it is not the Linear that runs last.
+        head: the name of the output layer, if it is neither what the model itself calls so nor the
+            Linear that runs last; several names if they answer together; `"new"` puts one behind a
+            module that gives features.
         seed: for everything random in the network.
         store: what a task's numbers are rounded to when it is committed, and stored as: `"full"`
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
+        per_task: name patterns of parameters of which each task gets its own, such as
+            `"cls_token"`; norms and biases are kept per task anyway.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
@@ -69,8 +75,19 @@ def grow(
     >>> net.size().total
     20176
     """
-    patterns = _patterns(include), _patterns(exclude) or ()
-    net = IncrementalNet(module, GrowOptions(rank, base, *patterns, last, head, seed, store))
+    heads = head if head is None or isinstance(head, str) else _patterns(head)
+    options = GrowOptions(
+        rank,
+        base,
+        _patterns(include),
+        _patterns(exclude) or (),
+        last,
+        heads,
+        seed,
+        store,
+        _patterns(per_task) or (),
+    )
+    net = IncrementalNet(module, options)
     net.plan.warn(net.options)
     return net
 
@@ -87,6 +104,8 @@ class IncrementalNet(nn.Module):
     def __init__(self, module: nn.Module, options: GrowOptions) -> None:
         super().__init__()
         self.options = options
+        if options.head == NEW:
+            module = with_new_head(module)
         self.plan = make_plan(module, options)
         self.body, self.layers = build_module(module, self.plan, options)
         self._shared = SharedTensors(self.plan.dense, self.body)

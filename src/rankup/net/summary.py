@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from rankup.growing.plan import folded
+from rankup.growing.names import folded
 from rankup.layers.spec import FactoredSpec, HeadSpec, NormSpec, Spec, WeightSpec
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from rankup import seeds
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, StoreError
 from rankup.growing.copying import copy_of
-from rankup.growing.plan import Plan, make_plan
+from rankup.growing.plan import Plan
+from rankup.growing.planner import make_plan
 from rankup.growing.reinit import redrawn
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
 from rankup.layers.spec import HeadSpec, LayerSpec, NormSpec
