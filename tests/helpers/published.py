@@ -23,11 +23,22 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Published:
-    """How a model is made, and inputs for a number of samples. `transformers` gives logits as an
-    attribute of what it returns."""
+    """How a model is made, and inputs for a number of samples."""
 
-    make: Callable[[], nn.Module]
+    build: Callable[[], nn.Module]
     inputs: Callable[[int], Batch]
+    head: tuple[str, ...] | None = None  # where the model's own word leaves a choice
+
+    def make(self) -> nn.Module:
+        """A model in which no parameter is all zeros, as some are before training: it would keep
+        gradients from others."""
+        torch.manual_seed(0)
+        module = self.build()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if not parameter.any():
+                    parameter.normal_(0, 0.1)
+        return module
 
 
 def logits(answer: Any) -> Tensor:
@@ -40,7 +51,7 @@ def images(side: int, key: str = "x") -> Callable[[int], Batch]:
     return lambda samples: {key: torch.randn(samples, 3, side, side)}
 
 
-def timm_model(name: str, side: int = 64, **cut: Any) -> Published:
+def timm_model(name: str, side: int = 32, **cut: Any) -> Published:
     def make() -> nn.Module:
         import timm
 
@@ -51,7 +62,7 @@ def timm_model(name: str, side: int = 64, **cut: Any) -> Published:
 
 
 _SHALLOW = {"layers": (1, 1, 1, 1)}
-_VIT = {"img_size": 64, "depth": 2}
+_VIT = {"img_size": 32, "depth": 2}
 
 TIMM: dict[str, Published] = {
     "resnet18": timm_model("resnet18"),
@@ -62,7 +73,7 @@ TIMM: dict[str, Published] = {
     "regnetx_002": timm_model("regnetx_002"),
     "regnety_002": timm_model("regnety_002"),
     "densenet121": timm_model("densenet121", block_config=(2, 2, 2, 2)),
-    "vgg11_bn": timm_model("vgg11_bn", side=64, num_features=256),
+    "vgg11_bn": timm_model("vgg11_bn", mlp_ratio=0.0625),
     "inception_v3": timm_model("inception_v3", side=96),
     "mobilenetv2_100": timm_model("mobilenetv2_100"),
     "mobilenetv3_small_100": timm_model("mobilenetv3_small_100"),
@@ -97,10 +108,10 @@ TIMM: dict[str, Published] = {
 }
 
 SMALL = {
-    "hidden_size": 32,
+    "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 64,
+    "intermediate_size": 256,
     "num_labels": CLASSES,
 }
 _WORDS = {"vocab_size": 50, "max_position_embeddings": 40, "pad_token_id": 0}
@@ -118,7 +129,11 @@ def _pixels(side: int = 32) -> Callable[[int], Batch]:
 
 
 def transformers_model(
-    kind: str, config: str, inputs: Callable[[int], Batch], **settings: Any
+    kind: str,
+    config: str,
+    inputs: Callable[[int], Batch],
+    head: tuple[str, ...] | None = None,
+    **settings: Any,
 ) -> Published:
     def make() -> nn.Module:
         import transformers
@@ -127,7 +142,7 @@ def transformers_model(
         model: nn.Module = getattr(transformers, kind)(made)
         return model
 
-    return Published(make, inputs)
+    return Published(make, inputs, head)
 
 
 def _text(name: str, **more: Any) -> Published:
@@ -137,9 +152,7 @@ def _text(name: str, **more: Any) -> Published:
 
 def _vision(name: str, side: int = 32, **settings: Any) -> Published:
     kind, config = f"{name}ForImageClassification", f"{name}Config"
-    return transformers_model(
-        kind, config, _pixels(side), **{"num_labels": CLASSES, **settings}
-    )
+    return transformers_model(kind, config, _pixels(side), **{"num_labels": CLASSES, **settings})
 
 
 class MambaClassifier(nn.Module):
@@ -150,10 +163,10 @@ class MambaClassifier(nn.Module):
         import transformers
 
         config = transformers.MambaConfig(
-            vocab_size=50, hidden_size=32, num_hidden_layers=2, state_size=8, pad_token_id=0
+            vocab_size=50, hidden_size=128, num_hidden_layers=2, state_size=8, pad_token_id=0
         )
         self.body = transformers.MambaModel(config)
-        self.score = nn.Linear(32, CLASSES)
+        self.score = nn.Linear(128, CLASSES)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.score(self.body(input_ids, use_cache=False).last_hidden_state[:, -1])
@@ -165,11 +178,12 @@ TRANSFORMERS: dict[str, Published] = {
         "DistilBertForSequenceClassification",
         "DistilBertConfig",
         tokens,
-        dim=32,
+        dim=128,
         n_layers=2,
         n_heads=4,
-        hidden_dim=64,
+        hidden_dim=256,
         vocab_size=50,
+        max_position_embeddings=40,
         num_labels=CLASSES,
     ),
     "RoBERTa": _text("Roberta"),
@@ -179,7 +193,8 @@ TRANSFORMERS: dict[str, Published] = {
         "GPT2ForSequenceClassification",
         "GPT2Config",
         tokens,
-        n_embd=32,
+        n_positions=40,
+        n_embd=128,
         n_layer=2,
         n_head=4,
         vocab_size=50,
@@ -189,15 +204,20 @@ TRANSFORMERS: dict[str, Published] = {
     "GPT-NeoX": _text("GPTNeoX"),
     "Llama": _text("Llama"),
     "Qwen2": _text("Qwen2", num_key_value_heads=2),
-    "Mixtral": _text("Mixtral", num_key_value_heads=2, num_local_experts=2),
+    "Mixtral": _text(
+        "Mixtral",
+        num_key_value_heads=2,
+        num_local_experts=2,
+        experts_implementation="eager",  # the other one is not for float64
+    ),
     "Mamba": Published(MambaClassifier, tokens),
     "T5": transformers_model(
         "T5ForSequenceClassification",
         "T5Config",
         tokens,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
+        d_model=128,
+        d_kv=32,
+        d_ff=256,
         num_layers=2,
         num_heads=4,
         num_labels=CLASSES,
@@ -209,16 +229,21 @@ TRANSFORMERS: dict[str, Published] = {
     "ViT": _vision("ViT", **SMALL, **_PATCHES),
     "DeiT": _vision("DeiT", **SMALL, **_PATCHES),
     "DeiT distilled": transformers_model(
-        "DeiTForImageClassificationWithTeacher", "DeiTConfig", _pixels(), **SMALL, **_PATCHES
+        "DeiTForImageClassificationWithTeacher",
+        "DeiTConfig",
+        _pixels(),
+        head=("cls_classifier", "distillation_classifier"),
+        **SMALL,
+        **_PATCHES,
     ),
     "BEiT": _vision("Beit", use_relative_position_bias=True, **SMALL, **_PATCHES),
     "DINOv2": _vision("Dinov2", **SMALL, **_PATCHES),
     "Swin": _vision(
-        "Swin", image_size=32, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4
+        "Swin", image_size=32, embed_dim=64, depths=[1, 1], num_heads=[2, 4], window_size=4
     ),
-    "ConvNeXt": _vision("ConvNext", hidden_sizes=[8, 16, 32, 32], depths=[1, 1, 1, 1]),
+    "ConvNeXt": _vision("ConvNext", hidden_sizes=[32, 64, 64, 128], depths=[1, 1, 1, 1]),
     "ResNet": _vision(
-        "ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
+        "ResNet", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic"
     ),
     "CLIP vision": transformers_model(
         "CLIPForImageClassification",
@@ -230,10 +255,9 @@ TRANSFORMERS: dict[str, Published] = {
     ),
     "MobileViT": _vision(
         "MobileViT",
-        side=64,
-        image_size=64,
-        hidden_sizes=[16, 24, 32],
-        neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64],
+        image_size=32,
+        hidden_sizes=[48, 64, 80],
+        neck_hidden_sizes=[16, 16, 24, 48, 64, 80, 128],
         num_attention_heads=4,
     ),
     "wav2vec2": transformers_model(
@@ -241,7 +265,7 @@ TRANSFORMERS: dict[str, Published] = {
         "Wav2Vec2Config",
         lambda samples: {"input_values": torch.randn(samples, 400)},
         **SMALL,
-        conv_dim=(16, 16),
+        conv_dim=(32, 32),
         conv_stride=(5, 2),
         conv_kernel=(10, 3),
         num_conv_pos_embeddings=16,
@@ -253,10 +277,10 @@ TRANSFORMERS: dict[str, Published] = {
         "WhisperForAudioClassification",
         "WhisperConfig",
         lambda samples: {"input_features": torch.randn(samples, 8, 40)},
-        d_model=32,
+        d_model=128,
         encoder_layers=2,
         encoder_attention_heads=4,
-        encoder_ffn_dim=64,
+        encoder_ffn_dim=256,
         decoder_layers=1,
         decoder_attention_heads=4,
         decoder_ffn_dim=64,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.growing.copying import copy_of
+from rankup.growing.copying import copy_of, sharing_copy_of
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan, is_substituted
 from rankup.growing.reinit import redrawn, reset
@@ -26,14 +26,19 @@ from rankup.layers.substitute import HEAD, FactoredWeight, TaskTensor, substitut
 
 
 def build_module(
-    original: nn.Module, plan: Plan, options: GrowOptions
+    original: nn.Module, plan: Plan, options: GrowOptions, *, copy: bool = True
 ) -> tuple[nn.Module, list[TaskLayer]]:
-    """The module, and its task layers in the order of the plan."""
+    """The module, and its task layers in the order of the plan.
+
+    Args:
+        copy: whether what is kept of the original is copied; if not, it lies in the same memory.
+    """
     originals = dict(original.named_modules())
-    layers = [_make_layer(spec, original, originals, plan, options) for spec in plan.layers]
+    layers = [_make_layer(spec, original, originals, plan, options, copy) for spec in plan.layers]
     replacing = [layer for layer in layers if not is_substituted(layer.spec)]
     # Layers are replaced during the copy, so every reference to one leads to its new form.
-    module = copy_of(original, {id(originals[layer.spec.name]): layer for layer in replacing})
+    replaced = {id(originals[layer.spec.name]): layer for layer in replacing}
+    module = (copy_of if copy else sharing_copy_of)(original, replaced)
     _refuse_left_out(module, replacing)
     if options.base == "new" and plan.dense.tensors:
         reset(module, original, plan.dense, options.seed, plan.device)
@@ -84,6 +89,7 @@ def _make_layer(
     originals: Mapping[str, nn.Module],
     plan: Plan,
     options: GrowOptions,
+    copy: bool,
 ) -> TaskLayer:
     layer: TaskLayer
     factory = options.seed, plan.dtype, plan.device
@@ -94,7 +100,7 @@ def _make_layer(
         if options.base == "keep":
             whole, part = tensor_of(module, spec.parameter), spec.index or 0
             rows = slice(part * spec.shape[0], (part + 1) * spec.shape[0])
-            weight.load_base(weight.base_of(whole.detach()[rows]))
+            weight.load_base(weight.base_of(whole.detach()[rows]), copy)
         return weight
     if isinstance(spec, HeadSpec) and spec.own_forward:
         return TaskHead(spec, *factory)
@@ -109,7 +115,8 @@ def _make_layer(
         layer = TaskHead(spec, *factory)
     if options.base == "keep":
         shapes = spec.base_shapes()
-        layer.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
+        base = {key: getattr(original, key).reshape(size) for key, size in shapes.items()}
+        layer.load_base(base, copy)
     layer.take_attributes(original)
     return layer
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.growing.copying import copy_of
+from rankup.growing.copying import sharing_copy_of
 from rankup.growing.names import folded
 from rankup.growing.supported import computes_as_torchs_own, has_hooks, shares_weight
 from rankup.growing.trace import Trace
@@ -28,7 +28,7 @@ _NAMES = ("classifier", "score", "fc", "head", "classification_head")
 def with_new_head(module: nn.Module) -> nn.Module:
     """The module with a head on its features: its own kind, if it knows how to make one."""
     if callable(getattr(module, "reset_classifier", None)):
-        made: Any = copy_of(module)
+        made: Any = sharing_copy_of(module)
         with seeds.seeded_rng(torch.device("cpu"), 0):
             made.reset_classifier(2)
         return made  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from rankup.growing.roles import (
     Form,
     Role,
     attention_parts,
+    depends_on_reading,
     form_of,
     places_of,
     role_of,
@@ -119,8 +120,7 @@ class _Planner:
             for places in self.places.values()
             for full, layer, key in places
             if (parameter := layer._parameters[key]) is not None
-            if role_of(layer, key, parameter, ()) == "frozen"
-            and role_of(layer, key, parameter, ("product",)) == "matrix"
+            if depends_on_reading(layer, key, parameter)
         ]
         return readings_in_run(self.modules[""], unknown) if unknown else {}
 
@@ -180,7 +180,8 @@ class _Planner:
 
     def _is_plain(self, name: str) -> bool:
         """Whether one of a network's own layers can replace a layer."""
-        if isinstance(self.modules[name], WEIGHTED) and self.options.keeps_per_task(f"{name}.weight"):
+        is_weighted = isinstance(self.modules[name], WEIGHTED)
+        if is_weighted and self.options.keeps_per_task(f"{name}.weight"):
             return False
         return obstacle(name, self.modules, self.training.read) is None
 

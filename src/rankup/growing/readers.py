@@ -101,7 +101,7 @@ def _flat(arguments: Iterable[Any]) -> list[Any]:
 
 
 def _picks(op: str, arguments: Any) -> bool:
-    """Whether an operation takes one matrix, or a range, from a stack: a table is read by others."""
+    """Whether an operation takes a matrix, or a range, from a stack; tables are read by tensors."""
     if op not in ("getitem", "__getitem__"):
         return False
     index = arguments[1]
@@ -121,9 +121,7 @@ class _Watch(TorchFunctionMode):
         # Tensors with the parameter that each is a view of, kept alive: ids are used again.
         self._views = {id(p): (p, name, False) for name, p in parameters.items()}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         op = getattr(func, "__name__", "")
         if op == "__get__":

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -54,9 +54,7 @@ class Form:
         return Shape(others, first) if self.transposed else Shape(first, others)
 
 
-def role_of(
-    layer: nn.Module, key: str, parameter: nn.Parameter, readings: Collection[Reading]
-) -> Role:
+def role_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[Reading]) -> Role:
     """What becomes of a layer's own parameter. What is not known is shared, and stays as it is."""
     is_token = any(word in key.lower() for word in _TOKENS)
     if isinstance(layer, EMBEDDINGS) or is_token or not parameter.is_floating_point():
@@ -70,9 +68,13 @@ def role_of(
     return "matrix" if readings and "other" not in readings else "frozen"
 
 
-def form_of(
-    layer: nn.Module, key: str, parameter: nn.Parameter, readings: Collection[Reading]
-) -> Form:
+def depends_on_reading(layer: nn.Module, key: str, parameter: Tensor) -> bool:
+    """Whether a parameter's role follows from what reads it, not from its layer's kind."""
+    product: Reading = "product"
+    return role_of(layer, key, parameter, ()) != role_of(layer, key, parameter, (product,))
+
+
+def form_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[Reading]) -> Form:
     """How a parameter that is a matrix, or several, is made of them."""
     if isinstance(layer, nn.MultiheadAttention) and key == "in_proj_weight":
         return Form(count=3)

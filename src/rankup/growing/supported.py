@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rankup.errors import RankupError
+from rankup.growing.names import folded
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.layers.spec import NormOver
 
@@ -100,7 +101,7 @@ def refuse_module(module: nn.Module) -> None:
         )
     if lazy := uninitialised(module):
         raise RankupError(
-            f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
+            f"layers of the module are not initialised yet ({folded(lazy)}): run the module "
             "once on an input"
         )
     for name, layer in module.named_modules():

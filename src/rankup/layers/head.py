@@ -129,11 +129,11 @@ class TaskHead(TaskLayer):
 
     def merged(self, task: int) -> nn.Module:
         weight, bias = self._as_torchs(task), self._of_task(task)[1]
-        plain: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+        plain: nn.Module
         if taps := self.spec.taps:
-            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(taps) - 1]
-            sizes: Any = weight.shape[1], len(weight), taps
-            plain = convolution(*sizes, bias=bias is not None, device="meta")
+            convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(taps) - 1]
+            channels = weight.shape[1], len(weight)
+            plain = convolution(*channels, taps, bias=bias is not None, device="meta")
         else:
             plain = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
         plain.weight = nn.Parameter(weight.clone())

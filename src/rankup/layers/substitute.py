@@ -143,8 +143,9 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
             attributes[key] = property(_reader(names[key]))
             module._parameters.pop(key, None)
             if is_parametrized(module, key):
-                _freeze(module.parametrizations[key])  # type: ignore[union-attr, index]
-    attributes |= dict.fromkeys(_caches(module), property(lambda self: {}, lambda self, value: None))
+                _freeze(module.get_submodule(f"parametrizations.{key}"))
+    always_empty = property(lambda self: {}, lambda self, value: None)
+    attributes |= dict.fromkeys(_caches(module), always_empty)
     _derive(module, attributes)
 
 
@@ -218,10 +219,10 @@ def _restore_parameter(module: nn.Module, key: str, parameter: nn.Parameter) -> 
     if not is_parametrized(module, key):
         module.register_parameter(key, parameter)
         return
-    parametrization: Any = module.parametrizations[key]  # type: ignore[union-attr, index]
+    parametrization = module.get_submodule(f"parametrizations.{key}")
     for name in [name for name in parametrization._buffers if name.startswith("original")]:
-        original = parametrization._buffers.pop(name).clone()
-        parametrization._non_persistent_buffers_set.discard(name)
+        original = parametrization.get_buffer(name).clone()
+        delattr(parametrization, name)
         parametrization.register_parameter(name, nn.Parameter(original))
     try:
         with torch.no_grad():

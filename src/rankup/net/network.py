@@ -40,6 +40,7 @@ def grow(
     seed: int = 0,
     store: Store = "full",
     per_task: Patterns | None = None,
+    copy: bool = True,
 ) -> "IncrementalNet":
     """A network with the module's architecture that learns task after task.
 
@@ -65,6 +66,8 @@ def grow(
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
         per_task: name patterns of parameters of which each task gets its own, such as
             `"cls_token"`; norms and biases are kept per task anyway.
+        copy: whether the module's weights are copied. Without, for a large module with
+            `base="keep"`, the network takes them over: they must not be changed any more.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
@@ -87,7 +90,9 @@ def grow(
         store,
         _patterns(per_task) or (),
     )
-    net = IncrementalNet(module, options)
+    if not copy and base != "keep":
+        raise RankupError("copy=False takes over a module's weights, which needs base='keep'")
+    net = IncrementalNet(module, options, copy=copy)
     net.plan.warn(net.options)
     return net
 
@@ -101,14 +106,14 @@ class IncrementalNet(nn.Module):
     be read.
     """
 
-    def __init__(self, module: nn.Module, options: GrowOptions) -> None:
+    def __init__(self, module: nn.Module, options: GrowOptions, *, copy: bool = True) -> None:
         super().__init__()
         self.options = options
         if options.head == NEW:
             module = with_new_head(module)
         self.plan = make_plan(module, options)
-        self.body, self.layers = build_module(module, self.plan, options)
-        self._shared = SharedTensors(self.plan.dense, self.body)
+        self.body, self.layers = build_module(module, self.plan, options, copy=copy)
+        self._shared = SharedTensors(self.plan.dense, self.body, copy=copy)
         # What goes through a task's stages: every task layer, and what tasks share as one.
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
         self._tasks = TaskList()
@@ -221,8 +226,8 @@ class IncrementalNet(nn.Module):
         return size.of_task(self, self._tasks.committed(task))
 
     def summary(self) -> str:
-        """What became of the module's parameters: a line for each kind, with how many numbers a
-        task adds, and the share of all weights that has factors."""
+        """What became of each part of the module, in a table: how many numbers it had, how many a
+        task adds, and the share of all numbers that are in matrices with factors."""
         return summary.of_network(self)
 
     def train(self, mode: bool = True) -> "IncrementalNet":
@@ -232,6 +237,9 @@ class IncrementalNet(nn.Module):
 
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{self.summary()}"
 
     def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
         """Make tasks constant, the one just learned or those of a file: for each part, a dict of

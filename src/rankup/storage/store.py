@@ -28,6 +28,7 @@ from torch import nn
 
 from rankup import models, seeds
 from rankup.errors import RankupError, StoreError
+from rankup.growing.names import folded
 from rankup.layers import Tensors, rounding
 from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
@@ -307,7 +308,7 @@ def _network_without_tasks(
         raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
     if net.plan.specs != manifest.specs:
         differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
-        where = ", ".join(sorted({name for name, _ in differing}))
+        where = folded(sorted({name for name, _ in differing}))
         raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
     own = type(module).__qualname__
     if (given := manifest.model.get("class", own)) != own:

@@ -65,6 +65,9 @@ class DenseMethod(Method):
                 f"{type(self).__name__} takes modules of plain Linears, convolutions and norms; "
                 f"{plan.substituted[0]!r} is of another kind"
             )
+        heads = [spec for spec in plan.layers if isinstance(spec, HeadSpec)]
+        if len(heads) > 1 or heads[0].taps:
+            raise RankupError(f"{type(self).__name__} takes modules with one head, a Linear")
         self.device = plan.device
         layers = (self._task_layer(spec, plan) for spec in plan.layers)
         self.parts = [layer for layer in layers if layer is not None]
