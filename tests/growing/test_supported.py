@@ -137,7 +137,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
         {"head": "head", "last": 1},
         "last=1 needs the order in which layers run",
     ),
-    "a head that is none": (mlp, {"head": "tail"}, "'tail' is not a Linear .* hidden.\*, head"),
+    "a head that is none": (mlp, {"head": "tail"}, r"'tail' is not a Linear .* hidden.\*, head"),
     "a head with more for each class": (
         lambda: nn.Sequential(nn.Linear(5, 6), Scaled(6, 2)),
         {"head": "1"},

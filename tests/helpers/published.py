@@ -74,7 +74,7 @@ TIMM: dict[str, Published] = {
     "regnety_002": timm_model("regnety_002"),
     "densenet121": timm_model("densenet121", block_config=(2, 2, 2, 2)),
     "vgg11_bn": timm_model("vgg11_bn", mlp_ratio=0.0625),
-    "inception_v3": timm_model("inception_v3", side=96),
+    "inception_v3": timm_model("inception_v3", side=75),
     "mobilenetv2_100": timm_model("mobilenetv2_100"),
     "mobilenetv3_small_100": timm_model("mobilenetv3_small_100"),
     "mobilenetv4_conv_small": timm_model("mobilenetv4_conv_small"),
@@ -102,7 +102,7 @@ TIMM: dict[str, Published] = {
     ),
     "coatnet_0_224": timm_model("coatnet_0_224", img_size=64, depths=(1, 1, 1, 1)),
     "mixer_s16_224": timm_model("mixer_s16_224", img_size=64),
-    "levit_128s": timm_model("levit_128s", side=224, depth=(1, 1, 1)),
+    "levit_128s": timm_model("levit_128s", side=64, img_size=64, depth=(1, 1, 1)),
     "mobilevit_xs": timm_model("mobilevit_xs"),
     "efficientformer_l1": timm_model("efficientformer_l1", side=224, depths=(1, 1, 1, 2)),
 }

@@ -96,7 +96,7 @@ class _Planner:
             folds=tuple(fold for fold in folds if fold[0] not in owners and fold[1] in norms),
             capped=tuple(name for name in factored if ranks[name] != asked[name]),
             first=reader if reader in factored else None,
-            chain=tuple(chain[:-1]) if chain == [*factored, *self.heads] else None,
+            chain=tuple(chain[:-1]) if chain == [*factored, *self.heads] and not owners else None,
             paths=(self.training.path, self.evaluation.path),
             dtype=dtype,
             device=device,

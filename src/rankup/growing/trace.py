@@ -16,7 +16,7 @@ from rankup import seeds
 from rankup.errors import RankupError
 from rankup.growing.copying import copy_of, unregistered
 from rankup.growing.readers import readings_in
-from rankup.growing.supported import computes_as_torchs_own, has_hooks
+from rankup.growing.supported import WEIGHTED, computes_as_torchs_own, has_hooks
 from rankup.layers import CONVOLUTIONS, TaskLayer
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -257,7 +257,8 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if super().is_leaf_module(m, module_qualified_name) or isinstance(m, TaskLayer):
             return True
-        return computes_as_torchs_own(m)
+        # One with a forward of its own, too: it may be the head.
+        return isinstance(m, WEIGHTED) or computes_as_torchs_own(m)
 
 
 def _simple_defaults(module: nn.Module) -> dict[str, Any]:

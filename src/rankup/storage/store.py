@@ -310,7 +310,7 @@ def _network_without_tasks(
         differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
         where = folded(sorted({name for name, _ in differing}))
         raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
-    own = type(module).__qualname__
+    own = type(net.body).__qualname__
     if (given := manifest.model.get("class", own)) != own:
         warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
     return net
