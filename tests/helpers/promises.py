@@ -55,7 +55,7 @@ def keep_promises(published: Published, folder: Path) -> Outcome:
     outcome.share = share_factored(module, net, outcome.unread)
     answers: dict[str, Tensor] = {}
     for task, classes in TASKS.items():
-        outcome.ratios[task] = learn(net, task, classes, batch)
+        outcome.ratios[task] = learn(net, task, classes, batch, published.lr)
         answers[task] = answer(net, task, batch)
         if task == "a":
             check_gradients(net, published.inputs(4), outcome.unread)
@@ -87,15 +87,30 @@ def keep_promises_in_double(published: Published) -> float:
     return compare_mixed(net, batch, answers)[0]
 
 
+def describe(published: Published) -> Outcome:
+    """What became of a model, without teaching it anything."""
+    module, batch = published.make(), published.inputs(6)
+    outcome = Outcome(_grown(module, published))
+    outcome.unread = tuple(_without_gradient(module, batch))
+    outcome.share = share_factored(module, outcome.net, outcome.unread)
+    for task, classes in TASKS.items():
+        outcome.net.begin_task(task, classes)
+        outcome.net.commit_task(calibrate=[(None, batch)])
+    outcome.net.eval()
+    answers = {task: answer(outcome.net, task, batch) for task in TASKS}
+    outcome.mixed, outcome.passes = compare_mixed(outcome.net, batch, answers)
+    return outcome
+
+
 def _grown(module: nn.Module, published: Published) -> rankup.IncrementalNet:
     return rankup.grow(module, rankup.Rank(8, 2), base="keep", head=published.head)
 
 
-def learn(net: rankup.IncrementalNet, task: str, classes: int, batch: Batch) -> float:
+def learn(net: rankup.IncrementalNet, task: str, classes: int, batch: Batch, lr: float) -> float:
     """Learn a task; the loss of the committed task over the loss at its start."""
     net.begin_task(task, classes)
     labels = torch.arange(SAMPLES) % classes
-    optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
+    optimiser = torch.optim.Adam(net.parameters(), lr=lr)
     net.train()
     first = 0.0
     for _ in range(STEPS):

@@ -28,6 +28,7 @@ class Published:
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Batch]
     head: tuple[str, ...] | None = None  # where the model's own word leaves a choice
+    lr: float = 1e-2
 
     def make(self) -> nn.Module:
         """A model in which no parameter is all zeros, as some are before training: it would keep
@@ -51,14 +52,14 @@ def images(side: int, key: str = "x") -> Callable[[int], Batch]:
     return lambda samples: {key: torch.randn(samples, 3, side, side)}
 
 
-def timm_model(name: str, side: int = 32, **cut: Any) -> Published:
+def timm_model(name: str, side: int = 32, lr: float = 1e-2, **cut: Any) -> Published:
     def make() -> nn.Module:
         import timm
 
         model: nn.Module = timm.create_model(name, num_classes=CLASSES, **cut)
         return model
 
-    return Published(make, images(side))
+    return Published(make, images(side), lr=lr)
 
 
 _SHALLOW = {"layers": (1, 1, 1, 1)}
@@ -80,7 +81,7 @@ TIMM: dict[str, Published] = {
     "mobilenetv4_conv_small": timm_model("mobilenetv4_conv_small"),
     "efficientnet_b0": timm_model("efficientnet_b0"),
     "convnext_tiny": timm_model("convnext_tiny", depths=(1, 1, 1, 1)),
-    "convnextv2_tiny": timm_model("convnextv2_tiny", depths=(1, 1, 1, 1)),
+    "convnextv2_tiny": timm_model("convnextv2_tiny", lr=2e-3, depths=(1, 1, 1, 1)),
     "vit_tiny_patch16_224": timm_model("vit_tiny_patch16_224", **_VIT),
     "vit_small_patch16_224": timm_model("vit_small_patch16_224", **_VIT),
     "deit_tiny_patch16_224": timm_model("deit_tiny_patch16_224", **_VIT),
@@ -92,16 +93,16 @@ TIMM: dict[str, Published] = {
     "eva02_tiny_patch14_224": timm_model("eva02_tiny_patch14_224", side=56, img_size=56, depth=2),
     "beit_base_patch16_224": timm_model("beit_base_patch16_224", **_VIT),
     "swin_tiny_patch4_window7_224": timm_model(
-        "swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(2, 2)
+        "swin_tiny_patch4_window7_224", img_size=32, window_size=4, depths=(2, 2)
     ),
     "swinv2_tiny_window8_256": timm_model(
-        "swinv2_tiny_window8_256", img_size=64, window_size=4, depths=(2, 2)
+        "swinv2_tiny_window8_256", img_size=32, window_size=4, depths=(2, 2)
     ),
     "maxvit_tiny_tf_224": timm_model(
         "maxvit_tiny_tf_224", img_size=64, depths=(1, 1), embed_dim=(32, 64)
     ),
-    "coatnet_0_224": timm_model("coatnet_0_224", img_size=64, depths=(1, 1, 1, 1)),
-    "mixer_s16_224": timm_model("mixer_s16_224", img_size=64),
+    "coatnet_0_224": timm_model("coatnet_0_224", side=64, img_size=64, depths=(1, 1, 1, 1)),
+    "mixer_s16_224": timm_model("mixer_s16_224", img_size=32),
     "levit_128s": timm_model("levit_128s", side=64, img_size=64, depth=(1, 1, 1)),
     "mobilevit_xs": timm_model("mobilevit_xs"),
     "efficientformer_l1": timm_model("efficientformer_l1", side=224, depths=(1, 1, 1, 2)),

@@ -1,12 +1,11 @@
 """Options of `grow`, checked."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from rankup.errors import RankupError
 from rankup.layers.rounding import STORES, Store
-from rankup.rank import RankRule, as_whole, is_match
+from rankup.rank import RankRule, as_whole, is_match, is_named
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class GrowOptions:
         return self.includes(name) and not self.excludes(name)
 
     def includes(self, name: str) -> bool:
-        return self.include is None or _is_named(name, self.include)
+        return self.include is None or is_named(name, self.include)
 
     def excludes(self, name: str) -> bool:
-        return _is_named(name, self.exclude)
+        return is_named(name, self.exclude)
 
     def names(self, parameter: str) -> bool:
         """Whether a parameter is included by a pattern that names it, not just its layer."""
@@ -66,11 +65,4 @@ class GrowOptions:
         )
 
     def keeps_per_task(self, name: str) -> bool:
-        return _is_named(name, self.per_task)
-
-
-def _is_named(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches the name or that of something that contains it."""
-    parts = name.split(".")
-    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(is_match(name, pattern) for pattern in patterns for name in names)
+        return is_named(name, self.per_task)

@@ -144,8 +144,7 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
             module._parameters.pop(key, None)
             if is_parametrized(module, key):
                 _freeze(module.get_submodule(f"parametrizations.{key}"))
-    always_empty = property(lambda self: {}, lambda self, value: None)
-    attributes |= dict.fromkeys(_caches(module), always_empty)
+    attributes |= {key: property(_cache(key), lambda self, value: None) for key in _caches(module)}
     _derive(module, attributes)
 
 
@@ -194,6 +193,17 @@ def _reader(names: Sequence[str]) -> Callable[[Any], Tensor]:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
+def _cache(key: str) -> Callable[[Any], dict[Any, Any]]:
+    """Gives a cache that lasts as long as the forward that fills it."""
+
+    def read(self: Any) -> dict[Any, Any]:
+        known = getattr(_running, "known", None)
+        cache: dict[Any, Any] = {} if known is None else known.setdefault((self, key), {})
+        return cache
+
+    return read
 
 
 def _caches(module: nn.Module) -> list[str]:
