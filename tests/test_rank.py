@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import rankup
-from rankup.rank import LayerRank, Rank, Shape, capped, resolve, rule_from_json, rule_to_json
+from rankup.rank import LayerRank, Place, Rank, Shape, capped, resolve, rule_from_json, rule_to_json
 
 SHAPES = {"a": Shape(25, 100), "b.c": Shape(20, 30), "b.d": Shape(8, 6)}
 
@@ -12,8 +12,8 @@ SHAPES = {"a": Shape(25, 100), "b.c": Shape(20, 30), "b.d": Shape(8, 6)}
 def test_fixed_rank_is_the_same_for_all_layers() -> None:
     ranks = resolve(Rank(first=5, step=1), SHAPES)
     assert set(ranks.values()) == {LayerRank(5, 1, 0)}
-    assert [ranks["a"].added(t) for t in range(3)] == [5, 1, 1]
-    assert [ranks["a"].used(t) for t in range(3)] == [5, 6, 7]
+    assert [ranks["a"].added(Place.number(t)) for t in range(3)] == [5, 1, 1]
+    assert [ranks["a"].used(Place.number(t)) for t in range(3)] == [5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_seeded_as_number_multiple_and_per_layer() -> None:
 
 def test_seeded_factors_are_not_capped() -> None:
     rank = resolve(Rank(1, 1, seeded=1000), SHAPES)["b.d"]
-    assert [rank.used(t) for t in range(3)] == [1001, 1002, 1003]
+    assert [rank.used(Place.number(t)) for t in range(3)] == [1001, 1002, 1003]
 
 
 def test_rules_by_name_pattern_first_match_counts() -> None:

@@ -70,6 +70,28 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a task stands among others: what the shapes of its tensors follow from.
+
+    A task that selects from no other adds the first rank, any other adds the step. So `roots` and
+    `others` count the tasks that it selects from by what they added.
+    """
+
+    is_first: bool = True  # of the network: it trains what all tasks share
+    roots: int = 0
+    others: int = 0
+
+    @classmethod
+    def number(cls, index: int) -> "Place":
+        """The place of task number `index`, from 0, if every task selects from all before it."""
+        return cls(index == 0, min(index, 1), max(0, index - 1))
+
+    @property
+    def is_root(self) -> bool:
+        return not self.roots + self.others
+
+
+@dataclass(frozen=True)
 class LayerRank:
     """A rank rule worked out for one layer."""
 
@@ -77,13 +99,14 @@ class LayerRank:
     step: int
     seeded: int
 
-    def added(self, task: int) -> int:
-        """How many learned factors task number `task`, counted from 0, adds."""
-        return self.first if task == 0 else self.step
+    def added(self, place: Place) -> int:
+        """How many learned factors a task adds."""
+        return self.first if place.is_root else self.step
 
-    def used(self, task: int) -> int:
-        """How many factors that task selects from: its own, all earlier ones, the seeded ones."""
-        return self.seeded + self.first + self.step * task
+    def used(self, place: Place) -> int:
+        """How many factors a task selects from: the seeded ones, others' and its own."""
+        others = self.first * place.roots + self.step * place.others
+        return self.seeded + others + self.added(place)
 
 
 @dataclass(frozen=True)

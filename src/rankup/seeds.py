@@ -36,8 +36,11 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
     return torch.Generator(device).manual_seed(number(seed, *names))
 
 
-def epoch_generator(seed: int, task: int, epoch: int, device: torch.device) -> torch.Generator:
-    """Make the generator for all randomness in an epoch of a task; both count from 0."""
+def epoch_generator(
+    seed: int, task: int | str, epoch: int, device: torch.device
+) -> torch.Generator:
+    """Make the generator for all randomness in an epoch of a task, which is known by its number,
+    from 0, or its name."""
     return generator(seed, "epoch", task, epoch, device=device)
 
 

@@ -21,7 +21,7 @@ from rankup.layers import (
     dense_is_cheaper,
 )
 from rankup.layers.precomputed import projected
-from rankup.rank import Rank
+from rankup.rank import Place, Rank
 
 F64 = torch.float64
 
@@ -40,7 +40,7 @@ def layer_of(module: nn.Module, rank: Rank, **grow: object) -> FactoredLayer:
 def learn(layer: FactoredLayer, task: int) -> None:
     """Commit a task with random values in it."""
     draw = torch.Generator().manual_seed(task)
-    shapes = layer.spec.shapes(task, 2)
+    shapes = layer.spec.shapes(Place.number(task), 2)
     layer.install(
         layer.extended({k: torch.randn(s, generator=draw, dtype=F64) for k, s in shapes.items()})
     )
@@ -51,7 +51,7 @@ def explicit(layer: FactoredLayer, task: int, x: Tensor, plain: nn.Module) -> Te
     weight = torch.zeros(layer.spec.outputs, layer.spec.inputs, dtype=F64)
     if layer.base_weight is not None:
         weight += layer.base_weight
-    for i in range(layer.spec.rank.used(task)):
+    for i in range(layer.spec.rank.used(Place.number(task))):
         weight += layer.S[task, i] * torch.outer(layer.U[i], layer.V[i])
     bias = layer.B[task] if layer.spec.bias else None
     if isinstance(plain, CONVOLUTIONS):
@@ -157,9 +157,8 @@ def test_gradients_equal_those_of_explicit_sum(
     layer = layer_of(module, Rank(first=2, step=2, seeded=seeded), base=base)
     learn(layer, 0)
     draw = torch.Generator().manual_seed(5)
-    values = {
-        k: torch.randn(s, generator=draw, dtype=F64) for k, s in layer.spec.shapes(1, 2).items()
-    }
+    shapes = layer.spec.shapes(Place.number(1), 2)
+    values = {k: torch.randn(s, generator=draw, dtype=F64) for k, s in shapes.items()}
     x = input_for(module, batch)
 
     layer.open({key: value.clone() for key, value in values.items()})
@@ -205,7 +204,9 @@ def test_new_factors_and_heads_start_orthogonal_with_selector_one(added: int) ->
             own = 3 if task == 0 else added
             for factor in (layer.new_U, layer.new_V):
                 torch.testing.assert_close(factor @ factor.t(), torch.eye(own, dtype=F64))
-            assert layer.new_selector[:-own].tolist() == [0] * (layer.spec.rank.used(task) - own)
+            assert layer.new_selector[:-own].tolist() == [0] * (
+                layer.spec.rank.used(Place.number(task)) - own
+            )
             assert layer.new_selector[-own:].tolist() == [1] * own
             assert not layer.new_bias.any()
         head = net.body.head.new_weight
@@ -260,12 +261,12 @@ def test_fast_form_of_learning_equals_plain_one(
     assert isinstance(layer, FactoredLinear)
     learn(layer, 0)
     draw = torch.Generator().manual_seed(5)
-    shapes = layer.spec.shapes(1, 2)
+    shapes = layer.spec.shapes(Place.number(1), 2)
     layer.open({k: torch.randn(s, generator=draw, dtype=F64) for k, s in shapes.items()})
     x = torch.randn(7, *between, 40, generator=draw, dtype=F64, requires_grad=not cached)
     seen = layer.project(x.detach().reshape(-1, 40))
     with active(1), projected(layer.spec.name, seen) if cached else nullcontext():
-        assert cached or layer._takes_node(x, layer.spec.rank.used(1), None)
+        assert cached or layer._takes_node(x, layer.spec.rank.used(Place.number(1)), None)
         fast = layer(x)
     plain = layer._of_one_task(x, 1)
     assert relative_error(layer._projected_by_autograd(x, seen), plain) < 1e-12

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.zoo import relative_error
 from rankup.layers import TaskNorm, active
 from rankup.layers.spec import NormOver, NormSpec
+from rankup.rank import Place
 
 CHANNELS = 32
 
@@ -34,7 +35,10 @@ def norm_of(over: NormOver, tasks: int, dtype: torch.dtype = torch.float32) -> T
     norm = TaskNorm(spec, 0, dtype, torch.device("cpu"))
     for task in range(tasks):
         draw = torch.Generator().manual_seed(task)
-        added = {key: torch.randn(size, generator=draw) for key, size in spec.shapes(0, 2).items()}
+        added = {
+            key: torch.randn(size, generator=draw)
+            for key, size in spec.shapes(Place.number(0), 2).items()
+        }
         if spec.is_batch:
             added |= {"mean": 10 + 0.1 * added["mean"], "var": 0.09 * added["var"].exp()}
         norm.install(norm.extended({key: value.to(dtype) for key, value in added.items()}))

@@ -10,6 +10,7 @@ import rankup
 from helpers.calling import Call
 from helpers.zoo import GPU
 from rankup.layers import FactoredLayer
+from rankup.rank import Place
 from rankup.testing import NETS, make_method, split_digits
 from rankup.training.engine.select import Engine
 from rankup.training.loop import learn
@@ -42,7 +43,7 @@ def test_without_reuse_tasks_select_their_own_factors(device: str) -> None:
 @pytest.mark.parametrize("net", NETS)
 def test_only_the_last_layers_go_on_learning(net: str) -> None:
     (layer,) = factored(learned(net, last=1).net).values()
-    assert layer.spec.rank.used(2) > layer.spec.rank.used(0)
+    assert layer.spec.rank.used(Place.number(2)) > layer.spec.rank.used(Place.number(0))
     whole = factored(learned(net).net)
     assert len(whole) > 1
     assert list(whole)[-1] == layer.spec.name

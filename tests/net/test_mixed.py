@@ -28,7 +28,7 @@ from rankup.layers.dispatch import (
 )
 from rankup.layers.head_mixed import in_blocks
 from rankup.layers.spec import HeadSpec, NormSpec
-from rankup.rank import Rank
+from rankup.rank import Place, Rank
 
 F64 = torch.float64
 
@@ -158,7 +158,7 @@ def factored(kind: str, bias: bool, base: str, tasks: int) -> FactoredLayer:
     layer = rankup.grow(module, Rank(first=2, step=1), base=base).body[0]
     assert isinstance(layer, FactoredLayer)
     for task in range(tasks):
-        sizes = layer.spec.shapes(task, 2)
+        sizes = layer.spec.shapes(Place.number(task), 2)
         layer.install(layer.extended({key: drawn(*size, seed=task) for key, size in sizes.items()}))
     return layer
 
@@ -250,7 +250,10 @@ def test_both_forms_of_batch_norm_are_same(affine: bool, shape: tuple[int, ...])
     spec = NormSpec("norm", over, (3,), 1e-5, 1, weight=affine, bias=affine, shared=False)
     norm = TaskNorm(spec, 0, F64, torch.device("cpu"))
     for task in range(4):
-        added = {key: drawn(*size, seed=task).exp() for key, size in spec.shapes(task, 2).items()}
+        added = {
+            key: drawn(*size, seed=task).exp()
+            for key, size in spec.shapes(Place.number(task), 2).items()
+        }
         norm.install(norm.extended(added))
     x, ids = drawn(6, *shape), spread(6, 4)
     expected = torch.cat([norm.merged(t)(x[i : i + 1]) for i, t in enumerate(ids.tolist())])

@@ -16,7 +16,7 @@ from rankup.rank import Rank
 from rankup.runs.read import read_run
 from rankup.runs.records import runs_in
 
-FIRST = "net/tasks/0001-permutation_01.safetensors"
+FIRST = "net/tasks/permutation_01-68172148.safetensors"
 
 
 @pytest.mark.parametrize("store", ["full", "float16", "int8"])

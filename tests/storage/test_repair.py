@@ -9,7 +9,7 @@ import rankup
 from helpers.zoo import inputs, taught, teach
 from rankup import IncrementalNet as Net
 from rankup.layers import Tensors
-from rankup.storage import store
+from rankup.storage import saving
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def first_task(folder: Path) -> Path:
-    return folder / "tasks" / "0001-task_0.safetensors"
+    return folder / "tasks" / "task_0-d2b7b301.safetensors"
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
@@ -55,7 +55,7 @@ def test_saving_one_more_task_writes_out_nothing_else(
     net = rankup.load(tmp_path)
     teach(net, "one more", inputs("mlp"))
     made: list[str | None] = []
-    to_bytes = store._to_bytes
+    to_bytes = saving._to_bytes
 
     def counted(
         net: Net, parts: Sequence[Tensors], about: dict[str, object] | None = None
@@ -63,7 +63,7 @@ def test_saving_one_more_task_writes_out_nothing_else(
         made.append(about and str(about["name"]))
         return to_bytes(net, parts, about)
 
-    monkeypatch.setattr(store, "_to_bytes", counted)
+    monkeypatch.setattr(saving, "_to_bytes", counted)
     rankup.save(net, tmp_path)
     assert made == ["one more"]
     assert rankup.verify(tmp_path)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import rankup
 from helpers.zoo import KINDS, assert_same_bits, hashes, inputs, logits, module, taught, teach
 from rankup.layers import FactoredLayer, Tensors
 from rankup.rank import Rank
-from rankup.storage import store
+from rankup.storage import saving
 from rankup.storage.seal import seal
 
 
@@ -69,7 +70,7 @@ def test_one_more_task_writes_one_file_and_touches_no_old_one(saved: Path) -> No
     teach(net, "fine birds: 5", inputs("mlp"))
     rankup.save(net, saved)
     after = hashes(saved)
-    assert set(after) - set(before) == {"tasks/0004-fine_birds__5.safetensors"}
+    assert set(after) - set(before) == {"tasks/fine_birds__5-6ef7e28c.safetensors"}
     assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     assert rankup.load(saved).tasks[-1] == "fine birds: 5"
@@ -121,7 +122,7 @@ def test_changed_network_is_saved_as_it_is(tmp_path: Path) -> None:
 
 
 def first_task(folder: Path) -> Path:
-    return folder / "tasks" / "0001-task_0.safetensors"
+    return folder / "tasks" / "task_0-d2b7b301.safetensors"
 
 
 def edit_manifest(folder: Path, change: Callable[[dict], None], reseal: bool = True) -> None:
@@ -146,19 +147,20 @@ def swap_tasks(folder: Path) -> None:
     edit_manifest(folder, change)
 
 
-def swap_names_too(folder: Path) -> None:
-    """Swap the first two tasks, and everything that only names them to match."""
+def swap_names(folder: Path) -> None:
+    """Swap the names of the first two tasks, and of their files."""
 
     def change(data: dict) -> None:
         one, two = data["tasks"][:2]
         data["tasks"][:2] = [
-            {**two, "file": "tasks/0001-task_1.safetensors"},
-            {**one, "file": "tasks/0002-task_0.safetensors"},
+            {**one, "name": two["name"], "file": two["file"]},
+            {**two, "name": one["name"], "file": one["file"]},
         ]
 
-    tasks = folder / "tasks"
-    (tasks / "0001-task_0.safetensors").rename(tasks / "0002-task_0.safetensors")
-    (tasks / "0002-task_1.safetensors").rename(tasks / "0001-task_1.safetensors")
+    one, two = first_task(folder), folder / "tasks" / "task_1-9c704230.safetensors"
+    contents = one.read_bytes(), two.read_bytes()
+    two.write_bytes(contents[0])
+    one.write_bytes(contents[1])
     edit_manifest(folder, change)
 
 
@@ -176,14 +178,17 @@ def point_outside(folder: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated task": (
         lambda f: os.truncate(first_task(f), 100),
-        "0001-task_0.safetensors is truncated: 100 of",
+        "task_0-d2b7b301.safetensors is truncated: 100 of",
     ),
     "edited task": (
         lambda f: flip_a_bit(first_task(f)),
-        "0001-task_0.safetensors is not the file that was saved",
+        "task_0-d2b7b301.safetensors is not the file that was saved",
     ),
-    "missing task": (lambda f: first_task(f).unlink(), "0001-task_0.safetensors is missing"),
-    "foreign task": (replace_by_foreign, "0001-task_0.safetensors is not the file that was saved"),
+    "missing task": (lambda f: first_task(f).unlink(), "task_0-d2b7b301.safetensors is missing"),
+    "foreign task": (
+        replace_by_foreign,
+        "task_0-d2b7b301.safetensors is not the file that was saved",
+    ),
     "truncated manifest": (
         lambda f: os.truncate(f / "manifest.json", 300),
         "manifest.json is truncated or edited",
@@ -205,8 +210,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "there is no network in .*: it has no manifest.json",
     ),
     "newer format": (
-        lambda f: edit_manifest(f, lambda data: data.update(version=2)),
-        "format version 2, but this rankup reads version 1: it was written by a newer rankup",
+        lambda f: edit_manifest(f, lambda data: data.update(version=3)),
+        "format version 3, but this rankup reads versions 1 to 2: it was written by a newer rankup",
     ),
     "edited seed": (
         lambda f: edit_manifest(f, lambda d: d["growth"].update(seed=1), reseal=False),
@@ -226,10 +231,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "edited hash of a task": (
         lambda f: edit_manifest(f, lambda d: d["tasks"][0].update(sha256="0" * 64)),
-        "0001-task_0.safetensors is not the file that was saved",
+        "task_0-d2b7b301.safetensors is not the file that was saved",
     ),
-    "tasks in another order": (swap_tasks, "task 1 is 'task 2', so its file cannot be"),
-    "tasks in another order, renamed": (swap_names_too, "'hidden.0.selector' is .*, not"),
+    "tasks in another order": (swap_tasks, "holds another task than 'task 2': it says .*'uses'"),
+    "tasks with each other's names": (swap_names, "holds another task than 'task 1'"),
     "a file outside the folder": (point_outside, "its file cannot be '../x.safetensors'"),
     "a part left out": (
         lambda f: edit_manifest(f, lambda d: d["parts"].pop(0)),
@@ -241,7 +246,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other classes": (
         lambda f: edit_manifest(f, lambda d: d["tasks"][0].update(classes=9)),
-        r"0001-task_0.safetensors: 'head.weight' is \[3, 7\], not \[9, 7\]",
+        "task_0-d2b7b301.safetensors holds another task than 'task 0': it says .*'classes': 3",
     ),
 }
 
@@ -262,11 +267,11 @@ def test_broken_folder_is_refused_in_one_sentence(case: str, tmp_path: Path) -> 
 
 
 def test_verify_names_every_broken_file(saved: Path) -> None:
-    os.truncate(saved / "tasks" / "0001-task_0.safetensors", 10)
-    (saved / "tasks" / "0003-task_2.safetensors").unlink()
+    os.truncate(saved / "tasks" / "task_0-d2b7b301.safetensors", 10)
+    (saved / "tasks" / "task_2-07144f0f.safetensors").unlink()
     found = rankup.verify(saved)
     assert found.tasks == ("task 0", "task 1", "task 2")
-    assert [problem.rpartition("/")[2][:4] for problem in found.problems] == ["0001", "0003"]
+    assert [problem.rpartition("/")[2][:6] for problem in found.problems] == ["task_0", "task_2"]
     assert str(found) == "\n".join(found.problems)
 
 
@@ -306,8 +311,12 @@ def test_saving_refuses_what_would_be_lost(saved: Path, tmp_path: Path) -> None:
     before = hashes(saved)
     net = rankup.load(saved)
     shorter = taught("mlp", tasks=[3, 2])
+    rankup.save(shorter, saved)  # what it has not learned stays
+    assert hashes(saved) == before
+    other = rankup.grow(module("mlp"), Rank(2, 1))
+    teach(other, "task 0", inputs("mlp", seed=7))
     with pytest.raises(rankup.StoreError, match="holds tasks that this network has not learned"):
-        rankup.save(shorter, saved)
+        rankup.save(other, saved)
     with pytest.raises(rankup.StoreError, match="holds another network"):
         rankup.save(taught("mlp", seed=1), saved)
     with pytest.raises(rankup.StoreError, match="holds another network"):
@@ -329,14 +338,14 @@ def test_task_committed_during_save_is_saved_next_time(
 ) -> None:
     net = taught("mlp")
     known = net.tasks
-    write = store._to_bytes
+    write = saving._to_bytes
 
     def committing(*args: object) -> bytes:
         if net.tasks == known:  # as another thread may
             teach(net, "meanwhile", inputs("mlp", seed=9))
         return write(*args)
 
-    monkeypatch.setattr(store, "_to_bytes", committing)
+    monkeypatch.setattr(saving, "_to_bytes", committing)
     rankup.save(net, tmp_path)
     assert rankup.verify(tmp_path).tasks == tuple(known)
     rankup.save(net, tmp_path)
@@ -365,9 +374,9 @@ def test_loading_makes_each_table_once(saved: Path, monkeypatch: pytest.MonkeyPa
     extended: list[int] = []
     extend = FactoredLayer.extended
 
-    def counted(layer: FactoredLayer, *added: Tensors) -> Tensors:
+    def counted(layer: FactoredLayer, *added: Tensors, **kwargs: Any) -> Tensors:
         extended.append(len(added))
-        return extend(layer, *added)
+        return extend(layer, *added, **kwargs)
 
     monkeypatch.setattr(FactoredLayer, "extended", counted)
     net = rankup.load(saved)

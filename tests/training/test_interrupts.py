@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import rankup
 from helpers.clusters import clusters
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
-from rankup.layers import TaskHead, TaskLayer, Tensors
+from rankup.layers import Start, TaskHead, TaskLayer, Tensors
 from rankup.methods import method_class, method_options
 from rankup.methods.base import Setting
 from rankup.methods.shared.dense import DenseMethod
@@ -38,9 +39,9 @@ def interrupt_install(kind: type[TaskLayer], monkeypatch: pytest.MonkeyPatch) ->
     """Send Ctrl-C where layers of a kind install what a task has learned."""
     install = kind.install
 
-    def interrupted(layer: TaskLayer, tables: Tensors, tasks: int = 1) -> None:
+    def interrupted(layer: TaskLayer, *args: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        install(layer, tables, tasks)
+        install(layer, *args)
 
     monkeypatch.setattr(kind, "install", interrupted)
 
@@ -98,7 +99,7 @@ def test_interrupted_commit_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failed_begin_leaves_no_open_task(monkeypatch: pytest.MonkeyPatch) -> None:
     net = rankup.grow(rankup.models.mlp(12, hidden=[16]), Rank(2, 1))
 
-    def fails(layer: TaskHead, values: Tensors) -> None:
+    def fails(layer: TaskHead, values: Tensors, start: Start) -> None:
         raise MemoryError
 
     monkeypatch.setattr(TaskHead, "open", fails)

@@ -1,4 +1,4 @@
-"""Data: sources (built-in digits, Hub-layout parquet, image folders), tasks and streams of them.
+"""Data: sources (built-in digits, parquet, image folders), tasks, streams of them, and inputs.
 
 Names load when they are first used, so that listing the streams needs no torch.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankup.data.cache import cache_folder
+    from rankup.data.inputs import ImageInput, TensorInput, TextInput
     from rankup.data.sources import Source, Split, digits, load_source
     from rankup.data.streams import STREAMS, Stream, StreamInfo, make_stream
     from rankup.data.tasks import Task
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _HOME = {
     "STREAMS": "streams",
     "DataError": "rankup.errors",
+    "ImageInput": "inputs",
     "Permutation": "transforms",
     "Rotation": "transforms",
     "Source": "sources",
@@ -24,6 +26,8 @@ _HOME = {
     "Stream": "streams",
     "StreamInfo": "streams",
     "Task": "tasks",
+    "TensorInput": "inputs",
+    "TextInput": "inputs",
     "Transform": "transforms",
     "cache_folder": "cache",
     "digits": "sources",
@@ -35,6 +39,7 @@ _HOME = {
 __all__ = [
     "STREAMS",
     "DataError",
+    "ImageInput",
     "Permutation",
     "Rotation",
     "Source",
@@ -42,6 +47,8 @@ __all__ = [
     "Stream",
     "StreamInfo",
     "Task",
+    "TensorInput",
+    "TextInput",
     "Transform",
     "cache_folder",
     "digits",

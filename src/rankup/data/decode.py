@@ -120,6 +120,35 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
     """Decode an image to `[C, H, W]`; with `side` to RGB of that many pixels each way."""
     from PIL import Image
 
+    opened = _decoded(image, where)
+    kind = _kind(opened)
+    wanted = "RGB" if side is not None else {"1": "L", "P": "RGB"}.get(kind, kind)
+    if wanted not in ("L", "RGB"):
+        raise DataError(
+            f"{where}: the image is of kind {kind}, expected grey (L) or RGB with 8 bits per "
+            f"channel: {_SCALE_HINT}"
+        )
+    opened = _shown_as(opened, wanted)
+    if side is not None and opened.size != (side, side):
+        opened = opened.resize((side, side), Image.Resampling.LANCZOS)
+    return as_pixels(opened)
+
+
+def picture_of(image: bytes | None, where: str, mode: str) -> "Image.Image":
+    """Decode an image of any kind to Pillow's mode L or RGB, as viewers show it."""
+    return _shown_as(_decoded(image, where), mode)
+
+
+def as_pixels(image: "Image.Image") -> Pixels:
+    """The pixels of an image in mode L or RGB, `[C, H, W]`."""
+    array: Pixels = np.asarray(image)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def _decoded(image: bytes | None, where: str) -> "Image.Image":
+    """An image as it is stored, if its colours can be told."""
+    from PIL import Image
+
     if image is None:
         raise DataError(f"{where}: there is no image")
     try:
@@ -130,26 +159,20 @@ def pixels_of(image: bytes | None, where: str, side: int | None) -> Pixels:
     # Broken bytes make decoders raise errors of many kinds, from SyntaxError to struct.error.
     except Exception as error:
         raise DataError(f"{where}: the image is broken or in an unknown format") from error
-    kind = _kind(opened)
-    if kind in ("I", "F"):
+    if (kind := _kind(opened)) in ("I", "F"):
         raise DataError(
             f"{where}: the image is of kind {kind}, whose white is unknown, expected grey or "
             "RGB with 8 bits per channel, or grey with 16"
         )
-    wanted = "RGB" if side is not None else {"1": "L", "P": "RGB"}.get(kind, kind)
-    if wanted not in ("L", "RGB"):
-        raise DataError(
-            f"{where}: the image is of kind {kind}, expected grey (L) or RGB with 8 bits per "
-            f"channel: {_SCALE_HINT}"
-        )
-    opened = _upright(opened)
-    opened = _on_white(_in_8_bits(opened) if kind == "I;16" else opened)
-    if opened.mode != wanted:
-        opened = opened.convert(wanted)
-    if side is not None and opened.size != (side, side):
-        opened = opened.resize((side, side), Image.Resampling.LANCZOS)
-    array: Pixels = np.asarray(opened)
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)  # [C, H, W]
+    return opened
+
+
+def _shown_as(image: "Image.Image", mode: str) -> "Image.Image":
+    """An image upright, on white where it is transparent, and in a mode with 8 bits."""
+    wide = _kind(image) == "I;16"
+    image = _upright(image)
+    image = _on_white(_in_8_bits(image) if wide else image)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _kind(image: "Image.Image") -> str:

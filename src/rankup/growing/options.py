@@ -21,6 +21,9 @@ class GrowOptions:
     seed: int = 0
     store: Store = "full"
     per_task: tuple[str, ...] = ()
+    # What a task's draws are seeded by: its name, or its number as in the first format version,
+    # whose tasks always select from all before them.
+    draws: Literal["name", "number"] = "name"
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):

@@ -58,7 +58,7 @@ class Factors(NamedTuple):
         height, width = layer.conv.kernel_size
         shape = layer.in_channels, height, width
         learned = layer.new_U, layer.new_V, layer.new_selector
-        return cls(layer.U, layer.V, *learned, shape, layer.spec.rank.seeded)
+        return cls(layer.old_U, layer.old_V, *learned, shape, layer.spec.rank.seeded)
 
     @property
     def learned(self) -> tuple[Tensor, Tensor, Tensor]:

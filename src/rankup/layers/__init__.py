@@ -2,6 +2,7 @@
 
 from rankup.layers.base import (
     RowsError,
+    Selection,
     Start,
     TaskLayer,
     Tensors,
@@ -35,6 +36,7 @@ __all__ = [
     "FactoredLayer",
     "FactoredLinear",
     "RowsError",
+    "Selection",
     "Start",
     "TaskHead",
     "TaskLayer",

@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers.spec import HeadSpec, LayerSpec
+from rankup.rank import Place
 
 Tensors = dict[str, Tensor]
+# The indices of the tasks that a task selects from, in its own order; None for all before it.
+Selection = tuple[int, ...] | None
 Value = TypeVar("Value")
 
 _ALIGNED = 64  # bytes: where torch lets a tensor begin
@@ -54,12 +57,22 @@ def active_task() -> int | Tensor | None:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a new task's selectors over old factors and its norms' weights start, and how long its
-    own factors' vectors are at first."""
+    """Where a new task's selectors over old factors and its norms' weights start, how long its own
+    factors' vectors are at first, and from which tasks it selects. Its draws are seeded by `key`,
+    its name; without one, by its number."""
 
     selectors: float | Literal["previous"] = 0.0
     norms: Literal["fresh", "previous"] = "fresh"
     factors: float = 1.0
+    key: str | None = None
+    selection: Selection = None
+    place: Place | None = None
+
+    def previous(self, count: int) -> int | None:
+        """The index of the last of the tasks that the next one, number `count`, selects from."""
+        if self.selection is None:
+            return count - 1 if count else None
+        return self.selection[-1] if self.selection else None
 
 
 def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
@@ -128,8 +141,9 @@ class TaskLayer(nn.Module, ABC):
         """The values that the next task starts with."""
 
     @abstractmethod
-    def extended(self, *added: Tensors) -> Tensors:
-        """The tables with one more task in them, or with several; nothing is changed yet."""
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
+        """The tables with one more task in them, or with several, each of which selects from some
+        of those before it; nothing is changed yet."""
 
     @abstractmethod
     def added(self, task: int) -> Tensors:
@@ -140,7 +154,17 @@ class TaskLayer(nn.Module, ABC):
         rivals have are not merged."""
         raise NotImplementedError
 
-    def open(self, values: Tensors) -> None:
+    def without(self, task: int) -> Tensors:
+        """The tables without a committed task; nothing is changed yet. Layers that only rivals have
+        never lose one."""
+        raise NotImplementedError
+
+    def drop(self, task: int, tables: Tensors) -> None:
+        """Remove a committed task, whose tables without it `without` gave."""
+        self._buffers = {**self._buffers, **tables}
+        self.count -= 1
+
+    def open(self, values: Tensors, start: Start | None = None) -> None:
         # All at once, here as in `close`: another thread may be copying the network.
         new = {f"new_{key}": nn.Parameter(value) for key, value in values.items()}
         self._parameters = {**self._parameters, **new}
@@ -151,12 +175,14 @@ class TaskLayer(nn.Module, ABC):
     def close(self) -> None:
         self._parameters = {}
 
-    def install(self, tables: Tensors, tasks: int = 1) -> None:
+    def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
+        """Make tables the layer's own: those with one more task, or with several, each of which
+        selects from some of those before it."""
         # All tables at once: a thread that reads `_buffers` once has either the old or the new
         # ones, never some of each.
         self._buffers = {**self._buffers, **tables}
         # Last, so that a thread which runs one task finds it in the tables.
-        self.count += tasks
+        self.count += len(selections)
 
     def take_attributes(self, original: nn.Module) -> None:
         """Copy the attributes, other than tensors, of the layer that it replaces: the module's
@@ -242,20 +268,21 @@ class TaskLayer(nn.Module, ABC):
             f"layer {self.spec.name!r} expects {expected}, got an input of shape {list(x.shape)}"
         )
 
-    def _draw(self, *purpose: object) -> torch.Generator:
-        return seeds.generator(self.seed, *purpose, self.spec.name, self.count)
+    def _draw(self, purpose: str, key: str | None = None) -> torch.Generator:
+        by = self.count if key is None else key
+        return seeds.generator(self.seed, purpose, self.spec.name, by)
 
-    def _head_start(self, classes: int, spec: HeadSpec) -> Tensors:
-        values = {"weight": self._orthogonal(classes, spec.inputs, "head")}
+    def _head_start(self, classes: int, spec: HeadSpec, key: str | None = None) -> Tensors:
+        values = {"weight": self._orthogonal(classes, spec.inputs, "head", key)}
         if spec.bias:
             values["bias"] = torch.zeros(classes, **self._factory)
         return values
 
-    def _orthogonal(self, rows: int, length: int, purpose: str) -> Tensor:
+    def _orthogonal(self, rows: int, length: int, purpose: str, key: str | None = None) -> Tensor:
         # On the CPU and at least in float32, whatever the network's device and dtype: the same
         # start everywhere, and there is no QR in half precision.
         drawn = torch.empty(rows, length, dtype=at_least_float32(self.dtype), device="cpu")
-        nn.init.orthogonal_(drawn, generator=self._draw(purpose))
+        nn.init.orthogonal_(drawn, generator=self._draw(purpose, key))
         return drawn.to(**self._factory)
 
 
@@ -269,6 +296,21 @@ def row_by_row(
     if not copy and alike and tensor.data_ptr() % _ALIGNED == 0:
         return tensor
     return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def without_row(table: Tensor, index: int) -> Tensor:
+    return torch.cat([table[:index], table[index + 1 :]])
+
+
+_ALIGNMENT = 64  # bytes: where fresh memory begins, on every device
+
+
+def aligned_rows(table: Tensor, start: int, end: int) -> Tensor:
+    """Rows of a table as they would be in memory of their own: products of a tensor that begins in
+    the middle of a cache line may have other bits."""
+    rows = table[start:end]
+    offset = start * table.stride(0) * table.element_size() if start else 0
+    return rows.clone() if offset % _ALIGNMENT else rows
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

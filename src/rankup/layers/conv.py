@@ -103,7 +103,7 @@ class FactoredConv(FactoredLayer):
             self.conv.dims == 2
             and self.dtype == torch.float32
             and self.base_weight is None
-            and self.spec.rank.added(self.count) > 0
+            and self.spec.rank.added(self.place) > 0
         )
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:

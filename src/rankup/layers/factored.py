@@ -2,21 +2,22 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rankup import seeds
 from rankup.errors import TaskStateError
-from rankup.layers.base import Start, TaskLayer, Tensors
+from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, without_row
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way
 from rankup.layers.spec import FactoredSpec
+from rankup.rank import Place
 
+Span = tuple[int, int]  # of rows of a table
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
 # All in one lookup: reading a module's attributes one by one takes longer than using them.
@@ -37,10 +38,12 @@ class Tables(NamedTuple):
 
 
 class FactoredLayer(TaskLayer):
-    """`W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ` over the factors up to task t, with W₀ if one was kept.
+    """`W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ` over the factors that task t selects from, with W₀ if one
+    was kept.
 
-    Tables: `U [R, out]` and `V [R, in]`, seeded factors first, so that a task's factors are a
-    prefix; `S [T, R]`, zero-padded; `B [T, out]`.
+    Tables: `U [R, out]` and `V [R, in]`, seeded factors first, then each task's own; `S [T, R]`,
+    zero where a task does not select; `B [T, out]`. If every task selects from all before it, a
+    task's factors are a prefix. `old_U` and `old_V` are what the task being learned selects from.
     """
 
     spec: FactoredSpec
@@ -66,6 +69,22 @@ class FactoredLayer(TaskLayer):
         self.register_buffer("B", torch.empty(0, spec.outputs, **self._factory))
         self.register_buffer("base_weight", None)
         self.register_buffer("base_bias", None)
+        self.selections: list[Selection] = []  # of each task
+        self.ends = [spec.rank.seeded]  # where each task's own factors end, the seeded ones first
+        self.place = Place()  # of the task being learned
+
+    @property
+    def old_names(self) -> tuple[str, str]:
+        """The names of the tables of frozen factors that the task being learned selects from."""
+        return ("chosen_U", "chosen_V") if "chosen_U" in self._buffers else ("U", "V")
+
+    @property
+    def old_U(self) -> Tensor:
+        return getattr(self, self.old_names[0])  # type: ignore[no-any-return]
+
+    @property
+    def old_V(self) -> Tensor:
+        return getattr(self, self.old_names[1])  # type: ignore[no-any-return]
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -184,12 +203,12 @@ class FactoredLayer(TaskLayer):
         return self._dense(self._blocks(task))
 
     def start(self, classes: int, start: Start) -> Tensors:
-        rank, outputs, inputs = self.spec.rank, self.spec.outputs, self.spec.inputs
-        added = rank.added(self.count)
-        values = {"selector": self._start_selector(start)}
-        if added:
-            values["U"] = self._orthogonal(added, outputs, "U") * start.factors
-            values["V"] = self._orthogonal(added, inputs, "V") * start.factors
+        outputs, inputs = self.spec.outputs, self.spec.inputs
+        place = start.place or Place.number(self.count)
+        values = {"selector": self._start_selector(start, place)}
+        if added := self.spec.rank.added(place):
+            values["U"] = self._orthogonal(added, outputs, "U", start.key) * start.factors
+            values["V"] = self._orthogonal(added, inputs, "V", start.key) * start.factors
             if self.base_weight is not None:
                 # A pretrained layer starts as it was; V and the selector keep the gradient alive.
                 values["U"].zero_()
@@ -198,31 +217,82 @@ class FactoredLayer(TaskLayer):
             values["bias"] = zero if self.base_bias is None else self.base_bias.clone()
         return values
 
-    def extended(self, *added: Tensors) -> Tensors:
-        tables, rank = {}, len(added[-1]["selector"])  # a task's is never shorter than those before
-        if new := [tensors for tensors in added if "U" in tensors]:
+    def open(self, values: Tensors, start: Start | None = None) -> None:
+        start = start or Start()
+        self.place = start.place or Place.number(self.count)
+        if start.selection is not None:
+            spans = _spans(self.ends, start.selection)
             for key in ("U", "V"):
-                tables[key] = torch.cat([getattr(self, key), *(tensors[key] for tensors in new)])
-        selectors = [F.pad(t["selector"], (0, rank - len(t["selector"]))) for t in added]
-        padded = F.pad(self.S, (0, rank - self.S.shape[1]))
-        tables["S"] = torch.cat([padded, torch.stack(selectors)])
+                chosen = _rows(getattr(self, key), spans)
+                self.register_buffer(f"chosen_{key}", chosen, persistent=False)
+        super().open(values)
+
+    def close(self) -> None:
+        super().close()
+        self._buffers = {k: t for k, t in self._buffers.items() if not k.startswith("chosen_")}
+        self._non_persistent_buffers_set -= {"chosen_U", "chosen_V"}
+
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
+        tables = {}
+        if learned := [tensors for tensors in added if "U" in tensors]:
+            for key in ("U", "V"):
+                rows = (tensors[key] for tensors in learned)
+                tables[key] = torch.cat([getattr(self, key), *rows])
+        ends = self._ends_with(selections)
+        S = self.S.new_zeros(self.count + len(added), ends[-1])
+        S[: self.count, : self.S.shape[1]] = self.S
+        new = zip(added, selections, strict=True)
+        for task, (tensors, selection) in enumerate(new, self.count):
+            spans = _spans(ends, selection, task)
+            parts = torch.split(tensors["selector"], [end - start for start, end in spans])
+            for (start, end), part in zip(spans, parts, strict=True):
+                S[task, start:end] = part
+        tables["S"] = S
         if self.spec.bias:
             tables["B"] = torch.cat([self.B, torch.stack([tensors["bias"] for tensors in added])])
         return tables
 
+    def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
+        self.ends = self._ends_with(selections)
+        self.selections = [*self.selections, *selections]
+        super().install(tables, selections)
+
+    def _ends_with(self, selections: Sequence[Selection]) -> list[int]:
+        """Where tasks' own factors end in the tables, with more tasks."""
+        rank, ends = self.spec.rank, list(self.ends)
+        for index, selection in enumerate(selections, self.count):
+            is_root = not (index if selection is None else selection)
+            ends.append(ends[-1] + (rank.first if is_root else rank.step))
+        return ends
+
+    def without(self, task: int) -> Tensors:
+        start, end = self.ends[task : task + 2]
+        tables = {key: _cut(getattr(self, key), start, end) for key in ("U", "V")}
+        tables["S"] = _cut(without_row(self.S, task).t(), start, end).t().contiguous()
+        return tables | {"B": without_row(self.B, task)} if self.spec.bias else tables
+
+    def drop(self, task: int, tables: Tensors) -> None:
+        start, end = self.ends[task : task + 2]
+        self.ends = [*self.ends[: task + 1], *(e - (end - start) for e in self.ends[task + 2 :])]
+        del self.selections[task]
+        self.selections = [after_removal(selection, task) for selection in self.selections]
+        super().drop(task, tables)
+
     def added(self, task: int) -> Tensors:
-        used, new = self.spec.rank.used(task), self.spec.rank.added(task)
-        added = {"selector": self.S[task, :used]}
-        if new:
-            added |= {"U": self.U[used - new : used], "V": self.V[used - new : used]}
+        start, end = self.ends[task : task + 2]
+        added = {"selector": self._block(task)[2]}
+        if end > start:
+            added |= {"U": self.U[start:end], "V": self.V[start:end]}
         return added | {"bias": self.B[task]} if self.spec.bias else added
 
-    def _start_selector(self, start: Start) -> Tensor:
-        rank, task = self.spec.rank, self.count
-        selector = torch.ones(rank.used(task), **self._factory)
-        old = rank.used(task) - rank.added(task)
-        if start.selectors == "previous" and task > 0:
-            selector[:old] = self.S[task - 1, :old]
+    def _start_selector(self, start: Start, place: Place) -> Tensor:
+        rank = self.spec.rank
+        selector = torch.ones(rank.used(place), **self._factory)
+        old = rank.used(place) - rank.added(place)
+        previous = start.previous(self.count)
+        if start.selectors == "previous" and previous is not None:
+            spans = _spans(self.ends, start.selection)
+            selector[:old] = torch.cat([self.S[previous, first:end] for first, end in spans])
             return selector
         if start.selectors != "previous":
             selector[:old] = start.selectors
@@ -232,23 +302,33 @@ class FactoredLayer(TaskLayer):
         if self.base_weight is None:
             gain = 1 if self.spec.before_batch_norm else 2
             deviation = math.sqrt(gain * self.spec.outputs / max(1, rank.seeded))
-            drawn = seeds.normal(rank.seeded, generator=self._draw("selector"))
+            drawn = seeds.normal(rank.seeded, generator=self._draw("selector", start.key))
             selector[: rank.seeded] = (deviation * drawn).to(**self._factory)
         else:
             selector[: rank.seeded] = 0
         return selector
 
     def _blocks(self, task: int) -> list[Block]:
-        used = self.spec.rank.used(task)
         if task < self.count:
-            return [(self.U[:used], self.V[:used], self.S[task, :used])]
+            return [self._block(task)]
         # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
         # of the old ones, which give several tasks the same shapes, do no harm.
-        old = len(self.U)
-        blocks = [(self.U, self.V, self.new_selector[:old])] if old else []
-        if self.spec.rank.added(task):
+        old = len(self.old_U)
+        blocks = [(self.old_U, self.old_V, self.new_selector[:old])] if old else []
+        if self.spec.rank.added(self.place):
             blocks.append((self.new_U, self.new_V, self.new_selector[old:]))
         return blocks
+
+    def _block(self, task: int) -> Block:
+        """The factors that a committed task selects from, in its own order, and its selector. They
+        begin where memory of their own would, so that their bits do not depend on other tasks."""
+        U, V, S, *_ = read_tables(self._buffers)
+        selection = self.selections[task]
+        if selection is None:
+            end = self.ends[task + 1]
+            return U[:end], V[:end], S[task, :end]
+        spans = _spans(self.ends, selection, task)
+        return _rows(U, spans), _rows(V, spans), _rows(S[task], spans)
 
     def _bias(self, task: int) -> Tensor:
         return self.B[task] if task < self.count else self.new_bias
@@ -319,6 +399,36 @@ class FactoredLayer(TaskLayer):
     @abstractmethod
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
         """`rows [B, n]`, shaped to multiply a result of `x` with n channels."""
+
+
+def after_removal(selection: Selection, task: int) -> Selection:
+    """A selection once a task that is not in it has been removed."""
+    return None if selection is None else tuple(i - (i > task) for i in selection)
+
+
+def _spans(ends: Sequence[int], selection: Selection, own: int | None = None) -> list[Span]:
+    """Where in the tables the factors are that a task selects from: the seeded ones, those of other
+    tasks, and `own` for its own. Neighbours are one span."""
+    if selection is None:
+        return [(0, ends[-1] if own is None else ends[own + 1])]
+    spans = [(0, ends[0])]
+    for task in selection if own is None else (*selection, own):
+        start, end = ends[task : task + 2]
+        if start == spans[-1][1]:
+            spans[-1] = spans[-1][0], end
+        else:
+            spans.append((start, end))
+    return [span for span in spans if span[0] < span[1]] or [(0, 0)]
+
+
+def _rows(table: Tensor, spans: Sequence[Span]) -> Tensor:
+    if len(spans) == 1:
+        return aligned_rows(table, *spans[0])
+    return torch.cat([table[start:end] for start, end in spans])
+
+
+def _cut(table: Tensor, start: int, end: int) -> Tensor:
+    return torch.cat([table[:start], table[end:]])
 
 
 def _scaled(U: Tensor, selectors: Tensor) -> Tensor:

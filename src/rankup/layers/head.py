@@ -1,7 +1,7 @@
 """The output layer of every task."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import Start, TaskLayer, Tensors, active_task, over_last
+from rankup.layers.base import (
+    Selection,
+    Start,
+    TaskLayer,
+    Tensors,
+    active_task,
+    aligned_rows,
+    over_last,
+)
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
@@ -22,9 +30,12 @@ class TaskHead(TaskLayer):
     """A full output layer per task, each with its own number of classes: a Linear, or a convolution
     that is one at every position.
 
-    Tables: `weights [ΣC, in]` and `biases [ΣC]`, one task's classes after another's; a task's rows
-    stay where they are, and so does their alignment. `rows [T, widest]` holds their indices, −1
-    where a task has fewer classes than the widest.
+    Tables: `weights [ΣC, in]` and `biases [ΣC]`, one task's classes after another's. `rows
+    [T, widest]` holds their indices, −1 where a task has fewer classes than the widest.
+
+    Attributes:
+        in_place: whether a task's weight is read where the table has it, which no task before it
+            may then leave: so did networks of the first format version.
     """
 
     spec: HeadSpec
@@ -40,6 +51,7 @@ class TaskHead(TaskLayer):
         self.register_buffer("biases", torch.empty(0, **self._factory) if spec.bias else None)
         self.register_buffer("rows", torch.empty(0, 0, dtype=torch.long, device=device))
         self.ends = [0]  # where each task's classes end
+        self.in_place = False
 
     @property
     def in_features(self) -> int:
@@ -97,27 +109,38 @@ class TaskHead(TaskLayer):
         return F.linear(x, *self._of_task(task)).movedim(-1, channels)
 
     def start(self, classes: int, start: Start) -> Tensors:
-        return self._head_start(classes, self.spec)
+        return self._head_start(classes, self.spec, start.key)
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         tables = {"weights": torch.cat([self.weights, *(tensors["weight"] for tensors in added)])}
         if self.biases is not None:
             tables["biases"] = torch.cat([self.biases, *(tensors["bias"] for tensors in added)])
-        ends = [
-            *accumulate(
-                (len(tensors["weight"]) for tensors in added), initial=self.ends[self.count]
-            )
-        ]
-        widest = max(self.rows.shape[1], *(end - start for start, end in pairwise(ends)))
-        rows = [self.rows]
-        for start, end in pairwise(ends):
-            rows.append(torch.arange(start, end, device=self.rows.device)[None])
-        padded = [F.pad(row, (0, widest - row.shape[1]), value=-1) for row in rows]
-        return tables | {"rows": torch.cat(padded)}
+        return tables | {"rows": self._rows([*self._classes, *(len(t["weight"]) for t in added)])}
 
-    def install(self, tables: Tensors, tasks: int = 1) -> None:
+    def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
         self.ends = _ends(tables["rows"])
-        super().install(tables, tasks)
+        super().install(tables, selections)
+
+    def without(self, task: int) -> Tensors:
+        start, end = self.ends[task : task + 2]
+        tables = {"weights": self.weights, "biases": self.biases}
+        cut = {k: torch.cat([t[:start], t[end:]]) for k, t in tables.items() if t is not None}
+        return cut | {"rows": self._rows([*self._classes[:task], *self._classes[task + 1 :]])}
+
+    def drop(self, task: int, tables: Tensors) -> None:
+        self.ends = _ends(tables["rows"])
+        super().drop(task, tables)
+
+    @property
+    def _classes(self) -> list[int]:
+        return [end - start for start, end in pairwise(self.ends)]
+
+    def _rows(self, classes: Sequence[int]) -> Tensor:
+        """The table `rows` for tasks of so many classes."""
+        starts = torch.tensor([0, *accumulate(classes)], device=self.rows.device)[:-1, None]
+        counts = torch.tensor([*classes], device=self.rows.device)[:, None]
+        columns = torch.arange(max(classes, default=0), device=self.rows.device)
+        return torch.where(columns < counts, starts + columns, -1)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -144,8 +167,11 @@ class TaskHead(TaskLayer):
     def _of_task(self, task: int) -> tuple[Tensor, Tensor | None]:
         if task >= self.count:
             return self.new_weight, self.new_bias if self.spec.bias else None
-        rows = slice(self.ends[task], self.ends[task + 1])
-        return self.weights[rows], None if self.biases is None else self.biases[rows]
+        start, end = self.ends[task : task + 2]
+        bias = None if self.biases is None else self.biases[start:end]
+        if self.in_place:
+            return self.weights[start:end], bias
+        return aligned_rows(self.weights, start, end), bias
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         heads = Heads(*_read_tables(self._buffers))

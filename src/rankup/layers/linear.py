@@ -28,37 +28,37 @@ class FactoredLinear(FactoredLayer):
 
     def project(self, x: Tensor) -> Tensor:
         """Inputs `[N, in]` projected by the frozen factors: constant while a task is learned."""
-        return x @ self.V.t()
+        return x @ self.old_V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
         rank, given = self.spec.rank, PROJECTED.get()
         seen = given[1] if given is not None and given[0] == self.spec.name else None
-        if not self._takes_node(x, rank.used(self.count), seen):
+        if not self._takes_node(x, rank.used(self.place), seen):
             if seen is None:
                 return self._of_one_task(x, self.count)
             return self._projected_by_autograd(x, seen)
-        new = rank.added(self.count) > 0
+        new = rank.added(self.place) > 0
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
             self.new_bias if self.spec.bias else None,
-            self.U,
-            self.V,
+            self.old_U,
+            self.old_V,
             seen,
         )
         return y.view(*x.shape[:-1], self.out_features)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
-        used = self.spec.rank.used(task)
         learned, matrix = task < self.count, x.dim() == 2
-        short = x.is_cpu and learned and matrix and not _transformed(x)
-        if not short or self._takes_dense(x, used, learned):
+        if not (x.is_cpu and learned and matrix and not _transformed(x)):
+            return super()._of_one_task(x, task)
+        U, V, selector = self._block(task)
+        if self._takes_dense(x, len(selector), learned):
             return super()._of_one_task(x, task)
         # The same in fewer operations: on a CPU, launching one takes longer than its arithmetic.
-        U, V, S, B, base = read_tables(self._buffers)
-        U, V, selector = U[:used], V[:used], S[task, :used]
+        *_, B, base = read_tables(self._buffers)
         if len(x) >= _MANY:
             hidden = ((V @ x.t()) * selector[:, None]).t()
         else:
@@ -77,8 +77,8 @@ class FactoredLinear(FactoredLayer):
 
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in torch's own operations."""
-        old, added = len(self.U), self.spec.rank.added(self.count)
-        y = (seen * self.new_selector[:old]) @ self.U
+        old, added = len(self.old_U), self.spec.rank.added(self.place)
+        y = (seen * self.new_selector[:old]) @ self.old_U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
             y = y + (hidden * self.new_selector[old:]) @ self.new_U

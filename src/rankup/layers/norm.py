@@ -1,5 +1,6 @@
 """Normalisation layers with weights and statistics per task."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -8,15 +9,18 @@ from torch import Tensor, nn
 
 from rankup.errors import TaskStateError
 from rankup.layers.base import (
+    Selection,
     Start,
     TaskLayer,
     Tensors,
     at_least_float32,
     over_channels,
     over_last,
+    without_row,
 )
 from rankup.layers.calibrate import Pool
 from rankup.layers.spec import NormSpec
+from rankup.rank import Place
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
 
@@ -34,7 +38,7 @@ class TaskNorm(TaskLayer):
 
     def __init__(self, spec: NormSpec, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(spec, seed, dtype, device)
-        kept = spec.shapes(0, 0)
+        kept = spec.shapes(Place(), 0)
         for key, table in self._TABLES.items():
             rows = torch.empty(0, *spec.shape, **self._factory) if key in kept else None
             self.register_buffer(table, rows)
@@ -86,8 +90,8 @@ class TaskNorm(TaskLayer):
     def start(self, classes: int, start: Start) -> Tensors:
         if self.spec.shared and self.count:
             return {}
-        if start.norms == "previous" and self.count:
-            previous = self.added(self.count - 1)
+        if start.norms == "previous" and (last := start.previous(self.count)) is not None:
+            previous = self.added(last)
             return {key: previous[key].clone() for key in self.spec.base_shapes()}
         fresh = {"weight": torch.ones, "bias": torch.zeros}
         base = self.base()
@@ -114,12 +118,17 @@ class TaskNorm(TaskLayer):
         super().close()
         self.pool = None
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         tables = {}
         for key in added[0]:  # of a shared norm, the first task's alone
             rows = torch.stack([tensors[key] for tensors in added if key in tensors])
             tables[self._TABLES[key]] = torch.cat([getattr(self, self._TABLES[key]), rows])
         return tables
+
+    def without(self, task: int) -> Tensors:
+        if self.spec.shared:
+            return {}
+        return {self._TABLES[key]: without_row(rows, task) for key, rows in self._rows().items()}
 
     def added(self, task: int) -> Tensors:
         if self.spec.shared and task > 0:

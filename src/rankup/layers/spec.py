@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from rankup.rank import LayerRank
+from rankup.rank import LayerRank, Place
 
 Shapes = dict[str, tuple[int, ...]]
 Sizes = tuple[int, ...]  # one for each spatial dimension
@@ -47,9 +47,9 @@ class FactoredSpec:
         """How many spatial dimensions follow the channels."""
         return self.conv.dims if self.conv else 0
 
-    def shapes(self, task: int, classes: int) -> Shapes:
-        added = self.rank.added(task)
-        shapes: Shapes = {"selector": (self.rank.used(task),)}
+    def shapes(self, place: Place, classes: int) -> Shapes:
+        added = self.rank.added(place)
+        shapes: Shapes = {"selector": (self.rank.used(place),)}
         if added:
             shapes |= {"U": (added, self.outputs), "V": (added, self.inputs)}
         if self.bias:
@@ -87,7 +87,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     kept: bool
 
-    def shapes(self, task: int, classes: int) -> Shapes:
+    def shapes(self, place: Place, classes: int) -> Shapes:
         return {"value": self.shape}
 
     def base_shapes(self) -> Shapes:
@@ -117,8 +117,8 @@ class NormSpec:
         """Whether it normalises the last dimensions, not channels."""
         return self.over in ("layer", "rms")
 
-    def shapes(self, task: int, classes: int) -> Shapes:
-        if self.shared and task > 0:
+    def shapes(self, place: Place, classes: int) -> Shapes:
+        if self.shared and not place.is_first:
             return {}
         statistics = dict.fromkeys(("mean", "var"), self.shape) if self.is_batch else {}
         return self.base_shapes() | statistics
@@ -140,7 +140,7 @@ class HeadSpec:
     taps: Sizes = ()
     own_forward: bool = False
 
-    def shapes(self, task: int, classes: int) -> Shapes:
+    def shapes(self, place: Place, classes: int) -> Shapes:
         shapes: Shapes = {"weight": (classes, self.inputs)}
         return shapes | {"bias": (classes,)} if self.bias else shapes
 
@@ -160,8 +160,8 @@ class DenseSpec:
     trained: tuple[str, ...]
     kept: bool
 
-    def shapes(self, task: int, classes: int) -> Shapes:
-        return dict(self.tensors) if task == 0 and not self.kept else {}
+    def shapes(self, place: Place, classes: int) -> Shapes:
+        return dict(self.tensors) if place.is_first and not self.kept else {}
 
     def base_shapes(self) -> Shapes:
         return dict(self.tensors) if self.kept else {}
@@ -169,6 +169,16 @@ class DenseSpec:
 
 LayerSpec = FactoredSpec | NormSpec | HeadSpec | TensorSpec
 Spec = LayerSpec | DenseSpec
+
+
+def trained_with_first(specs: Sequence[Spec]) -> str | None:
+    """The name of something that is trained with the first task and serves all, if there is."""
+    for spec in specs:
+        if isinstance(spec, DenseSpec) and spec.tensors and not spec.kept:
+            return spec.tensors[0][0]
+        if isinstance(spec, NormSpec) and spec.shared:
+            return spec.name
+    return None
 
 
 def tensor_name(spec: Spec, key: str) -> str:

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from rankup.errors import TaskStateError
-from rankup.layers.base import Start, TaskLayer, Tensors, active_task, row_by_row
+from rankup.layers.base import (
+    Selection,
+    Start,
+    TaskLayer,
+    Tensors,
+    active_task,
+    aligned_rows,
+    row_by_row,
+    without_row,
+)
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.norm import TaskNorm
@@ -78,15 +87,18 @@ class TaskTensor(TaskLayer):
     def forward(self) -> Tensor:
         task = _one_task(self)
         if task < self.count:
-            return self.values[task]
+            return aligned_rows(self.values, task, task + 1)[0]
         return self.get_parameter("new_value")
 
     def start(self, classes: int, start: Start) -> Tensors:
-        previous = start.norms == "previous" and self.count
-        return {"value": (self.values[-1] if previous else self.base_value).clone()}
+        last = start.previous(self.count) if start.norms == "previous" else None
+        return {"value": (self.base_value if last is None else self.values[last]).clone()}
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         return {"values": torch.cat([self.values, *(tensors["value"][None] for tensors in added)])}
+
+    def without(self, task: int) -> Tensors:
+        return {"values": without_row(self.values, task)}
 
     def added(self, task: int) -> Tensors:
         return {"value": self.values[task]}

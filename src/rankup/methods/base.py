@@ -72,6 +72,11 @@ class Method(ABC):
         """Whether the network that will learn the next task has learned none before."""
         return self.learned == 0
 
+    @property
+    def draws_by(self) -> int | str:
+        """What the open task's draws are seeded by."""
+        return self.learned
+
     @abstractmethod
     def begin(self, task: Task) -> Learner:
         """Open the next task, or raise and leave the state unchanged."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.growing.plan import Plan
-from rankup.layers import Start, Tensors, dense_is_cheaper
+from rankup.layers import Selection, Start, Tensors, dense_is_cheaper
 from rankup.layers.base import set_to
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import IbpWfOptions
@@ -196,7 +196,7 @@ class DictionaryWeight(TaskWeight):
         }
         return learned | {"bias": parts["bias"]} if self.spec.bias else learned
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         (new,) = added  # methods commit their tasks one at a time
         chosen = unpack(new["selection"], 1, self.factors).bool()
         new_ones = chosen & ~self.taken

@@ -77,7 +77,7 @@ class Multitask(DenseMethod):
 class AllHeads(LearningHeads):
     """Heads that start together."""
 
-    def open(self, values: Tensors) -> None:
+    def open(self, values: Tensors, start: Start | None = None) -> None:
         for task, classes in enumerate(self.slices):
             self.count = task  # determines what is drawn and where it goes
             super().open(self.start(classes.stop - classes.start, Start()))

@@ -45,6 +45,10 @@ class RankUpdate(Method):
     def learned(self) -> int:
         return len(self.net.tasks)
 
+    @property
+    def draws_by(self) -> int | str:
+        return self._pupil.draws_by
+
     def begin(self, task: Task) -> Learner:
         return self._pupil.begin(task)
 

@@ -2,6 +2,7 @@
 and for each task a mask of its weights, found by edge-popup (Ramanujan et al., CVPR 2020)."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.growing.plan import Plan
-from rankup.layers import Start, Tensors
+from rankup.layers import Selection, Start, Tensors
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import SupSupOptions
 from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
@@ -78,7 +79,7 @@ class MaskedWeight(TaskWeight):
     def learned(self) -> Tensors:
         return {"mask": pack(largest(self.new_scores.detach(), self.kept).byte(), 1)}
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         return {"masks": torch.cat([self.masks, torch.stack([task["mask"] for task in added])])}
 
     def added(self, task: int) -> Tensors:

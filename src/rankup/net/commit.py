@@ -24,8 +24,9 @@ def commit(net: "IncrementalNet", task: KnownTask, batches: Iterable[Any] | None
     with _rounded(net):
         with _calibrated(net, batches):
             learned = [part.learned() for part in net.parts]
+        place = net._tasks.place(task, len(net.tasks))
         for part, tensors in zip(net.parts, learned, strict=True):
-            validate.learned(part.spec, tensors, len(net.tasks), task)
+            validate.learned(part.spec, tensors, place, task)
         _refuse_not_finite(net, learned)
         pairs = zip(net.parts, learned, strict=True)
         form = net.options.store

@@ -8,19 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankup.data.inputs import Input
 from rankup.errors import RankupError
 from rankup.growing.build import build_module
 from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
 from rankup.growing.planner import make_plan
-from rankup.layers import TaskLayer, Tensors, active, refuse_other_dtype
+from rankup.layers import TaskHead, TaskLayer, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
+from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.commit import commit
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
+from rankup.net.moving import join, remove
 from rankup.net.shared import SharedTensors
-from rankup.net.tasks import KnownTask, TaskList
+from rankup.net.tasks import KnownTask, TaskList, Uses
 from rankup.rank import RankRule
 from rankup.utils.signals import undisturbed
 
@@ -116,9 +119,17 @@ class IncrementalNet(nn.Module):
         self._shared = SharedTensors(self.plan.dense, self.body, copy=copy)
         # What goes through a task's stages: every task layer, and what tasks share as one.
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
+        for layer in self.layers:
+            if isinstance(layer, TaskHead):
+                layer.in_place = options.draws == "number"
         self._tasks = TaskList()
         self._mixed = MixedBatches(self._tasks, one_by_one=self.plan.substitutes)
-        self.saved_files: dict[str, Any] = {}  # for `save`: descriptions of files that never change
+        # For `save`: by task, descriptions of files that never change, and those of removed tasks.
+        self.saved_files: dict[str, Any] = {}
+        self.removed_files: list[Any] = []
+        # How inputs are prepared, if tasks do not say it themselves; a model may know it.
+        self.inputs: Input | None = getattr(module, "inputs", None)
+        self.notes: dict[str, Note] = {}  # by task, what people say of it
         self.training = module.training
         self._shared.hold_modes()
 
@@ -152,6 +163,8 @@ class IncrementalNet(nn.Module):
         name: str,
         classes: int,
         *,
+        uses: Uses = "all",
+        about: About | None = None,
         selectors: float | Literal["previous"] = 0.0,
         norms: Literal["fresh", "previous"] = "fresh",
         factors: float = 1.0,
@@ -162,6 +175,10 @@ class IncrementalNet(nn.Module):
         Args:
             name: the task's name from now on.
             classes: how many classes it has, at least 2.
+            uses: from which tasks' factors it selects, besides its own: `"all"` before it, as in
+                the paper, or those of a list of tasks. With `"own"` it stands by itself: it learns
+                the same bits in any network of the same seed and can go from one to another.
+            about: what is known of it, such as its classes' names; `annotate` adds to that.
             selectors: where its selectors over old factors start: 0 as in the paper, another
                 number, or `"previous"`, the last task's. Over its own factors they start at 1;
                 over seeded factors at random, or with `"previous"` at the last task's.
@@ -169,12 +186,23 @@ class IncrementalNet(nn.Module):
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
         """
-        task = self._tasks.begin(name, classes)
-        start = validate.start(selectors, norms, factors)
+        task = self._tasks.begin(name, classes, uses, about)
+        if task.uses is not None and self.options.draws == "number":
+            raise RankupError(
+                f"task {name!r} must use all tasks: the network is of the first format version"
+            )
+        start = validate.start(
+            selectors,
+            norms,
+            factors,
+            key=name if self.options.draws == "name" else None,
+            selection=self._tasks.selection(task),
+            place=self._tasks.place(task, len(self.tasks)),
+        )
         values = [part.start(task.classes, start) for part in self.parts]
         try:
             for part, tensors in zip(self.parts, values, strict=True):
-                part.open(tensors)
+                part.open(tensors, start)
             self._tasks.learning = task
         except BaseException:
             for part in self.parts:
@@ -199,6 +227,15 @@ class IncrementalNet(nn.Module):
             part.close()
         self._tasks.learning = None
 
+    def remove_task(self, task: str | int) -> None:
+        """Drop a committed task from whose factors no other selects. All others keep their bits."""
+        remove(self, self._tasks.committed(task))
+
+    def join(self, other: "IncrementalNet") -> None:
+        """Take over all tasks of a network that was grown alike: from the same module, by the same
+        rule and seed. Tasks that both know must be equal; all tasks keep their bits."""
+        join(self, other)
+
     def forward(self, x: Any = MISSING, task: TaskRef | None = None, **options: Any) -> Any:
         """The module's output for one task, given by name or index, or for a task per sample,
         given as a tensor of indices or a list of names; `options` go to the module, which may take
@@ -213,6 +250,16 @@ class IncrementalNet(nn.Module):
             return self._mixed.answer(x, task, options, self._run, device)
         with active(self._tasks.index(task)):
             return self._run(x, options)
+
+    def describe(self, task: str | int) -> TaskDescription:
+        """All that is known about a committed task: its classes' names, how its inputs are
+        prepared, how it was learned, from which tasks it selects."""
+        return describe(self, self._tasks.committed(task))
+
+    def annotate(self, task: str | int, **known: Any) -> None:
+        """Say more about a committed task: its `class_names`, `inputs`, `recipe`, `seed`,
+        `samples` or `accuracy` on held-out data; for people a `title`, `description` or `tags`."""
+        annotate(self, self._tasks.committed(task), known)
 
     def merged(self, task: str | int) -> nn.Module:
         """A plain module of torch's own layers that computes what this network does for a task:
@@ -245,14 +292,23 @@ class IncrementalNet(nn.Module):
         """Make tasks constant, the one just learned or those of a file: for each part, a dict of
         tensors for each of them."""
         # First everything that needs memory and may fail, then everything that cannot.
-        extended = [part.extended(*new) for part, new in zip(self.parts, added, strict=True)]
+        selections = self._tasks.selections(tasks)
+        extended = [
+            part.extended(*new, selections=selections)
+            for part, new in zip(self.parts, added, strict=True)
+        ]
         with undisturbed():
             for part, tables in zip(self.parts, extended, strict=True):
                 part.close()
-                part.install(tables, len(tasks))
+                part.install(tables, selections)
             for task in tasks:
                 self._tasks.append(task)
             self._shared.hold_modes()
+
+    def forget_file(self, task: str) -> None:
+        """Let `save` remove the file of a task that the network no longer has."""
+        if task in self.saved_files:
+            self.removed_files.append(self.saved_files.pop(task))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.saved_files.clear()  # they may not hold what is loaded

@@ -1,6 +1,6 @@
 """Tensors that all tasks share, because they are neither factored nor kept per task."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rankup.errors import TaskStateError
 from rankup.growing.reinit import drawing_of
 from rankup.growing.supported import frozen_parts
-from rankup.layers import Start, Tensors, row_by_row
+from rankup.layers import Selection, Start, Tensors, row_by_row
 from rankup.layers.spec import DenseSpec
 
 _Place = tuple[nn.Module, str]  # a module and the name of one of its tensors
@@ -71,7 +71,7 @@ class SharedTensors:
         values = self._values()
         return {name: values[name].clone() for name in self.spec.trained}
 
-    def open(self, values: Tensors) -> None:
+    def open(self, values: Tensors, start: Start | None = None) -> None:
         self._before = {name: value.clone() for name, value in self._values().items()}
         for name, value in values.items():
             parameter = nn.Parameter(value)
@@ -108,12 +108,18 @@ class SharedTensors:
         self._fix(self._before)
         self._before = {}
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         return {name: tensor for tensors in added for name, tensor in tensors.items()}
 
-    def install(self, tables: Tensors, tasks: int = 1) -> None:
+    def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
         self._fix(tables)
-        self.count += tasks
+        self.count += len(selections)
+
+    def without(self, task: int) -> Tensors:
+        return {}
+
+    def drop(self, task: int, tables: Tensors) -> None:
+        self.count -= 1
 
     def added(self, task: int) -> Tensors:
         return {} if task or self.spec.kept else self._values()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors, rounding
 from rankup.layers.spec import Spec
+from rankup.rank import Place
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -60,7 +61,7 @@ def of_task(net: IncrementalNet, task: int) -> Size:
     for part in net.parts:
         working += _numel(part.base().values())
         if isinstance(part, FactoredLayer):
-            used = part.spec.rank.used(task)
+            used = len(part.added(task)["selector"])
             working += used * (part.spec.inputs + part.spec.outputs + 1)
             working += part.spec.outputs * part.spec.bias
         elif isinstance(part, TaskNorm):
@@ -102,8 +103,13 @@ def kept_from_module(specs: Sequence[Spec]) -> int:
 
 
 def stored_by_task(specs: Sequence[Spec], classes: Sequence[int]) -> list[int]:
-    """How many numbers each task of a network stores, from its description alone."""
+    """How many numbers each task of a network stores, from its description alone, if each selects
+    from all before it."""
     return [
-        sum(math.prod(shape) for spec in specs for shape in spec.shapes(task, count).values())
+        sum(
+            math.prod(shape)
+            for spec in specs
+            for shape in spec.shapes(Place.number(task), count).values()
+        )
         for task, count in enumerate(classes)
     ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankup.growing.names import starred
 from rankup.layers.spec import FactoredSpec, HeadSpec, NormSpec, Spec, TensorSpec, WeightSpec
+from rankup.rank import Place
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -48,7 +49,7 @@ def of_network(net: IncrementalNet) -> str:
 
 def _row_of(spec: Spec) -> _Row:
     # A task of two classes; heads depend on them.
-    added = sum(math.prod(shape) for shape in spec.shapes(1, 2).values())
+    added = sum(math.prod(shape) for shape in spec.shapes(Place.number(1), 2).values())
     given = sum(math.prod(shape) for shape in spec.base_shapes().values())
     if isinstance(spec, WeightSpec):
         return _Row(spec.name, "factors, in its layer's own forward", given, added)

@@ -3,18 +3,38 @@
 import operator
 import reprlib
 import unicodedata
-from collections.abc import Container
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from rankup.data.tasks import MOST_CLASSES
 from rankup.errors import RankupError, TaskStateError
+from rankup.layers import Selection
+from rankup.net.about import About, check_about
+from rankup.rank import Place
+
+# From which tasks' factors a task selects, besides its own: those of all before it, or of some.
+Uses = Literal["all", "own"] | Sequence[str | int]
 
 
 @dataclass(frozen=True)
 class KnownTask:
+    """A task of a network.
+
+    Attributes:
+        uses: the names of the tasks from whose factors it selects, in its own order; None for all
+            that the network has before it.
+        about: what it says of itself.
+    """
+
     name: str
     classes: int
+    uses: tuple[str, ...] | None = None
+    about: About = field(default_factory=About)
+
+    def said(self) -> dict[str, Any]:
+        """What its file says of it."""
+        return {"name": self.name, "classes": self.classes, "uses": list(self.uses or ())}
 
 
 @dataclass
@@ -30,14 +50,90 @@ class TaskList:
     def names(self) -> list[str]:
         return [task.name for task in self.tasks]
 
-    def begin(self, name: str, classes: int) -> KnownTask:
+    def begin(
+        self, name: str, classes: int, uses: Uses = "all", about: About | None = None
+    ) -> KnownTask:
         """The task to be learned next, once it is set as `learning`."""
         if self.learning is not None:
             raise TaskStateError(
                 f"cannot begin task {name!r} while {self.learning.name!r} is being learned: call "
                 "commit_task or abandon_task first"
             )
-        return KnownTask(checked_name(name, self._indices), _class_count(classes))
+        name, classes = checked_name(name, self._indices), _class_count(classes)
+        about = about or About()
+        check_about(name, classes, about)
+        return KnownTask(name, classes, self._used(name, uses), about)
+
+    def _used(self, name: str, uses: Uses) -> tuple[str, ...] | None:
+        if uses == "all":
+            return None
+        if uses == "own":
+            return () if self.tasks else None
+        if isinstance(uses, str) or not isinstance(uses, Sequence):
+            raise RankupError(
+                f"task {name!r} can use 'all' tasks, only its 'own' factors, or a list of tasks' "
+                f"names, got {reprlib.repr(uses)}"
+            )
+        chosen = tuple(self.tasks[self.committed(task)].name for task in uses)
+        if len({*chosen}) < len(chosen):
+            raise RankupError(f"task {name!r} cannot use a task twice, got {reprlib.repr(uses)}")
+        return self.shortened(chosen, len(self.tasks))
+
+    def shortened(self, uses: tuple[str, ...], index: int) -> tuple[str, ...] | None:
+        """What a task at an index uses, as a `KnownTask` says it."""
+        return None if list(uses) == self.names[:index] else uses
+
+    def explicit(self, index: int) -> KnownTask:
+        """The task at an index, with the names of all that it uses."""
+        return replace(self.tasks[index], uses=self.uses(index))
+
+    def following(self, tasks: Sequence[KnownTask]) -> list[KnownTask]:
+        """Tasks that name all that they use, as they are once they come after the known ones."""
+        known = TaskList(list(self.tasks), None, dict(self._indices))
+        for task in tasks:
+            assert task.uses is not None
+            known.append(replace(task, uses=known.shortened(task.uses, len(known.tasks))))
+        return known.tasks[len(self.tasks) :]
+
+    def uses(self, index: int) -> tuple[str, ...]:
+        """The names of the tasks that the one at an index selects from."""
+        task = self.learning if index == len(self.tasks) else self.tasks[index]
+        assert task is not None
+        return tuple(self.names[:index]) if task.uses is None else task.uses
+
+    def selection(self, task: KnownTask) -> Selection:
+        """The indices of the tasks that one selects from."""
+        return None if task.uses is None else tuple(self._indices[name] for name in task.uses)
+
+    def selections(self, tasks: Sequence[KnownTask]) -> list[Selection]:
+        """Those of tasks that will come after the known ones, and may select from each other."""
+        known = TaskList(list(self.tasks), None, dict(self._indices))
+        found = []
+        for task in tasks:
+            found.append(known.selection(task))
+            known.append(task)
+        return found
+
+    def place(self, task: KnownTask, index: int) -> Place:
+        """Where a task stands that is, or will be, at an index."""
+        used = range(index) if task.uses is None else map(self._indices.__getitem__, task.uses)
+        roots = [self._is_root(other) for other in used]
+        return Place(index == 0, sum(roots), len(roots) - sum(roots))
+
+    def root_count(self) -> int:
+        """How many tasks select from no other."""
+        return sum(map(self._is_root, range(len(self.tasks))))
+
+    def _is_root(self, index: int) -> bool:
+        """Whether the task at an index selects from no other."""
+        uses = self.tasks[index].uses
+        return not (index if uses is None else uses)
+
+    def users(self, index: int) -> list[str]:
+        """The names of the tasks that select from the one at an index."""
+        name = self.tasks[index].name
+        later = self.tasks[index + 1 :]
+        return [task.name for task in later if task.uses is None or name in task.uses]
 
     def in_progress(self, wanted_by: str) -> KnownTask:
         """The task that is being learned, for a method that needs one."""
@@ -50,6 +146,15 @@ class TaskList:
         self.tasks.append(task)
         self.learning = None
 
+    def remove(self, index: int) -> None:
+        uses = [self.uses(i) for i in range(len(self.tasks))]
+        gone = self.tasks[index].name
+        del self.tasks[index], uses[index]
+        for i, (task, names) in enumerate(zip(self.tasks, uses, strict=True)):
+            left = tuple(name for name in names if name != gone)
+            self.tasks[i] = replace(task, uses=self.shortened(left, i))
+        self._indices = {task.name: i for i, task in enumerate(self.tasks)}
+
     def index(self, task: object, *, or_several: bool = True) -> int:
         """The index of a task given by name or index, the one being learned included.
 
@@ -60,7 +165,7 @@ class TaskList:
             if self.learning is not None and task == self.learning.name:
                 return len(self.tasks)
             if task not in self._indices:
-                only = f"only {_listed(self.names)}" if self.names else "none was learned yet"
+                only = f"only {listed(self.names)}" if self.names else "none was learned yet"
                 raise RankupError(f"there is no task {task!r}, {only}")
             return self._indices[task]
         try:
@@ -115,7 +220,8 @@ def _class_count(classes: Any) -> int:
     return count
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
     if not names:
         return "none"
     shown = ", ".join(repr(name) for name in names[:8])

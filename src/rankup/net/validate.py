@@ -12,10 +12,11 @@ from rankup.layers import Start, Tensors
 from rankup.layers.spec import Spec, tensor_name
 from rankup.net.mixed import MISSING
 from rankup.net.tasks import KnownTask
-from rankup.rank import as_python
+from rankup.rank import Place, as_python
 
 
-def start(selectors: Any, norms: Any, factors: Any) -> Start:
+def start(selectors: Any, norms: Any, factors: Any, **chosen: Any) -> Start:
+    """`chosen` are the other fields of `Start`, which no user gives."""
     selectors, factors = as_python(selectors), as_python(factors)
     if selectors != "previous" and not _is_number(selectors):
         raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
@@ -23,7 +24,7 @@ def start(selectors: Any, norms: Any, factors: Any) -> Start:
         raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
     if not _is_number(factors) or factors <= 0:
         raise RankupError(f"factors must start with a positive length, got {factors!r}")
-    return Start(selectors, norms, factors)
+    return Start(selectors, norms, factors, **chosen)
 
 
 def _is_number(value: Any) -> bool:
@@ -61,9 +62,9 @@ def batch(given: Any) -> tuple[Any, dict[str, Any]]:
     return x, options
 
 
-def learned(spec: Spec, tensors: Tensors, index: int, task: KnownTask) -> None:
+def learned(spec: Spec, tensors: Tensors, place: Place, task: KnownTask) -> None:
     """Refuse to commit a part whose parameters are not of the shapes that the task began with."""
-    expected = spec.shapes(index, task.classes)
+    expected = spec.shapes(place, task.classes)
     found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     for key in {**expected, **found}:
         pair = found.get(key), expected.get(key)

@@ -25,6 +25,7 @@ from rankup.runs.records import (
 
 if TYPE_CHECKING:
     from rankup.layers.spec import FactoredSpec
+    from rankup.rank import Place
     from rankup.storage.manifest import Manifest
 
 _OF_ONE_RUN = (*OF_A_SEED, "versions", "threads")
@@ -218,29 +219,35 @@ def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[st
     layers = [spec for spec in manifest.specs if isinstance(spec, FactoredSpec)]
     if not learned or not layers:
         return {}, {}
-    rows = [_read_task(folder, manifest, layers, index) for index in range(learned)]
+    known = manifest.task_list()
+    places = [known.place(task, index) for index, task in enumerate(known.tasks[:learned])]
+    rows = [_read_task(folder, manifest, layers, i, p) for i, p in enumerate(places)]
     selectors = {spec.name: _padded([row[spec.name] for row in rows]) for spec in layers}
     # The seeded ones exist before all tasks.
     factors = {
-        spec.name: [spec.rank.seeded, *(spec.rank.added(index) for index in range(learned))]
+        spec.name: [spec.rank.seeded, *(spec.rank.added(place) for place in places)]
         for spec in layers
     }
     return selectors, factors
 
 
 def _read_task(
-    folder: Path, manifest: "Manifest", layers: "Sequence[FactoredSpec]", index: int
+    folder: Path,
+    manifest: "Manifest",
+    layers: "Sequence[FactoredSpec]",
+    index: int,
+    place: "Place",
 ) -> dict[str, Array]:
     """A task's selectors by layer, whatever form they are stored in."""
     from rankup.layers import rounding
     from rankup.layers.spec import tensor_name
-    from rankup.storage.store import read_checked
+    from rankup.storage.reading import read_checked
 
     task, file = manifest.tasks[index]
     path, key, selectors = folder / file.file, "selector", dict[str, Array]()
     tensors = read_checked(path, file)
     for spec in layers:
-        shape = spec.shapes(index, task.classes)[key]
+        shape = spec.shapes(place, task.classes)[key]
         names = rounding.layouts(spec, key, shape, manifest.options.store, manifest.dtype)
         try:
             packed = {name: tensors[tensor_name(spec, name)] for name in names}

@@ -21,7 +21,7 @@ def write_file(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def temporary_of(path: Path) -> Path:
@@ -34,10 +34,11 @@ def make_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        _sync(path.parent)
+        sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
+    """Wait until a folder's entries are on the disk."""
     if os.name != "posix":  # elsewhere a folder cannot be opened, and its entry needs no sync
         return
     descriptor = os.open(folder, os.O_RDONLY)

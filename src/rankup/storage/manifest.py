@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from rankup import models, rank, seeds
+from rankup.data.inputs import Input
+from rankup.data.inputs import from_json as from_json_input
 from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
 from rankup.layers.spec import (
@@ -25,7 +27,8 @@ from rankup.layers.spec import (
     from_json,
     to_json,
 )
-from rankup.net.tasks import KnownTask, checked_name
+from rankup.net.about import About, check_about
+from rankup.net.tasks import KnownTask, TaskList, checked_name
 from rankup.storage.atomic import json_bytes
 from rankup.storage.schema import check_manifest
 from rankup.storage.seal import seal
@@ -33,7 +36,9 @@ from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
 METHOD_FORMAT = "rankup method"  # of the weights of other methods, which have no factors
-VERSION = 1  # the only one so far; later ones will read it
+# What this rankup writes. Of the first version it reads and goes on writing networks whose tasks
+# select from all before them, as all did then, and draw by their numbers.
+VERSION = 2
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
 MOST_MEMORY = 1 << 32  # bytes that a network may take beyond what its files hold
@@ -63,14 +68,26 @@ class Manifest:
     base: File | None
     tasks: tuple[tuple[KnownTask, File], ...]
     updating: tuple[str, ...] = ()  # dense buffers that their modules would change by themselves
+    inputs: Input | None = None  # how inputs are prepared, unless a task says otherwise
+
+    @property
+    def version(self) -> int:
+        return 1 if self.options.draws == "number" else VERSION
+
+    def task_list(self) -> TaskList:
+        known = TaskList()
+        for task, _ in self.tasks:
+            known.append(task)
+        return known
 
     def to_bytes(self) -> bytes:
         options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
         if not self.options.per_task:  # came later, and is written only where it says something
             del options["per_task"]
+        del options["draws"]  # follows from the version
         data = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "model": self.model,
             "dtype": str(self.dtype).removeprefix("torch."),
             "growth": options,
@@ -81,11 +98,19 @@ class Manifest:
                 "sha256": seeded_hash(self.options.seed, self.specs),
             },
             "base": asdict(self.base) if self.base else None,
-            "tasks": [{**asdict(task), **asdict(file)} for task, file in self.tasks],
+            "tasks": [self._task_to_json(task) | asdict(file) for task, file in self.tasks],
             **({"updating": list(self.updating)} if self.updating else {}),
+            **({"inputs": self.inputs.to_json()} if self.inputs and self.version > 1 else {}),
         }
         sealed = {**data, "sha256": seal(data)}
         return json_bytes(sealed)
+
+    def _task_to_json(self, task: KnownTask) -> dict[str, Any]:
+        data = {"name": task.name, "classes": task.classes}
+        if self.version == 1:
+            return data
+        uses = "all" if task.uses is None else list(task.uses)
+        return data | {"uses": uses, "about": task.about.to_json()}
 
     @classmethod
     def read(cls, folder: Path, most_memory: int = MOST_MEMORY) -> "Manifest":
@@ -111,10 +136,10 @@ class Manifest:
             raise StoreError(f"{folder} holds the weights of another method, not a grown network")
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise StoreError(f"{path} is not the manifest of a rankup network")
-        if data.get("version") != VERSION:
+        if data.get("version") not in (1, VERSION) or isinstance(data["version"], bool):
             raise StoreError(
                 f"{path} has format version {reprlib.repr(data.get('version'))}, but this rankup "
-                f"reads version {VERSION}: it was written by a newer rankup"
+                f"reads versions 1 to {VERSION}: it was written by a newer rankup"
             )
         if data.pop("sha256", None) != seal(data):
             raise StoreError(f"{path} was edited: it does not match its own SHA-256")
@@ -139,18 +164,20 @@ class Manifest:
             seed=given["seed"],
             store=given.get("store", "full"),
             per_task=tuple(given.get("per_task", ())),
+            draws="number" if data["version"] == 1 else "name",
         )
         parts = tuple(from_json(part) for part in data["parts"])
         tasks: list[tuple[KnownTask, File]] = []
+        known: set[str] = set()
         for index, entry in enumerate(data["tasks"]):
-            known = {task.name for task, _ in tasks}
-            task = KnownTask(checked_name(entry["name"], known), entry["classes"])
+            task = _task_from_json(entry, known)
             # The file's name follows from the task: no manifest can point outside its folder.
-            if entry["file"] != task_file(index, task.name):
+            if entry["file"] != task_file(index, task.name, data["version"]):
                 raise ValueError(
                     f"task {index + 1} is {task.name!r}, so its file cannot be {entry['file']!r}"
                 )
             tasks.append((task, File(entry["file"], entry["size"], entry["sha256"])))
+            known.add(task.name)
         return cls(
             data["model"],
             getattr(torch, data["dtype"]),
@@ -159,6 +186,7 @@ class Manifest:
             File(**{**data["base"], "file": BASE}) if data["base"] else None,
             tuple(tasks),
             tuple(data.get("updating", [])),
+            from_json_input(data["inputs"]) if "inputs" in data else None,
         )
 
     def _check(self, seeded: dict[str, Any], most_memory: int) -> None:
@@ -189,11 +217,15 @@ class Manifest:
     def memory(self) -> int:
         """Bytes that the network takes beyond what its files hold: seeded factors, tables padded
         to the last task's rank, and the weights of a built-in model, which are drawn first."""
-        count, last = models.parameter_count(self.model), max(0, len(self.tasks) - 1)
+        count = models.parameter_count(self.model)
+        roots = self.task_list().root_count()
         for spec in self.specs:
             if isinstance(spec, FactoredSpec):
                 count += spec.rank.seeded * (spec.inputs + spec.outputs)
-                count += len(self.tasks) * spec.rank.used(last)
+                # The table of selectors has a row for each task and a column for each factor.
+                others = spec.rank.step * (len(self.tasks) - roots)
+                factors = spec.rank.seeded + spec.rank.first * roots + others
+                count += len(self.tasks) * factors
             elif isinstance(spec, HeadSpec):
                 widest = max((task.classes for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
@@ -215,14 +247,31 @@ def is_of_network(folder: Path) -> bool:
     return os.path.lexists(folder / MANIFEST) and format_of(folder) != METHOD_FORMAT
 
 
-def task_file(index: int, task: str) -> str:
-    """The name of a task's file.
+def task_file(index: int, task: str, version: int = VERSION) -> str:
+    """The name of a task's file. Since tasks can move from one network to another, it follows from
+    the task's name alone; in the first version it began with the task's number.
 
     >>> task_file(0, "fine birds: 5")
+    'tasks/fine_birds__5-6ef7e28c.safetensors'
+    >>> task_file(0, "fine birds: 5", version=1)
     'tasks/0001-fine_birds__5.safetensors'
     """
     readable = re.sub(r"[^\w.-]", "_", task)
-    return f"tasks/{index + 1:04}-{readable}.safetensors"
+    if version == 1:
+        return f"tasks/{index + 1:04}-{readable}.safetensors"
+    # Different names may be equally readable, and some file systems ignore case.
+    return f"tasks/{readable}-{hashlib.sha256(task.encode()).hexdigest()[:8]}.safetensors"
+
+
+def _task_from_json(entry: dict[str, Any], known: set[str]) -> KnownTask:
+    name, uses = checked_name(entry["name"], known), entry.get("uses", "all")
+    if uses == "all":
+        uses = None
+    elif not {*uses} <= known or len({*uses}) < len(uses):
+        raise ValueError(f"task {name!r} uses tasks that are not before it, or one twice")
+    about = About.from_json(entry.get("about", {}))
+    check_about(name, entry["classes"], about)
+    return KnownTask(name, entry["classes"], None if uses is None else tuple(uses), about)
 
 
 @functools.lru_cache(maxsize=16)

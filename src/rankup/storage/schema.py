@@ -63,6 +63,17 @@ def is_printable(text: str) -> bool:
     return not any(unicodedata.category(char).startswith("C") for char in text)
 
 
+def text(longest: int) -> Check:
+    """Prose, which may have several lines."""
+
+    def check(value: Any, where: str) -> None:
+        is_text = isinstance(value, str) and len(value) <= longest
+        if not is_text or not is_printable(value.replace("\n", "")):
+            _refuse(where, value, f"a text of at most {longest} printable characters")
+
+    return check
+
+
 def optional(check: Check) -> Check:
     def check_if_there(value: Any, where: str) -> None:
         if value is not None:
@@ -113,6 +124,19 @@ def fields(known: Mapping[str, Check], may_lack: tuple[str, ...] = ()) -> Check:
                 entry(value[key], f"{where}.{key}".lstrip("."))
             elif key not in may_lack:
                 raise ValueError(f"{where or 'it'} has no {key!r}")
+
+    return check
+
+
+def mapping(entry: Check) -> Check:
+    """Names, and something of one kind for each."""
+
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, dict) or len(value) > _MOST_ENTRIES:
+            _refuse(where, value, f"an object of at most {_MOST_ENTRIES} entries")
+        for key, item in value.items():
+            name(key, where)
+            entry(item, f"{where}.{key}")
 
     return check
 
@@ -235,10 +259,29 @@ def _of_kind(key: str, kinds: Mapping[Any, Check]) -> Check:
     return check
 
 
+def _INPUTS(value: Any, where: str) -> None:
+    """A description of inputs; `rankup.data.inputs` checks what is in it."""
+    if not isinstance(value, dict):
+        _refuse(where, value, "an object")
+
+
+_SETTING = optional(either(either(boolean, number(-1e300, 1e300)), name))
+_ABOUT = fields(
+    {
+        "class_names": listed(name, 1),
+        "inputs": _INPUTS,
+        "recipe": mapping(_SETTING),
+        "seed": whole(-(2**63), 2**64),
+        "samples": whole(0, 2**50),
+        "accuracy": number(0, 1),
+    },
+    may_lack=("class_names", "inputs", "recipe", "seed", "samples", "accuracy"),
+)
+
 check_manifest: Check = fields(
     {
         "format": name,
-        "version": whole(1, 1),
+        "version": whole(1, 2),
         "model": _of_kind("model", _MODELS),
         "dtype": one_of("float16", "bfloat16", "float32", "float64"),
         "growth": fields(
@@ -258,8 +301,20 @@ check_manifest: Check = fields(
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),
         "base": optional(fields(_FILE)),
-        "tasks": listed(fields({"name": name, "classes": whole(2, 2**31 - 1), **_FILE})),
+        "tasks": listed(
+            fields(
+                {
+                    "name": name,
+                    "classes": whole(2, 2**31 - 1),
+                    "uses": either(one_of("all"), listed(name)),
+                    "about": _ABOUT,
+                    **_FILE,
+                },
+                may_lack=("uses", "about"),
+            )
+        ),
         "updating": listed(name),
+        "inputs": _INPUTS,
     },
-    may_lack=("updating",),
+    may_lack=("updating", "inputs"),
 )

@@ -1,55 +1,35 @@
 """A network on disk: one immutable file per task and a manifest.
 
-    manifest.json                what the network is, its tasks in order, every file's SHA-256
-    tasks/0001-name.safetensors  what the first task added, and so on
-    base.safetensors             the weights kept of a module, if any
+    manifest.json                    what the network is, its tasks, every file's SHA-256
+    tasks/name-1a2b3c4d.safetensors  what a task added
+    base.safetensors                 the weights kept of a module, if any
+    about.json                       what people say of tasks, outside of the network's hash
 
-A task's file never changes. Learning one more task writes one file, then replaces the manifest
-atomically, so that a crash at any moment leaves a whole network. Nothing is ever unpickled.
+A task's file never changes, and depends on no other tasks than those that it selects from. Learning
+one more task writes one file, then replaces the manifest atomically, so that a crash at any moment
+leaves a whole network. Nothing is ever unpickled.
 """
 
-import hashlib
-import json
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from errno import EFBIG
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import filelock
-import safetensors
-import safetensors.torch
 import torch
 from torch import nn
 
-from rankup import models, seeds
-from rankup.errors import RankupError, StoreError
-from rankup.growing.names import folded
-from rankup.layers import Tensors, rounding
-from rankup.layers.rounding import Store
-from rankup.layers.spec import Shapes, Spec, tensor_name
+from rankup.errors import StoreError
+from rankup.layers import Tensors
+from rankup.layers.spec import trained_with_first
 from rankup.net.network import IncrementalNet
-from rankup.net.tasks import KnownTask
-from rankup.storage.atomic import (
-    UNFINISHED,
-    is_unfinished,
-    make_folder,
-    temporary_of,
-    write_file,
-)
-from rankup.storage.manifest import (
-    BASE,
-    MANIFEST,
-    MOST_MEMORY,
-    File,
-    Manifest,
-    task_file,
-)
-from rankup.utils.files import read_regular
+from rankup.net.tasks import TaskList, listed
+from rankup.storage import notes
+from rankup.storage.atomic import UNFINISHED, is_unfinished, make_folder, temporary_of
+from rankup.storage.manifest import BASE, MANIFEST, MOST_MEMORY, Manifest
+from rankup.storage.reading import network_without_tasks, read_base, read_task
+from rankup.storage.saving import save_changes
 
 StrPath = str | os.PathLike[str]
 
@@ -76,7 +56,9 @@ class Verification:
 
 
 def save(net: IncrementalNet, path: StrPath) -> None:
-    """Save a network to a folder, or the tasks it has learned since it was saved there.
+    """Save a network to a folder, or what has changed since it was saved there.
+
+    Tasks that somebody else has saved there in the meantime stay: the folder then has both.
 
     Args:
         net: a network between two tasks.
@@ -100,7 +82,7 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         with _locked(folder):
             old = Manifest.read(folder) if (folder / MANIFEST).exists() else None
             there = len(old.tasks) if old else 0
-            _save(net, folder, old)
+            save_changes(net, folder, old)
     except OSError as error:
         raise StoreError(
             f"cannot save to {folder}: {error.strerror or error}; "
@@ -109,7 +91,11 @@ def save(net: IncrementalNet, path: StrPath) -> None:
 
 
 def load(
-    path: StrPath, module: nn.Module | None = None, *, most_memory: int = MOST_MEMORY
+    path: StrPath,
+    module: nn.Module | None = None,
+    *,
+    tasks: Sequence[str] | None = None,
+    most_memory: int = MOST_MEMORY,
 ) -> IncrementalNet:
     """Load a network to answer with, in evaluation mode, checking every file's hash.
 
@@ -120,22 +106,49 @@ def load(
     Args:
         path: a folder that `save` has written; that of a run is `RUN/net`.
         module: one like the network was grown from, if that is of a class of your own.
+        tasks: the names of tasks to load, together with those that they select from; no other
+            task's file is read. By default all.
         most_memory: bytes that the network may take beyond what its files hold, for seeded
             factors and the like: a folder from a stranger may ask for any number of them.
     """
     folder = _folder(path)
     manifest = Manifest.read(folder, most_memory)
-    net = _network_without_tasks(folder, manifest, module)
-    for part, tensors in zip(net.parts, _read_base(folder, manifest), strict=True):
+    known = manifest.task_list()
+    wanted = _wanted(folder, manifest, known, tasks)
+    net = network_without_tasks(folder, manifest, module)
+    for part, tensors in zip(net.parts, read_base(folder, manifest), strict=True):
         part.load_base(tensors)
-    if manifest.tasks:
+    if wanted:
         # All of them at once: tables that grew by a task at a time would be copied as often.
-        read = [_read_task(folder, manifest, index) for index in range(len(manifest.tasks))]
+        read = [read_task(folder, manifest, known, index) for index in wanted]
         by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
-        net._append([task for task, _ in manifest.tasks], by_part)
+        net._append(TaskList().following([known.explicit(index) for index in wanted]), by_part)
     net._shared.self_updating.update(manifest.updating)
-    net.saved_files.update({file.file: file for file in _files(manifest)})
+    net.inputs = manifest.inputs or net.inputs
+    net.notes = {k: n for k, n in notes.read(folder).items() if k in net.tasks}
+    net.saved_files.update({manifest.tasks[i][0].name: manifest.tasks[i][1] for i in wanted})
+    if manifest.base is not None:
+        net.saved_files[BASE] = manifest.base
     return net.eval()
+
+
+def _wanted(
+    folder: Path, manifest: Manifest, known: TaskList, tasks: Sequence[str] | None
+) -> list[int]:
+    """The indices of tasks and of all that they need, in the manifest's order."""
+    if tasks is None:
+        return list(range(len(known.tasks)))
+    if isinstance(tasks, str):
+        raise StoreError(f"tasks must be a list of names, got {tasks!r}")
+    if unknown := [task for task in tasks if task not in known.names]:
+        raise StoreError(f"{folder} has no task {unknown[0]!r}, only {listed(known.names)}")
+    wanted = {known.index(task) for task in tasks}
+    if known.tasks and trained_with_first(manifest.specs):
+        wanted.add(0)
+    for index in range(len(known.tasks) - 1, -1, -1):  # what a task uses comes before it
+        if index in wanted:
+            wanted.update(map(known.index, known.uses(index)))
+    return sorted(wanted)
 
 
 def _folder(path: StrPath) -> Path:
@@ -165,222 +178,19 @@ def verify(
     try:
         manifest = Manifest.read(folder, most_memory)
         if module is not None or manifest.model["model"] is not None:
-            _network_without_tasks(folder, manifest, module)
+            network_without_tasks(folder, manifest, module)
     except StoreError as error:
         return Verification(folder, (), (str(error),))
-    problems = []
+    problems, known = notes.problems(folder), manifest.task_list()
     for index in range(-1, len(manifest.tasks)):
         try:
             if index < 0:
-                _read_base(folder, manifest)
+                read_base(folder, manifest)
             else:
-                _read_task(folder, manifest, index)
+                read_task(folder, manifest, known, index)
         except StoreError as error:
             problems.append(str(error))
     return Verification(folder, tuple(task.name for task, _ in manifest.tasks), tuple(problems))
-
-
-def _save(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
-    known: dict[str, File] = net.saved_files  # a committed task's file never changes
-    tasks = tuple(net._tasks.tasks)  # as they are now: another thread may commit one more
-    contents = _contents(net, tasks)
-    there = {file.file for file in _files(old)} if old else set()
-    written: dict[str, bytes] = {}
-    for name, content in contents.items():
-        # Described from what is written: somebody may have changed a tensor.
-        if name not in known or name not in there:
-            written[name] = content()
-            known[name] = File.of(name, written[name])
-    new = Manifest(
-        models.describe(net.body),
-        net.dtype,
-        net.options,
-        net.plan.specs,
-        known.get(BASE),
-        tuple((task, known[task_file(index, task.name)]) for index, task in enumerate(tasks)),
-        tuple(sorted(net._shared.self_updating)),
-    )
-    if old is not None:
-        _refuse_other_network(folder, old, new)
-        for file in _files(old):
-            if not _is_as_written(folder / file.file, file):  # repaired: it is known what it holds
-                written[file.file] = contents[file.file]()
-    make_folder(folder / "tasks")
-    for name, to_write in written.items():
-        write_file(folder / name, to_write)
-        _remember(folder / name, known[name])
-    if new != old:
-        write_file(folder / MANIFEST, new.to_bytes())
-
-
-def _contents(net: IncrementalNet, tasks: Sequence[KnownTask]) -> dict[str, Callable[[], bytes]]:
-    """How to make each file of a network, in the order in which they are written."""
-    contents: dict[str, Callable[[], bytes]] = {}
-    if net.options.base == "keep":
-        contents[BASE] = lambda: _to_bytes(net, [part.base() for part in net.parts])
-    for index, task in enumerate(tasks):
-        about = {"index": index, **asdict(task)}
-        contents[task_file(index, task.name)] = partial(_task_to_bytes, net, index, about)
-    return contents
-
-
-def _task_to_bytes(net: IncrementalNet, index: int, about: dict[str, Any]) -> bytes:
-    return _to_bytes(net, [part.added(index) for part in net.parts], about)
-
-
-def _to_bytes(
-    net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None = None
-) -> bytes:
-    """A file of each part's tensors; for a task, together with `about` and in the form that tasks
-    have."""
-    form: Store = "full" if about is None else net.options.store
-    tensors = {
-        # Copies, because safetensors refuses views of one table.
-        tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
-        for part, own in zip(net.parts, parts, strict=True)
-        for name, packed in rounding.pack(part.spec, own, form).items()
-    }
-    if about is None:
-        return safetensors.torch.save(tensors)
-    # In one entry: the order of several is not defined, and equal tasks must have equal hashes.
-    return safetensors.torch.save(tensors, {"task": json.dumps(about)})
-
-
-def _files(manifest: Manifest) -> Iterator[File]:
-    if manifest.base is not None:
-        yield manifest.base
-    yield from (file for _, file in manifest.tasks)
-
-
-def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
-    if replace(old, tasks=(), updating=()) != replace(new, tasks=(), updating=()):
-        raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
-    if new.tasks[: len(old.tasks)] != old.tasks:
-        raise StoreError(
-            f"{folder} holds tasks that this network has not learned: save this one to a folder of "
-            "its own"
-        )
-
-
-# By path, what a file was like when its hash was last found right: it is not read again until it
-# changes, or saving would take longer with every task.
-_found_right: dict[str, tuple[int, int, int, str]] = {}
-
-
-def _is_as_written(path: Path, file: File) -> bool:
-    try:
-        if _found_right.get(str(path)) == _signature(path, file):
-            return True
-        if hashlib.sha256(read_regular(path, file.size)).hexdigest() != file.sha256:
-            return False
-    except OSError:
-        return False
-    _remember(path, file)
-    return True
-
-
-def _remember(path: Path, file: File) -> None:
-    _found_right[str(path)] = _signature(path, file)
-
-
-def _signature(path: Path, file: File) -> tuple[int, int, int, str]:
-    about = path.stat()
-    return about.st_size, about.st_mtime_ns, about.st_ino, file.sha256
-
-
-def _network_without_tasks(
-    folder: Path, manifest: Manifest, module: nn.Module | None
-) -> IncrementalNet:
-    if module is None and manifest.model["model"] is None:
-        raise StoreError(
-            f"{folder} was grown from a module of your own, a {manifest.model['class']}: pass one "
-            "like it with load(path, module=…)"
-        )
-    if module is None:
-        with seeds.seeded_rng(torch.device("cpu"), 0):
-            module = models.build(manifest.model).to(manifest.dtype)
-    misfit = f"the module does not fit the network in {folder}"
-    try:
-        net = IncrementalNet(module, manifest.options)
-    except RankupError as error:
-        raise StoreError(f"{misfit}: {error}") from error
-    if net.dtype != manifest.dtype:
-        raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
-    if net.plan.specs != manifest.specs:
-        differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
-        where = folded(sorted({name for name, _ in differing}))
-        raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
-    own = type(net.body).__qualname__
-    if (given := manifest.model.get("class", own)) != own:
-        warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
-    return net
-
-
-def _read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
-    shapes = [(spec, spec.base_shapes()) for spec in manifest.specs]
-    if manifest.base is None:
-        return [{} for _ in shapes]
-    return _read_tensors(folder, manifest, manifest.base, shapes, "full")
-
-
-def _read_task(folder: Path, manifest: Manifest, index: int) -> list[Tensors]:
-    task, file = manifest.tasks[index]
-    shapes = [(spec, spec.shapes(index, task.classes)) for spec in manifest.specs]
-    return _read_tensors(folder, manifest, file, shapes, manifest.options.store)
-
-
-def _read_tensors(
-    folder: Path,
-    manifest: Manifest,
-    file: File,
-    expected: Sequence[tuple[Spec, Shapes]],
-    form: Store,
-) -> list[Tensors]:
-    """A file's tensors for each part of the network, every one checked against its spec."""
-    path = folder / file.file
-    tensors = read_checked(path, file)
-    parts: list[Tensors] = []
-    for spec, shapes in expected:
-        part: Tensors = {}
-        for key, shape in shapes.items():
-            packed: Tensors = {}
-            for own, layout in rounding.layouts(spec, key, shape, form, manifest.dtype).items():
-                name = tensor_name(spec, own)
-                if name not in tensors:
-                    raise StoreError(f"{path} has no tensor {name!r}")
-                packed[own] = tensor = tensors.pop(name)
-                if tensor.shape != layout.shape:
-                    there, wanted = list(tensor.shape), list(layout.shape)
-                    raise StoreError(f"{path}: {name!r} is {there}, not {wanted}")
-                if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
-                    allowed = " or ".join(map(str, layout.dtypes))
-                    raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
-            part[key] = rounding.unpack(spec, key, packed, manifest.dtype)
-        parts.append(part)
-    if tensors:
-        raise StoreError(
-            f"{path} holds tensors that the network has no place for: {', '.join(tensors)}"
-        )
-    return parts
-
-
-def read_checked(path: Path, file: File) -> Tensors:
-    try:
-        content = read_regular(path, file.size)
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing") from None
-    except OSError as error:
-        what = "is not the file that was saved" if error.errno == EFBIG else "cannot be read"
-        raise StoreError(f"{path} {what}: {error.strerror}") from error
-    if len(content) < file.size:
-        raise StoreError(f"{path} is truncated: {len(content)} of {file.size} bytes are left")
-    if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise StoreError(f"{path} is not the file that was saved: its SHA-256 has changed")
-    try:
-        return safetensors.torch.load(content)
-    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise StoreError(f"{path} is not a safetensors file: {reason}") from error
 
 
 @contextmanager
@@ -389,12 +199,13 @@ def _locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
     # Listed once: between two listings another process may commit its first save.
     names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}
-    if MANIFEST not in names and names - {BASE, _LOCK, "tasks"}:
+    if MANIFEST not in names and names - {BASE, _LOCK, "tasks", notes.NOTES}:
         raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
     try:
         with filelock.FileLock(folder / _LOCK, timeout=_PATIENCE):
-            left_over = (folder / "tasks").glob(f".[0-9]*-*.safetensors{UNFINISHED}")
-            for temporary in (*map(temporary_of, (folder / MANIFEST, folder / BASE)), *left_over):
+            left_over = (folder / "tasks").glob(f".*-*.safetensors{UNFINISHED}")
+            others = (folder / name for name in (MANIFEST, BASE, notes.NOTES))
+            for temporary in (*map(temporary_of, others), *left_over):
                 temporary.unlink(missing_ok=True)
             yield
     except filelock.Timeout:

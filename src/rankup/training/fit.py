@@ -14,7 +14,9 @@ from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.growing.supported import has_hooks
 from rankup.layers.spec import FactoredSpec
+from rankup.net.about import About
 from rankup.net.network import IncrementalNet
+from rankup.net.tasks import Uses
 from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.checkpoint import Checkpoint
@@ -42,6 +44,7 @@ class NetPupil:
         reuse: whether a task may select from factors of earlier tasks.
         teacher: learn from this module's answers, not from labels; a grown network answers with
             its task of the same name.
+        uses: from which tasks' factors a task may select, as for `begin_task`.
     """
 
     def __init__(
@@ -51,9 +54,10 @@ class NetPupil:
         seed: int,
         reuse: bool = True,
         teacher: nn.Module | None = None,
+        uses: Uses = "all",
     ) -> None:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
-        self.teacher = teacher
+        self.teacher, self.uses = teacher, uses
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
@@ -65,7 +69,12 @@ class NetPupil:
 
     @property
     def begins_afresh(self) -> bool:
-        return self.learned == 0
+        return self.learned == 0 or not self.uses or self.uses == "own"
+
+    @property
+    def draws_by(self) -> int | str:
+        by_name = self.net.options.draws == "name" and self.net.learning is not None
+        return self.net.learning if by_name else self.learned  # type: ignore[return-value]
 
     def begin(self, task: Task) -> RankLearner:
         net, recipe = self.net, self.recipe
@@ -74,6 +83,13 @@ class NetPupil:
         net.begin_task(
             task.name,
             task.classes,
+            uses=self.uses,
+            about=About(
+                task.class_names,
+                recipe=vars(recipe),
+                seed=self.seed,
+                samples=len(task.train_y),
+            ),
             selectors=recipe.selector_start() if self.reuse else 0.0,
             norms=recipe.norms,
             factors=(recipe.first_factors if self.begins_afresh else 0) or recipe.factors,
@@ -119,7 +135,7 @@ class NetPupil:
         return logits
 
     def end(self) -> None:
-        generator = seeds.generator(self.net.options.seed, "calibrate", self.learned)
+        generator = seeds.generator(self.net.options.seed, "calibrate", self.draws_by)
         batches = self._feed.sample(CALIBRATION, generator)
         self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in batches))
 
@@ -159,6 +175,7 @@ def fit(
     task: Task,
     recipe: Recipe | None = None,
     *,
+    uses: Uses = "all",
     seed: int | None = None,
     teacher: nn.Module | None = None,
     resume: Checkpoint | None = None,
@@ -182,6 +199,8 @@ def fit(
         task: what to learn, with a name that the network does not know yet.
         recipe: how; by default what `rankup run` takes for such a task and network, in float32.
             A `Recipe` of your own has plain defaults for whatever it leaves out.
+        uses: from which tasks' factors it may select, besides its own: `"all"` before it, only its
+            `"own"`, or those of a list of tasks. See `begin_task`.
         seed: for the order of samples, augmentation and dropout; by default the network's.
         teacher: a module that answers for the task already, or a grown network that has learned a
             task of that name. The task is then learned from its answers in place of labels, for
@@ -196,7 +215,7 @@ def fit(
         raise RankupError(f"fit resumes from a Checkpoint, got {type(resume).__name__}")
     seed = net.options.seed if seed is None else as_whole("seed", seed)
     recipe = recipe or default_recipe(net, task)
-    pupil = NetPupil(net, recipe, seed, teacher=teacher)
+    pupil = NetPupil(net, recipe, seed, teacher=teacher, uses=uses)
 
     def call_back(epoch: Epoch, checkpoint: Checkpoint) -> None:
         assert on_epoch is not None
@@ -225,7 +244,7 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
         "default",
         **data_traits([task]),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
-        learns_factors=any(rank.added(number) for rank in ranks for number in (0, 1)),
+        learns_factors=any(rank.first + rank.step for rank in ranks),
     )
 
 

@@ -64,7 +64,12 @@ class Pupil(Protocol):
 
     @property
     def begins_afresh(self) -> bool:
-        """Whether its next task is the first one of the network that will learn it."""
+        """Whether its next task builds on no other: it is the first one of the network that will
+        learn it, or selects from none."""
+
+    @property
+    def draws_by(self) -> int | str:
+        """What the open task's draws are seeded by: its number, or its name."""
 
     def begin(self, task: Task) -> Learner:
         """Open a task, or raise and stay as before."""
@@ -103,11 +108,11 @@ class OpenTask:
         return rates(recipe, self.peak_rate, recipe.epochs * steps)[epoch * steps :][:steps]
 
     def sample_epoch(self, epoch: int) -> Draws:
-        """An epoch's random numbers. They depend only on the seed, the task's index and the epoch's
-        number, so a run resumes from a checkpoint with the same bits."""
+        """An epoch's random numbers. They depend only on the seed, the task's number or name and
+        the epoch's number, so a run resumes from a checkpoint with the same bits."""
         pupil = self.pupil
         return self.learner.sample_epoch(
-            seeds.epoch_generator(pupil.seed, pupil.learned, epoch, self.feed.device)
+            seeds.epoch_generator(pupil.seed, pupil.draws_by, epoch, self.feed.device)
         )
 
     def origin(self) -> Origin:
@@ -163,7 +168,7 @@ def train(open_tasks: Sequence[OpenTask], steps: Steps) -> None:
     epochs = pupil.recipe.epochs
     for epoch in range(_resume(open_tasks, steps), epochs):
         draws = [open_task.sample_epoch(epoch) for open_task in open_tasks]
-        module_seed = seeds.number(pupil.seed, "module", pupil.learned, epoch)
+        module_seed = seeds.number(pupil.seed, "module", pupil.draws_by, epoch)
         steps.on_epoch_start(epoch)
         rates = [open_task.rates(epoch) for open_task in open_tasks]
         totals = steps.epoch(draws, rates, module_seed).tolist()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import rankup
 from helpers.learning import CPU, F64, RANKS, after_steps, assert_agree, learners, task
-from rankup.rank import Rank
+from rankup.rank import Place, Rank
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.eager import Eager
 from rankup.training.engine.mlp import ChainLearner, is_chain
@@ -146,7 +146,10 @@ def test_padding_tables_changes_nothing(kind: type[RankLearner], rank: Rank) -> 
     assert len(tables) == 4
     assert all(len(table) % 16 == 0 for table in tables)
     for learner in padded:  # the network itself has no rows of zeros
-        assert all(len(layer.U) == layer.spec.rank.used(1) for layer in learner._factored.values())
+        assert all(
+            len(layer.U) == layer.spec.rank.used(Place.number(1))
+            for layer in learner._factored.values()
+        )
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])

@@ -33,6 +33,7 @@ from rankup.methods.shared.weights_file import (
     write_weights,
 )
 from rankup.metrics import Footprint, numbers
+from rankup.rank import Place
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
@@ -253,7 +254,7 @@ class DenseMethod(Method):
         """What a layer must have stored of a task; None if that is not known."""
         dtype, tasks = self.plan.dtype, self.setting.tasks
         if isinstance(layer, TaskNorm):
-            shapes = layer.spec.shapes(task, 0).items()
+            shapes = layer.spec.shapes(Place.number(task), 0).items()
             return {k: Layout(s, dtype, least=0 if k == "var" else -math.inf) for k, s in shapes}
         if not isinstance(layer, TaskHead | LearningHeads):
             return None

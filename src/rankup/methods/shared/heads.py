@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers import Start, TaskLayer, Tensors
+from rankup.layers import Selection, Start, TaskLayer, Tensors
 from rankup.layers.base import over_last
 from rankup.layers.spec import HeadSpec
 
@@ -78,7 +78,7 @@ class LearningHeads(TaskLayer):
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec)
 
-    def open(self, values: Tensors) -> None:
+    def open(self, values: Tensors, start: Start | None = None) -> None:
         self._put(values)
 
     def learned(self) -> Tensors:
@@ -87,13 +87,13 @@ class LearningHeads(TaskLayer):
     def close(self) -> None:
         """Do nothing: all heads stay open."""
 
-    def extended(self, *added: Tensors) -> Tensors:
+    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
         (tensors,) = added  # methods commit their tasks one at a time
         return tensors
 
-    def install(self, tables: Tensors, tasks: int = 1) -> None:
+    def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
         self._put(tables)
-        self.count += tasks
+        self.count += len(selections)
 
     def added(self, task: int) -> Tensors:
         return {key: p.detach()[self.slices[task]] for key, p in self.named_parameters()}

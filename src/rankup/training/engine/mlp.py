@@ -52,7 +52,7 @@ class ChainLearner(RankLearner):
             self.x = self._step_inputs["x"] = feed.scaled(feed.floats(fixed)).flatten(1)
         self._scale = None if self._is_ready else feed.byte_scale
         products = (
-            layer.spec.rank.used(self.index) * layer.out_features * feed.batch_size
+            layer.spec.rank.used(layer.place) * layer.out_features * feed.batch_size
             for layer in self._chain
         )
         self.threads = 1 if max(products) <= _FOR_ONE_THREAD else None
@@ -172,7 +172,7 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
     """Whether the step written out here fits the network and the recipe."""
     if feed.recipe.precision == "bfloat16":
         return False
-    layers, task = chain_layers(net), len(net.tasks)
+    layers = chain_layers(net)
     return (
         bool(layers)
         and runs_as_traced(net.body, feed)
@@ -180,7 +180,10 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
         and not any(
             layer.base_weight is not None
             or dense_is_cheaper(
-                feed.batch_size, layer.spec.rank.used(task), layer.in_features, layer.out_features
+                feed.batch_size,
+                layer.spec.rank.used(layer.place),
+                layer.in_features,
+                layer.out_features,
             )
             for layer in layers
         )
@@ -237,28 +240,28 @@ class Link:
         is_projected: bool = False,
         scale: float | None = None,
     ) -> None:
-        self.name, self.added = layer.spec.name, layer.spec.rank.added(layer.count)
+        self.name, self.added = layer.spec.name, layer.spec.rank.added(layer.place)
         self.selector = layer.new_selector.detach().unsqueeze(-1)
         self.bias = layer.new_bias.detach().unsqueeze(-1) if layer.spec.bias else None
-        self.U = self._all_U = layer.U  # [R, out]
-        self.V = None if is_projected else layer.V  # [R, in], or just of the new ones
+        self.U = self._all_U = layer.old_U  # [R, out]
+        self.V = None if is_projected else layer.old_V  # [R, in], or just of the new ones
         *leading, rank, _ = self.selector.shape
         rows = rank
         if self.added:
-            self._U_parts = [layer.U, layer.new_U.detach()]
+            self._U_parts = [layer.old_U, layer.new_U.detach()]
             if self.bias is not None:
                 self._U_parts.append(self.bias.mT)
                 rows += 1
-            self._all_U = layer.U.new_empty(*leading, rows, layer.out_features)
+            self._all_U = layer.old_U.new_empty(*leading, rows, layer.out_features)
             self.U = self._all_U[..., :rank, :]
-            self._V_parts = [layer.V, layer.new_V.detach()]
+            self._V_parts = [layer.old_V, layer.new_V.detach()]
             self.V = layer.new_V.detach()
             if not is_projected:
-                self.V = layer.V.new_empty(*leading, rank, layer.in_features)
+                self.V = layer.old_V.new_empty(*leading, rank, layer.in_features)
         self.new_selector = self.new(self.selector)
         self._is_projected = is_projected
-        self._scale = None if scale is None else _number(scale, layer.U)
-        self._all_selected = layer.U.new_ones(*leading, rows, batch)
+        self._scale = None if scale is None else _number(scale, layer.old_U)
+        self._all_selected = layer.old_U.new_ones(*leading, rows, batch)
         self._selected = self._all_selected[..., :rank, :]  # hidden times the selector
         self.selected_by_new = self._all_selected[..., rank - self.added :, :]
 

@@ -73,7 +73,7 @@ class RankLearner(ModuleLearner):
             for layer in net.parts
             if layer.spec.name == net.plan.first
             and isinstance(layer, FactoredLinear)
-            and len(layer.U)
+            and len(layer.old_U)
             and runs_as_traced(net.body, feed)
             and (self.was_tried or _gets_raw_inputs(net.body, layer, feed, self.index))
         ]
@@ -82,7 +82,7 @@ class RankLearner(ModuleLearner):
             for layer in net.parts
             if isinstance(layer, FactoredLayer)
         }
-        self._extra = {name: -len(layer.U) % pad for name, layer in self._factored.items()}
+        self._extra = {name: -len(layer.old_U) % pad for name, layer in self._factored.items()}
         if self.index or net.options.base == "keep":
             self.mutated = ()  # after the first task, shared buffers are constant
         # `gradient` is overridden for convolutions only.
@@ -98,7 +98,7 @@ class RankLearner(ModuleLearner):
     def learned(self) -> Tensors:
         learned = super().learned()
         for prefix, layer in self._factored.items():
-            name, old, extra = f"{prefix}.new_selector", len(layer.U), self._extra[prefix]
+            name, old, extra = f"{prefix}.new_selector", len(layer.old_U), self._extra[prefix]
             if extra:
                 selector = learned[name].detach()
                 learned[name] = torch.cat([F.pad(selector[:old], (0, extra)), selector[old:]])
@@ -107,7 +107,7 @@ class RankLearner(ModuleLearner):
     def adopt(self, learned: Tensors) -> None:
         super().adopt(learned)
         for prefix, layer in self._factored.items():
-            old, extra = len(layer.U), self._extra[prefix]
+            old, extra = len(layer.old_U), self._extra[prefix]
             if extra:
                 padded = layer.new_selector.data
                 layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
@@ -177,7 +177,7 @@ class RankLearner(ModuleLearner):
         if self.seen is None:
             return super().logits(draw)
         rows, (first,) = draw["rows"], self._first
-        if first.spec.rank.added(self.index):
+        if first.spec.rank.added(first.place):
             x = self.inputs(draw)
         else:  # Without new factors, the layer uses nothing but the projection.
             x = self.feed.scaled(self.feed.floats(self.x[:1])).expand(len(rows), *self.x.shape[1:])
@@ -198,7 +198,7 @@ class RankLearner(ModuleLearner):
         if inputs is None or not self._first:
             return None
         (layer,) = self._first
-        old = len(layer.U)
+        old = len(layer.old_U)
         columns = old + self._extra[f"body.{layer.spec.name}"]
         if (
             layer.base_weight is not None
@@ -217,7 +217,7 @@ class RankLearner(ModuleLearner):
     def _padded_tables(self) -> Tensors:
         tables = {}
         for prefix, layer in self._factored.items():
-            for key in ("U", "V"):
+            for key in layer.old_names:
                 table, extra = getattr(layer, key), self._extra[prefix]
                 tables[f"{prefix}.{key}"] = F.pad(table, (0, 0, 0, extra)) if extra else table
             if layer.base_weight is not None:
@@ -237,4 +237,4 @@ class ApartLearner(RankLearner):
     @torch.no_grad()
     def after_step(self) -> None:
         for layer in self._factored.values():
-            layer.new_selector[layer.spec.rank.seeded : len(layer.U)] = 0
+            layer.new_selector[layer.spec.rank.seeded : len(layer.old_U)] = 0

@@ -1,0 +1,118 @@
+"""Tasks that leave a network, or come to it from another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankup.errors import RankupError, TaskStateError
+from rankup.layers import FactoredLayer, Tensors
+from rankup.layers.spec import trained_with_first
+from rankup.utils.signals import undisturbed
+
+if TYPE_CHECKING:
+    from rankup.net.network import IncrementalNet
+
+
+def remove(net: IncrementalNet, task: int) -> None:
+    """Drop a committed task, or raise and leave the network as it is."""
+    _refuse_while_learning(net, "remove_task")
+    name = net.tasks[task]
+    users = net._tasks.users(task) if _adds_factors(net, task) else []
+    if users:
+        raise TaskStateError(
+            f"task {name!r} cannot be removed: {_listed(users)} selects from its factors"
+        )
+    if task == 0 and (shared := trained_with_first(net.plan.specs)):
+        raise TaskStateError(
+            f"task {name!r} cannot be removed: {shared!r} was trained with it and serves all tasks"
+        )
+    if net.options.draws == "number" and task < len(net.tasks) - 1:
+        raise TaskStateError(
+            f"task {name!r} cannot be removed: in a network of the first format version only the "
+            "last task can be"
+        )
+    tables = [part.without(task) for part in net.parts]
+    with undisturbed():
+        for part, left in zip(net.parts, tables, strict=True):
+            part.drop(task, left)
+        net._tasks.remove(task)
+        net.forget_file(name)
+
+
+def join(net: IncrementalNet, other: IncrementalNet) -> None:
+    """Append the tasks of another network, or raise and leave the network as it is."""
+    _refuse_while_learning(net, "join")
+    _refuse_while_learning(other, "join")
+    _refuse_grown_otherwise(net, other)
+    new: list[int] = []
+    for index, name in enumerate(other.tasks):
+        if name not in net.tasks:
+            new.append(index)
+        elif not _is_same_task(net, net.tasks.index(name), other, index):
+            raise RankupError(f"the networks know different tasks of the name {name!r}")
+    shared = trained_with_first(net.plan.specs)
+    if shared and net.tasks and new and other.tasks[0] != net.tasks[0]:
+        raise RankupError(
+            f"the networks cannot be joined: {shared!r} was trained with the first task of each, "
+            "and these differ"
+        )
+    tasks = [other._tasks.explicit(index) for index in new]
+    added = [[_moved(part.added(index), net.device) for index in new] for part in other.parts]
+    if tasks:
+        net._append(net._tasks.following(tasks), added)
+    net.notes = {name: other.notes[name] for name in other.notes} | net.notes
+
+
+def _refuse_while_learning(net: IncrementalNet, what: str) -> None:
+    if net.learning is not None:
+        raise TaskStateError(
+            f"{what} needs a network between two tasks, but {net.learning!r} is being learned"
+        )
+
+
+def _refuse_grown_otherwise(net: IncrementalNet, other: IncrementalNet) -> None:
+    if "number" in (net.options.draws, other.options.draws):
+        raise RankupError("networks of the first format version cannot be joined")
+    for what, mine, theirs in (
+        ("options", net.options, other.options),
+        ("layers", net.plan.specs, other.plan.specs),
+        ("dtype", net.dtype, other.dtype),
+    ):
+        if mine != theirs:
+            raise RankupError(f"only networks that were grown alike can be joined: {what} differ")
+    for part, same in zip(net.parts, other.parts, strict=True):
+        if not _equal(part.base(), same.base()):
+            raise RankupError(
+                "only networks that were grown alike can be joined: the kept weights of "
+                f"{part.spec.name!r} differ"
+            )
+
+
+def _moved(tensors: Tensors, device: torch.device) -> Tensors:
+    return {key: tensor.to(device) for key, tensor in tensors.items()}
+
+
+def _is_same_task(net: IncrementalNet, index: int, other: IncrementalNet, theirs: int) -> bool:
+    mine = net._tasks.tasks[index].classes, net._tasks.uses(index)
+    if mine != (other._tasks.tasks[theirs].classes, other._tasks.uses(theirs)):
+        return False
+    pairs = zip(net.parts, other.parts, strict=True)
+    return all(_equal(part.added(index), same.added(theirs)) for part, same in pairs)
+
+
+def _equal(mine: Tensors, theirs: Tensors) -> bool:
+    """To the bit, wherever the tensors are."""
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[key].to(tensor.device)) for key, tensor in mine.items()
+    )
+
+
+def _adds_factors(net: IncrementalNet, task: int) -> bool:
+    return any("U" in p.added(task) for p in net.layers if isinstance(p, FactoredLayer))
+
+
+def _listed(names: list[str]) -> str:
+    first = repr(names[0])
+    return first if len(names) == 1 else f"{first}, and {len(names) - 1} more,"

@@ -1,0 +1,144 @@
+"""Reading the files of a network folder, each checked before anything is made of it."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Sequence
+from errno import EFBIG
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from rankup import models, seeds
+from rankup.errors import RankupError, StoreError
+from rankup.growing.names import folded
+from rankup.layers import Tensors, rounding
+from rankup.layers.rounding import Store
+from rankup.layers.spec import Shapes, Spec, tensor_name
+from rankup.net.network import IncrementalNet
+from rankup.net.tasks import TaskList
+from rankup.storage.manifest import File, Manifest
+from rankup.utils.files import read_regular
+
+
+def network_without_tasks(
+    folder: Path, manifest: Manifest, module: nn.Module | None
+) -> IncrementalNet:
+    if module is None and manifest.model["model"] is None:
+        raise StoreError(
+            f"{folder} was grown from a module of your own, a {manifest.model['class']}: pass one "
+            "like it with load(path, module=…)"
+        )
+    if module is None:
+        with seeds.seeded_rng(torch.device("cpu"), 0):
+            module = models.build(manifest.model).to(manifest.dtype)
+    misfit = f"the module does not fit the network in {folder}"
+    try:
+        net = IncrementalNet(module, manifest.options)
+    except RankupError as error:
+        raise StoreError(f"{misfit}: {error}") from error
+    if net.dtype != manifest.dtype:
+        raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
+    if net.plan.specs != manifest.specs:
+        differing = {(s.name, s) for s in net.plan.specs} ^ {(s.name, s) for s in manifest.specs}
+        where = folded(sorted({name for name, _ in differing}))
+        raise StoreError(f"{misfit}: they differ in {where or 'the order of their layers'}")
+    own = type(net.body).__qualname__
+    if (given := manifest.model.get("class", own)) != own:
+        warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
+    return net
+
+
+def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
+    shapes = [(spec, spec.base_shapes()) for spec in manifest.specs]
+    if manifest.base is None:
+        return [{} for _ in shapes]
+    path = folder / manifest.base.file
+    tensors = read_checked(path, manifest.base)
+    return _by_part(path, tensors, shapes, "full", manifest.dtype)
+
+
+def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> list[Tensors]:
+    """A task's tensors for each part of the network; `known` are the manifest's tasks."""
+    task, file = manifest.tasks[index]
+    place = known.place(task, index)
+    shapes = [(spec, spec.shapes(place, task.classes)) for spec in manifest.specs]
+    path = folder / file.file
+    content = read_content(path, file)
+    if manifest.version > 1 and (said := _said_of_task(content)) != known.explicit(index).said():
+        raise StoreError(f"{path} holds another task than {task.name!r}: it says {said}")
+    tensors = tensors_of(path, content)
+    return _by_part(path, tensors, shapes, manifest.options.store, manifest.dtype)
+
+
+def _said_of_task(content: bytes) -> object:
+    """What the file of a task says whose it is; None if it says nothing."""
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return json.loads(header["__metadata__"]["task"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _by_part(
+    path: Path,
+    tensors: Tensors,
+    expected: Sequence[tuple[Spec, Shapes]],
+    form: Store,
+    dtype: torch.dtype,
+) -> list[Tensors]:
+    """A file's tensors for each part of the network, every one checked against its spec."""
+    parts: list[Tensors] = []
+    for spec, shapes in expected:
+        part: Tensors = {}
+        for key, shape in shapes.items():
+            packed: Tensors = {}
+            for own, layout in rounding.layouts(spec, key, shape, form, dtype).items():
+                name = tensor_name(spec, own)
+                if name not in tensors:
+                    raise StoreError(f"{path} has no tensor {name!r}")
+                packed[own] = tensor = tensors.pop(name)
+                if tensor.shape != layout.shape:
+                    there, wanted = list(tensor.shape), list(layout.shape)
+                    raise StoreError(f"{path}: {name!r} is {there}, not {wanted}")
+                if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
+                    allowed = " or ".join(map(str, layout.dtypes))
+                    raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
+            part[key] = rounding.unpack(spec, key, packed, dtype)
+        parts.append(part)
+    if tensors:
+        raise StoreError(
+            f"{path} holds tensors that the network has no place for: {', '.join(tensors)}"
+        )
+    return parts
+
+
+def read_checked(path: Path, file: File) -> Tensors:
+    return tensors_of(path, read_content(path, file))
+
+
+def read_content(path: Path, file: File) -> bytes:
+    """A file as it was written, or an error that says what has become of it."""
+    try:
+        content = read_regular(path, file.size)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing") from None
+    except OSError as error:
+        what = "is not the file that was saved" if error.errno == EFBIG else "cannot be read"
+        raise StoreError(f"{path} {what}: {error.strerror}") from error
+    if len(content) < file.size:
+        raise StoreError(f"{path} is truncated: {len(content)} of {file.size} bytes are left")
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise StoreError(f"{path} is not the file that was saved: its SHA-256 has changed")
+    return content
+
+
+def tensors_of(path: Path, content: bytes) -> Tensors:
+    try:
+        return safetensors.torch.load(content)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise StoreError(f"{path} is not a safetensors file: {reason}") from error

@@ -1,0 +1,206 @@
+"""Saving a network: what is missing in its folder is written, then the manifest is replaced, and
+what the new one no longer names is removed."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from rankup import models
+from rankup.errors import StoreError
+from rankup.layers import Tensors, rounding
+from rankup.layers.rounding import Store
+from rankup.layers.spec import tensor_name, trained_with_first
+from rankup.net.network import IncrementalNet
+from rankup.net.tasks import KnownTask, TaskList
+from rankup.storage import notes
+from rankup.storage.atomic import make_folder, sync, write_file
+from rankup.storage.manifest import BASE, MANIFEST, File, Manifest, task_file
+from rankup.utils.files import read_regular
+
+Entry = tuple[KnownTask, File]
+
+_TASK_FILE = "*-" + "[0-9a-f]" * 8 + ".safetensors"  # as the second format version names them
+
+
+def save_changes(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
+    """Save a network to a locked folder that has this manifest, or none."""
+    new = Manifest(
+        models.describe(net.body),
+        net.dtype,
+        net.options,
+        net.plan.specs,
+        None,
+        (),
+        tuple(sorted(net._shared.self_updating)),
+        net.inputs,
+    )
+    files = _Files(net, folder, old, new.version)
+    if net.options.base == "keep":
+        new = replace(new, base=files.of(None))
+    mine = [(task, files.of(index)) for index, task in enumerate(files.tasks)]
+    if old is not None:
+        _refuse_other_network(folder, old, new)
+        mine = _with_those_there(net, folder, old, mine)
+    new = replace(new, tasks=tuple(_shortened(mine)))
+    files.write()
+    if new != old:
+        write_file(folder / MANIFEST, new.to_bytes())
+    notes.update(folder, net.notes, [task.name for task, _ in new.tasks])
+    _remove_unnamed(folder, old, new)
+
+
+class _Files:
+    """The files that a network needs in a folder, and what is yet to be written of them."""
+
+    def __init__(
+        self, net: IncrementalNet, folder: Path, old: Manifest | None, version: int
+    ) -> None:
+        self._net, self._folder, self._version = net, folder, version
+        # As they are now: another thread may commit one more.
+        self.tasks = [net._tasks.explicit(index) for index in range(len(net.tasks))]
+        self._there = {file.file: file for file in files_of(old)} if old else {}
+        self._unwritten: dict[str, tuple[bytes, File]] = {}
+
+    def of(self, task: int | None) -> File:
+        """The file of a task, or of the base."""
+        known: dict[str, File] = self._net.saved_files  # a committed task's file never changes
+        key = BASE if task is None else self.tasks[task].name
+        name = BASE if task is None else task_file(task, key, self._version)
+        there = self._there.get(name)
+        is_whole = there is not None and _is_as_written(self._folder / name, there)
+        if is_whole and known.get(key) == there:
+            return known[key]
+        # Described from what is written: somebody may have changed a tensor.
+        content = self._content(task)
+        known[key] = File.of(name, content)
+        if not is_whole or known[key] != there:
+            self._unwritten[name] = content, known[key]
+        return known[key]
+
+    def write(self) -> None:
+        make_folder(self._folder / "tasks")
+        for name, (content, file) in self._unwritten.items():
+            write_file(self._folder / name, content)
+            _remember(self._folder / name, file)
+
+    def _content(self, task: int | None) -> bytes:
+        net = self._net
+        if task is None:
+            return _to_bytes(net, [part.base() for part in net.parts], None)
+        about = self.tasks[task].said()
+        if self._version == 1:
+            del about["uses"]
+            about = {"index": task, **about}
+        return _to_bytes(net, [part.added(task) for part in net.parts], about)
+
+
+def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None) -> bytes:
+    """A file of each part's tensors; for a task, together with `about` and in the form that tasks
+    have."""
+    form: Store = "full" if about is None else net.options.store
+    tensors = {
+        # Copies, because safetensors refuses views of one table.
+        tensor_name(part.spec, name): packed.detach().to("cpu", copy=True).contiguous()
+        for part, own in zip(net.parts, parts, strict=True)
+        for name, packed in rounding.pack(part.spec, own, form).items()
+    }
+    if about is None:
+        return safetensors.torch.save(tensors)
+    # In one entry: the order of several is not defined, and equal tasks must have equal hashes.
+    return safetensors.torch.save(tensors, {"task": json.dumps(about)})
+
+
+def files_of(manifest: Manifest) -> Iterator[File]:
+    if manifest.base is not None:
+        yield manifest.base
+    yield from (file for _, file in manifest.tasks)
+
+
+def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
+    nothing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None}
+    if replace(old, **nothing) != replace(new, **nothing):
+        raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
+
+
+def _with_those_there(
+    net: IncrementalNet, folder: Path, old: Manifest, mine: Sequence[Entry]
+) -> list[Entry]:
+    """The tasks of a folder but those that the network has removed, then its other tasks. All name
+    what they use."""
+    own = {task.name: (task, file) for task, file in mine}
+    removed = {file.sha256 for file in net.removed_files}
+    known, kept = old.task_list(), list[Entry]()
+    for index, (task, file) in enumerate(old.tasks):
+        if task.name in own and own[task.name][1] == file:
+            kept.append(own.pop(task.name))
+        elif file.sha256 not in removed:
+            if task.name in own or old.version == 1 or not _fits(net, old, mine):
+                raise StoreError(
+                    f"{folder} holds tasks that this network has not learned, such as "
+                    f"{task.name!r}: save this one to a folder of its own"
+                )
+            kept.append((known.explicit(index), file))
+    merged = [*kept, *own.values()]
+    there = {task.name for task, _ in merged}
+    for task, _ in merged:
+        if missing := {*(task.uses or ())} - there:
+            raise StoreError(
+                f"task {min(missing)!r} cannot be removed from {folder}: {task.name!r}, which was "
+                "saved there, selects from its factors"
+            )
+    return merged
+
+
+def _fits(net: IncrementalNet, old: Manifest, mine: Sequence[Entry]) -> bool:
+    """Whether tasks of a folder and of a network can be in one network: not if each has trained
+    what all tasks share with a first task of its own."""
+    if not trained_with_first(net.plan.specs) or not mine:
+        return True
+    return mine[0][1] == old.tasks[0][1]
+
+
+def _shortened(entries: Sequence[Entry]) -> Iterator[Entry]:
+    tasks = TaskList().following([task for task, _ in entries])
+    return zip(tasks, (file for _, file in entries), strict=True)
+
+
+def _remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
+    """Remove the files of tasks that are no longer there, and of saves that were cut short."""
+    named = {folder / file.file for file in files_of(new)}
+    before = {folder / file.file for file in files_of(old)} if old else set()
+    gone = (before | {*(folder / "tasks").glob(_TASK_FILE)}) - named
+    for path in gone:
+        path.unlink(missing_ok=True)
+    if gone:
+        sync(folder / "tasks")
+
+
+# By path, what a file was like when its hash was last found right: it is not read again until it
+# changes, or saving would take longer with every task.
+_found_right: dict[str, tuple[int, int, int, str]] = {}
+
+
+def _is_as_written(path: Path, file: File) -> bool:
+    try:
+        if _found_right.get(str(path)) == _signature(path, file):
+            return True
+        if hashlib.sha256(read_regular(path, file.size)).hexdigest() != file.sha256:
+            return False
+    except OSError:
+        return False
+    _remember(path, file)
+    return True
+
+
+def _remember(path: Path, file: File) -> None:
+    _found_right[str(path)] = _signature(path, file)
+
+
+def _signature(path: Path, file: File) -> tuple[int, int, int, str]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns, about.st_ino, file.sha256
