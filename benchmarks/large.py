@@ -2,7 +2,7 @@
 
     python benchmarks/large.py
 
-A Llama of half a billion random numbers is grown in a process of its own with `copy=False`, and for
+A Llama of half a billion numbers, all alike, is grown in a process of its own with `copy=False`, and for
 comparison with a copy. Needs transformers.
 """
 
