@@ -2,8 +2,8 @@
 
     python benchmarks/large.py
 
-A Llama of half a billion numbers, all alike, is grown in a process of its own with `copy=False`, and for
-comparison with a copy. Needs transformers.
+A Llama of half a billion numbers, all alike, is grown in a process of its own with
+`copy=False`, and for comparison with a copy. Needs transformers.
 """
 
 import json
