@@ -25,6 +25,8 @@ Tensors = dict[str, Tensor]
 Selection = tuple[int, ...] | None
 Value = TypeVar("Value")
 
+_ALIGNED = 64  # bytes: where torch lets a tensor begin
+
 _active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", default=None)
 
 
@@ -207,9 +209,10 @@ class TaskLayer(nn.Module, ABC):
         kept = {key: self._buffers.get(f"base_{key}") for key in ("weight", "bias")}
         return {key: tensor for key, tensor in kept.items() if tensor is not None}
 
-    def load_base(self, base: Tensors) -> None:
+    def load_base(self, base: Tensors, copy: bool = True) -> None:
         for key, tensor in base.items():
-            self.register_buffer(f"base_{key}", row_by_row(tensor.detach(), **self._factory))
+            kept = row_by_row(tensor.detach(), **self._factory, copy=copy)
+            self.register_buffer(f"base_{key}", kept)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         refuse_other_dtype(fn, self.dtype)
@@ -283,9 +286,15 @@ class TaskLayer(nn.Module, ABC):
         return drawn.to(**self._factory)
 
 
-def row_by_row(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def row_by_row(
+    tensor: Tensor, device: torch.device, dtype: torch.dtype, copy: bool = True
+) -> Tensor:
     """A contiguous copy, as loading from a file gives it: torch may compute different bits from a
-    tensor with other strides, such as a transposed one."""
+    tensor with other strides, such as a transposed one, or at an address that is not aligned. With
+    `copy=False` the tensor itself, if it is like that already."""
+    alike = tensor.is_contiguous() and (tensor.device, tensor.dtype) == (device, dtype)
+    if not copy and alike and tensor.data_ptr() % _ALIGNED == 0:
+        return tensor
     return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
 
 

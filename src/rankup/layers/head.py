@@ -27,7 +27,8 @@ _read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter("weights"
 
 
 class TaskHead(TaskLayer):
-    """A full output layer per task, each with its own number of classes.
+    """A full output layer per task, each with its own number of classes: a Linear, or a convolution
+    that is one at every position.
 
     Tables: `weights [ΣC, in]` and `biases [ΣC]`, one task's classes after another's. `rows
     [T, widest]` holds their indices, −1 where a task has fewer classes than the widest.
@@ -56,6 +57,8 @@ class TaskHead(TaskLayer):
     def in_features(self) -> int:
         return self.spec.inputs
 
+    in_channels = in_features  # of a 1×1 convolution
+
     @property
     def out_features(self) -> int:
         """How many answers the head gives: the classes of the active task, or in a mixed
@@ -67,8 +70,17 @@ class TaskHead(TaskLayer):
     @property
     def weight(self) -> Tensor:
         """The weight of the active task, for a module's forward to read."""
-        shape = self.out_features, self.in_features
-        return self._read_of_task("weight", shape, lambda task: self._of_task(task)[0])
+        shape = self.out_features, *self._inputs
+        return self._read_of_task("weight", shape, lambda task: self._as_torchs(task))
+
+    @property
+    def _inputs(self) -> tuple[int, ...]:
+        """The sizes of a weight after its classes."""
+        taps = self.spec.taps
+        return (self.spec.inputs // math.prod(taps), *taps)
+
+    def _as_torchs(self, task: int) -> Tensor:
+        return self._of_task(task)[0].view(-1, *self._inputs)
 
     @property
     def bias(self) -> Tensor | None:
@@ -85,13 +97,16 @@ class TaskHead(TaskLayer):
         return f"in={self.spec.inputs}, bias={self.spec.bias}"
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.shape[-1] != self.in_features:
-            self._refuse_shape(input, f"{self.in_features} features in the last dimension")
+        channels = -1 - len(self.spec.taps)  # where they are
+        if input.dim() < -channels or input.shape[channels] != self.in_features:
+            where = "the last dimension" if channels == -1 else f"dimension {channels}"
+            self._refuse_shape(input, f"{self.in_features} features in {where}")
         self._check_dtype(input)
         task = self._task(input)
+        x = input.movedim(channels, -1)
         if isinstance(task, Tensor):
-            return self._mixed(input, task)
-        return F.linear(input, *self._of_task(task))
+            return self._mixed(x, task).movedim(-1, channels)
+        return F.linear(x, *self._of_task(task)).movedim(-1, channels)
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec, start.key)
@@ -136,12 +151,18 @@ class TaskHead(TaskLayer):
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
     def merged(self, task: int) -> nn.Module:
-        weight, bias = self._of_task(task)
-        linear = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
-        linear.weight = nn.Parameter(weight.clone())
+        weight, bias = self._as_torchs(task), self._of_task(task)[1]
+        plain: nn.Module
+        if taps := self.spec.taps:
+            convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(taps) - 1]
+            channels = weight.shape[1], len(weight)
+            plain = convolution(*channels, taps, bias=bias is not None, device="meta")
+        else:
+            plain = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight.clone())
         if bias is not None:
-            linear.bias = nn.Parameter(bias.clone())
-        return linear
+            plain.bias = nn.Parameter(bias.clone())
+        return plain
 
     def _of_task(self, task: int) -> tuple[Tensor, Tensor | None]:
         if task >= self.count:

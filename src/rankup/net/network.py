@@ -15,8 +15,10 @@ from rankup.distributed.gradients import average_gradients
 from rankup.distributed.ranks import Ranks, current
 from rankup.errors import RankupError, TaskStateError
 from rankup.growing.build import build_module
+from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
-from rankup.growing.plan import Plan, make_plan
+from rankup.growing.plan import Plan
+from rankup.growing.planner import make_plan
 from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
@@ -42,9 +44,11 @@ def grow(
     include: Patterns | None = None,
     exclude: Patterns | None = None,
     last: int | None = None,
-    head: str | None = None,
+    head: Patterns | None = None,
     seed: int = 0,
     store: Store = "full",
+    per_task: Patterns | None = None,
+    copy: bool = True,
 ) -> "IncrementalNet":
     """A network with the module's architecture that learns task after task.
 
@@ -62,10 +66,16 @@ def grow(
             first task (with `base="keep"` not even then) and constant after it.
         last: factor only this many last layers, not counting the head; what runs before them,
             norms included, is treated like what is not factored.
-        head: the name of the output layer, if it is not the Linear that runs last.
+        head: the name of the output layer, if it is neither what the model itself calls so nor the
+            Linear that runs last; several names if they answer together; `"new"` puts one behind a
+            module that gives features.
         seed: for everything random in the network.
         store: what a task's numbers are rounded to when it is committed, and stored as: `"full"`
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
+        per_task: name patterns of parameters of which each task gets its own, such as
+            `"cls_token"`; norms and biases are kept per task anyway.
+        copy: whether the module's weights are copied. Without, for a large module with
+            `base="keep"`, the network takes them over: they must not be changed any more.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
@@ -76,8 +86,21 @@ def grow(
     >>> net.size().total
     20176
     """
-    patterns = _patterns(include), _patterns(exclude) or ()
-    net = IncrementalNet(module, GrowOptions(rank, base, *patterns, last, head, seed, store))
+    heads = head if head is None or isinstance(head, str) else _patterns(head)
+    options = GrowOptions(
+        rank,
+        base,
+        _patterns(include),
+        _patterns(exclude) or (),
+        last,
+        heads,
+        seed,
+        store,
+        _patterns(per_task) or (),
+    )
+    if not copy and base != "keep":
+        raise RankupError("copy=False takes over a module's weights, which needs base='keep'")
+    net = IncrementalNet(module, options, copy=copy)
     net.plan.warn(net.options)
     return net
 
@@ -91,12 +114,22 @@ class IncrementalNet(nn.Module):
     be read.
     """
 
-    def __init__(self, module: nn.Module, options: GrowOptions, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        options: GrowOptions,
+        plan: Plan | None = None,
+        *,
+        copy: bool = True,
+    ) -> None:
         super().__init__()
         self.options = options
-        self.plan = make_plan(module, options) if plan is None else plan
-        self.body, self.layers = build_module(module, self.plan, options)
-        self._shared = SharedTensors(self.plan.dense, self.body)
+        if plan is None:
+            module = with_new_head(module) if options.head == NEW else module
+            plan = make_plan(module, options)
+        self.plan = plan
+        self.body, self.layers = build_module(module, self.plan, options, copy=copy)
+        self._shared = SharedTensors(self.plan.dense, self.body, copy=copy)
         # What goes through a task's stages: every task layer, and what tasks share as one.
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
         for layer in self.layers:
@@ -300,8 +333,8 @@ class IncrementalNet(nn.Module):
         return size.of_task(self, self._tasks.committed(task))
 
     def summary(self) -> str:
-        """What became of the module's parameters: a line for each kind, with how many numbers a
-        task adds, and the share of all weights that has factors."""
+        """What became of each part of the module, in a table: how many numbers it had, how many a
+        task adds, and the share of all numbers that are in matrices with factors."""
         return summary.of_network(self)
 
     def train(self, mode: bool = True) -> "IncrementalNet":
@@ -311,6 +344,9 @@ class IncrementalNet(nn.Module):
 
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{self.summary()}"
 
     def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
         """Make tasks constant, the one just learned or those of a file: for each part, a dict of
