@@ -1,16 +1,14 @@
-"""The base class of all layers of a grown network, and the active task.
+"""The base class of all layers of a grown network.
 
 A layer holds tables of what its committed tasks added, all of them buffers, and for the task being
-learned parameters of its own, named `new_…`. Which task it runs comes from a context variable that
-the network's forward sets, not from state on the module: threads may run different tasks at once.
+learned parameters of its own, named `new_…`. Which task it runs for is no state on the module: see
+`task_context.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,36 +16,9 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers.spec import HeadSpec, LayerSpec
+from rankup.layers.task_context import active_task
 
 Tensors = dict[str, Tensor]
-Value = TypeVar("Value")
-
-_active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", default=None)
-
-
-@contextmanager
-def set_to(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Inside, in this thread alone, a variable has this value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
-def active(task: int | Tensor | None) -> AbstractContextManager[None]:
-    """Run the body of the `with` for one task, or for a task per sample, given by index. None is
-    accepted too, so that what `active_task()` returned can be passed on."""
-    if isinstance(task, Tensor) and not task.dim():
-        task = int(task)
-    if not isinstance(task, int | Tensor | None):
-        raise RankupError(f"active takes a task's index, got {task!r}")
-    return set_to(_active, task)
-
-
-def active_task() -> int | Tensor | None:
-    """The task, or the task of each sample, that layers are run for; None outside of a network."""
-    return _active.get()
 
 
 @dataclass(frozen=True)
@@ -219,8 +190,8 @@ class TaskLayer(nn.Module, ABC):
         if task is None:
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called directly: call the network, which sets the "
-                "task, or set it with rankup.layers.active(index), as needed when activation "
-                "checkpointing runs layers again (docs/modules.md)"
+                "task, or set it with rankup.layers.active(index); if activation checkpointing "
+                "runs it again, pass use_reentrant=False"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
             raise RowsError(

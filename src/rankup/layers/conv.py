@@ -83,7 +83,7 @@ class FactoredConv(FactoredLayer):
         return x.is_cuda or super()._takes_dense(x, rank, learned)
 
     def _learning(self, x: Tensor) -> Tensor:
-        built = (BUILT.get() or {}).get(self.spec.name)
+        built = (BUILT.value or {}).get(self.spec.name)
         if built is None:
             return super()._learning(x)
         torch.cuda.current_stream().wait_event(built.ready)

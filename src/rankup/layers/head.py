@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import Start, TaskLayer, Tensors, active_task, over_last
+from rankup.layers.base import Start, TaskLayer, Tensors, over_last
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
+from rankup.layers.task_context import active_task
 
 _read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter("weights", "biases", "rows")
 

@@ -31,7 +31,7 @@ class FactoredLinear(FactoredLayer):
         return x @ self.V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
-        rank, given = self.spec.rank, PROJECTED.get()
+        rank, given = self.spec.rank, PROJECTED.value
         seen = given[1] if given is not None and given[0] == self.spec.name else None
         if not self._takes_node(x, rank.used(self.count), seen):
             if seen is None:

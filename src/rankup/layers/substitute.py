@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankup.errors import TaskStateError
-from rankup.layers.base import Start, TaskLayer, Tensors, active_task, row_by_row
+from rankup.layers.base import Start, TaskLayer, Tensors, row_by_row
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.norm import TaskNorm
 from rankup.layers.spec import TensorSpec, WeightSpec
+from rankup.layers.task_context import active_task
 
 STATISTICS = "statistics"  # the last part of the name of a batch norm's statistics
 
