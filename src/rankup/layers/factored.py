@@ -2,9 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -14,15 +13,16 @@ from torch import Tensor
 from rankup import seeds
 from rankup.errors import TaskStateError
 from rankup.layers.base import Start, TaskLayer, Tensors
-from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way
+from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
 from rankup.layers.spec import FactoredSpec
 
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
-# All in one lookup: reading a module's attributes one by one takes longer than using them.
-read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
-    "U", "V", "S", "B", "base_weight"
-)
+
+def read_tables(buffers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """U, V, S, B and the kept weight: reading a module's attributes takes longer than using them.
+    (Not an itemgetter, which torch.compile cannot trace.)"""
+    return buffers["U"], buffers["V"], buffers["S"], buffers["B"], buffers["base_weight"]
 
 
 class Tables(NamedTuple):
@@ -123,10 +123,11 @@ class FactoredLayer(TaskLayer):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         tables = self._tables()
         tasks_known, rank = tables.S.shape
+        samples = samples_to_plan(x)
         way = mixed_way(
             MixedShape(
-                samples=len(x),
-                positions=self._positions(x) // max(1, len(x)),
+                samples=samples,
+                positions=self._positions(x) // max(1, samples),
                 tasks=tasks_known,
                 rank=rank,
                 inputs=self.spec.inputs,
@@ -156,7 +157,7 @@ class FactoredLayer(TaskLayer):
 
     def _mixed_by_weights(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
         U, V, S, B, base = tables
-        few = len(S) <= len(tasks)  # a task's weight is built once, not for every sample
+        few = len(S) <= samples_to_plan(x)  # a task's weight is built once, not for every sample
         weights = _scaled(U, S if few else S.index_select(0, tasks)) @ V
         if base is not None:
             weights = weights + base

@@ -1,9 +1,7 @@
 """The output layer of every task."""
 
 import math
-from collections.abc import Callable
 from itertools import accumulate, pairwise
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -14,9 +12,7 @@ from rankup.layers.base import Start, TaskLayer, Tensors, over_last
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
-from rankup.layers.task_context import active_task
-
-_read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter("weights", "biases", "rows")
+from rankup.layers.task_context import active_task, answers_like_widest
 
 
 class TaskHead(TaskLayer):
@@ -49,7 +45,7 @@ class TaskHead(TaskLayer):
     def out_features(self) -> int:
         """How many answers the head gives: the classes of the active task, or in a mixed
         batch those of the task with the most."""
-        if isinstance(active_task(), Tensor):
+        if isinstance(active_task(), Tensor) or answers_like_widest():
             return self.rows.shape[1]
         return len(self._of_task(self._task_read("number of classes"))[0])
 
@@ -80,7 +76,10 @@ class TaskHead(TaskLayer):
         task = self._task(input)
         if isinstance(task, Tensor):
             return self._mixed(input, task)
-        return F.linear(input, *self._of_task(task))
+        y = F.linear(input, *self._of_task(task))
+        if answers_like_widest():
+            return F.pad(y, (0, self.rows.shape[1] - y.shape[-1]), value=-math.inf)
+        return y
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec)
@@ -128,7 +127,8 @@ class TaskHead(TaskLayer):
         return self.weights[rows], None if self.biases is None else self.biases[rows]
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        heads = Heads(*_read_tables(self._buffers))
+        buffers: dict[str, Any] = self._buffers
+        heads = Heads(buffers["weights"], buffers["biases"], buffers["rows"])
         logits = WAYS[heads_way(heads.shape(x), x.device.type)](x, tasks, heads)
         if heads.alike:
             return logits

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from rankup.layers.autograd import FactoredMap
 from rankup.layers.base import over_last
+from rankup.layers.dispatch import length_to_plan, samples_to_plan
 from rankup.layers.factored import FactoredLayer, read_tables
 from rankup.layers.precomputed import PROJECTED
 
@@ -100,7 +101,7 @@ class FactoredLinear(FactoredLayer):
         self._check_dtype(x)
 
     def _positions(self, x: Tensor) -> int:
-        return x.numel() // self.in_features
+        return samples_to_plan(x) * length_to_plan(x)
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         return F.linear(x, matrix)
@@ -148,9 +149,10 @@ def _sequence(x: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor) -> bool:
-    """Whether autocast, a transform of torch.func or forward-mode derivatives are on: these support
-    neither nodes of our own nor in-place operations on what they have not seen."""
-    return (
+    """Whether autocast, a transform of torch.func, forward-mode derivatives or a compiler are on:
+    these support neither nodes of our own nor in-place operations on what they have not seen, and a
+    compiler chooses such details itself."""
+    return torch.compiler.is_compiling() or (
         torch.is_autocast_enabled(x.device.type)
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

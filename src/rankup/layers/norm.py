@@ -16,6 +16,7 @@ from rankup.layers.base import (
     over_last,
 )
 from rankup.layers.calibrate import Pool
+from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.spec import NormSpec
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
@@ -209,7 +210,7 @@ class TaskNorm(TaskLayer):
         """One pass over `x`, after a little arithmetic: on the tables, or if they have more tasks
         than the batch has samples, on the rows that it needs."""
         tables = self._rows()
-        few = len(tables["var"]) <= len(tasks)
+        few = len(tables["var"]) <= samples_to_plan(x)
         rows = self._widened(tables if few else _rows_of(tables, tasks))
         scale = torch.rsqrt(rows["var"] + self.spec.eps)
         if "weight" in rows:

@@ -16,6 +16,7 @@ from rankup.errors import RankupError
 from rankup.utils.per_thread import PerThread, set_to
 
 _active = PerThread[int | Tensor]()
+_widest = PerThread[bool]()
 
 
 def active(task: int | Tensor | None) -> AbstractContextManager[None]:
@@ -34,6 +35,16 @@ def active_task() -> int | Tensor | None:
     if task is not None and not torch.compiler.is_compiling() and torch.is_grad_enabled():
         _keep_for_recomputation(task)
     return task
+
+
+def as_wide_as_widest() -> AbstractContextManager[None]:
+    """Inside, heads answer for one task as in a mixed batch: as wide as the widest task's, with
+    −inf where a task has fewer classes."""
+    return set_to(_widest, True)
+
+
+def answers_like_widest() -> bool:
+    return bool(_widest.value)
 
 
 def _keep_for_recomputation(task: int | Tensor) -> None:

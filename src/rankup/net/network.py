@@ -16,6 +16,7 @@ from rankup.layers import TaskLayer, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
 from rankup.net.commit import commit
+from rankup.net.groups import Split
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.shared import SharedTensors
@@ -175,10 +176,24 @@ class IncrementalNet(nn.Module):
             part.close()
         self._tasks.learning = None
 
-    def forward(self, x: Any = MISSING, task: TaskRef | None = None, **options: Any) -> Any:
-        """The module's output for one task, given by name or index, or for a task per sample,
-        given as a tensor of indices or a list of names; `options` go to the module, which may take
-        nothing else: `net(task="a", **batch)`."""
+    def forward(
+        self,
+        x: Any = MISSING,
+        task: TaskRef | None = None,
+        *,
+        split: Split | None = None,
+        **options: Any,
+    ) -> Any:
+        """The module's output for one task or for a task per sample.
+
+        Args:
+            x: the module's first argument, if it is not among the options.
+            task: a task's name or index, or a tensor of indices or a list of names, one per sample.
+            split: for a task per sample, along which dimension an option is split by task, or None
+                if all samples share it. Without a word, tensors whose first dimension is as long
+                as the batch are split.
+            options: the module's other arguments, or all of them: `net(task="a", **batch)`.
+        """
         validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
@@ -186,7 +201,7 @@ class IncrementalNet(nn.Module):
         if isinstance(task, Tensor) and task.dim():
             # Inputs that are not tensors do not tell where the module computes.
             device = x.device if isinstance(x, Tensor) else self.device
-            return self._mixed.answer(x, task, options, self._run, device)
+            return self._mixed.answer(x, task, options, self._run, device, split or {})
         with active(self._tasks.index(task)):
             return self._run(x, options)
 
