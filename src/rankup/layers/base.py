@@ -42,11 +42,15 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
 
 
 class RowsError(RankupError):
-    """A layer got another number of rows than a mixed batch has samples."""
+    """A layer got another number of rows than a mixed batch has samples. Its arguments are what it
+    says and that number: torch.compile cannot trace an `__init__` of its own."""
 
-    def __init__(self, message: str, rows: int) -> None:
-        super().__init__(message)
-        self.rows = rows
+    @property
+    def rows(self) -> int:
+        return int(self.args[1])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Placeholder:
@@ -191,7 +195,7 @@ class TaskLayer(nn.Module, ABC):
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called directly: call the network, which sets the "
                 "task, or set it with rankup.layers.active(index); if activation checkpointing "
-                "runs it again, pass use_reentrant=False"
+                "runs it again, pass use_reentrant=False and do not nest checkpoints"
             )
         if isinstance(task, Tensor) and len(x) != len(task):
             raise RowsError(

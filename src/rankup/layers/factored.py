@@ -136,7 +136,9 @@ class FactoredLayer(TaskLayer):
             ),
             x.device.type,
         )
-        if way == "weights":
+        # A convolution per sample has as many groups as there are samples: torch would compile it
+        # again for every number.
+        if way == "weights" and (self._pointwise or not torch.compiler.is_compiling()):
             return self._mixed_by_weights(x, tasks, tables)
         by = self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors
         return by(x, tasks, tables)
@@ -147,9 +149,10 @@ class FactoredLayer(TaskLayer):
         return Tables(U[:rank], V[:rank], S, *rest)
 
     def _mixed_by_hidden(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
-        hidden = self._map(x, tables.V) * self._per_sample(tables.S.index_select(0, tasks), x)
+        hidden = self._map(x, tables.V)
+        hidden = hidden * self._per_sample(tables.S.index_select(0, tasks), x).to(hidden.dtype)
         y, start = self._up(hidden, tables.U), self._mixed_start(x, tasks, tables)
-        return y if start is None else y + start
+        return y if start is None else y + start.to(y.dtype)
 
     def _mixed_by_factors(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
         scaled = _scaled(tables.U, tables.S.index_select(0, tasks))
@@ -171,14 +174,14 @@ class FactoredLayer(TaskLayer):
         if base is None:
             return biases
         kept = self._map(x, base)
-        return kept if biases is None else kept + biases
+        return kept if biases is None else kept + biases.to(kept.dtype)
 
     def _learning(self, x: Tensor) -> Tensor:
         return self._of_one_task(x, self.count)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         y = self._combine(x, self._blocks(task), learned=task < self.count)
-        return y + self._per_channel(self._bias(task)) if self.spec.bias else y
+        return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
 
     def matrix(self, task: int) -> Tensor:
         """The task's W as a matrix, `[out, in]`."""
@@ -268,8 +271,12 @@ class FactoredLayer(TaskLayer):
         return dense_is_cheaper(self._positions(x), rank, inputs, outputs, kept=kept)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
-        terms = [self._up(self._map(x, V) * self._per_channel(s), U) for U, V, s in blocks]
-        return self._add_base(x, reduce(torch.add, terms))
+        return self._add_base(x, reduce(torch.add, [self._term(x, *block) for block in blocks]))
+
+    def _term(self, x: Tensor, U: Tensor, V: Tensor, selector: Tensor) -> Tensor:
+        # Numbers are brought to the activations' dtype: under autocast they would promote these.
+        hidden = self._map(x, V)
+        return self._up(hidden * self._per_channel(selector).to(hidden.dtype), U)
 
     def _dense(self, blocks: list[Block]) -> Tensor:
         # In full precision: W is small, and casting its many factors would take longer.

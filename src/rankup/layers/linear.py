@@ -79,11 +79,11 @@ class FactoredLinear(FactoredLayer):
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in torch's own operations."""
         old, added = len(self.U), self.spec.rank.added(self.count)
-        y = (seen * self.new_selector[:old]) @ self.U
+        y = (seen * self.new_selector[:old].to(seen.dtype)) @ self.U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
-            y = y + (hidden * self.new_selector[old:]) @ self.new_U
-        y = y + self.new_bias if self.spec.bias else y
+            y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
+        y = y + self.new_bias.to(y.dtype) if self.spec.bias else y
         return y.view(*x.shape[:-1], self.out_features)
 
     def merged(self, task: int) -> nn.Module:

@@ -12,7 +12,8 @@ class PerThread(threading.local, Generic[Value]):
     """A value that every thread sets for itself; None where it was not set. Not a ContextVar,
     which torch.compile cannot trace."""
 
-    value: Value | None = None
+    def __init__(self) -> None:  # runs once in every thread
+        self.value: Value | None = None
 
 
 @contextmanager
