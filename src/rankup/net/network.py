@@ -12,13 +12,16 @@ from rankup.errors import RankupError
 from rankup.growing.build import build_module
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import make_plan
-from rankup.layers import TaskLayer, Tensors, active, refuse_other_dtype
+from rankup.layers import TaskHead, TaskLayer, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
+from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
+from rankup.net.for_task import TaskModule, for_task
 from rankup.net.groups import Split
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
+from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList
 from rankup.rank import RankRule
@@ -95,6 +98,8 @@ class IncrementalNet(nn.Module):
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
         self._tasks = TaskList()
         self._mixed = MixedBatches(self._tasks, one_by_one=self.plan.substitutes)
+        heads = [layer for layer in self.layers if isinstance(layer, TaskHead)]
+        self._settings = TaskSettings(self.body, heads, module)
         self.saved_files: dict[str, Any] = {}  # for `save`: descriptions of files that never change
         self.training = module.training
         self._shared.hold_modes()
@@ -127,8 +132,9 @@ class IncrementalNet(nn.Module):
     def begin_task(
         self,
         name: str,
-        classes: int,
+        classes: int | None = None,
         *,
+        outputs: int | None = None,
         selectors: float | Literal["previous"] = 0.0,
         norms: Literal["fresh", "previous"] = "fresh",
         factors: float = 1.0,
@@ -139,6 +145,8 @@ class IncrementalNet(nn.Module):
         Args:
             name: the task's name from now on.
             classes: how many classes it has, at least 2.
+            outputs: in place of classes, how many numbers it answers with, at least 1: for
+                regression, several labels at once, or any other loss.
             selectors: where its selectors over old factors start: 0 as in the paper, another
                 number, or `"previous"`, the last task's. Over its own factors they start at 1;
                 over seeded factors at random, or with `"previous"` at the last task's.
@@ -146,7 +154,7 @@ class IncrementalNet(nn.Module):
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
         """
-        task = self._tasks.begin(name, classes)
+        task = self._tasks.begin(name, classes, outputs)
         start = validate.start(selectors, norms, factors)
         values = [part.start(task.classes, start) for part in self.parts]
         try:
@@ -205,10 +213,31 @@ class IncrementalNet(nn.Module):
         with active(self._tasks.index(task)):
             return self._run(x, options)
 
-    def merged(self, task: str | int) -> nn.Module:
-        """A plain module of torch's own layers that computes what this network does for a task:
-        dense weights, and batch norms folded into the convolutions before them where exact."""
-        return merge(self.body, self.layers, self.plan, self._tasks.committed(task))
+    def merged(self, task: str | int, *, fold: bool = False) -> nn.Module:
+        """A module of the given class with dense weights that computes what this network does for a
+        task: its state dict has the given module's names, and it says that it has the task's
+        classes.
+
+        Args:
+            task: a committed task's name or index.
+            fold: whether to fold batch norms into the convolutions before them, where exact: it
+                is faster, but its state dict has other names.
+        """
+        index = self._tasks.committed(task)
+        module = merge(self.body, self.layers, self.plan, index, fold)
+        give_back(module, self._tasks.tasks[index].classes)
+        return module
+
+    def for_task(self, task: str | int) -> TaskModule:
+        """This network as a module for one task, be it committed or being learned: called as the
+        given module is, with the task's parameters alone, for tools that take any module."""
+        index = self._tasks.index(task, or_several=False)
+        return for_task(self, [*self.tasks, self.learning or ""][index])
+
+    def parameters_by_kind(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of the task being learned by what they are: `heads`, `factors`,
+        `selectors`, `biases`, `norms` and `other`, for groups of an optimiser."""
+        return by_kind(self)
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
@@ -255,7 +284,8 @@ class IncrementalNet(nn.Module):
 
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
-            return self.body(**options) if x is MISSING else self.body(x, **options)
+            with self._settings.of_one_call():
+                return self.body(**options) if x is MISSING else self.body(x, **options)
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

@@ -239,7 +239,7 @@ check_manifest: Check = fields(
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),
         "base": optional(fields(_FILE)),
-        "tasks": listed(fields({"name": name, "classes": whole(2, 2**31 - 1), **_FILE})),
+        "tasks": listed(fields({"name": name, "classes": whole(1, 2**31 - 1), **_FILE})),
         "updating": listed(name),
     },
     may_lack=("updating",),
