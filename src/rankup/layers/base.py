@@ -197,7 +197,8 @@ class TaskLayer(nn.Module, ABC):
                 "task, or set it with rankup.layers.active(index); if activation checkpointing "
                 "runs it again, pass use_reentrant=False and do not nest checkpoints"
             )
-        if isinstance(task, Tensor) and len(x) != len(task):
+        # Not len, which torch.export would take for a constant.
+        if isinstance(task, Tensor) and x.shape[0] != task.shape[0]:
             raise RowsError(
                 f"layer {self.spec.name!r} got {len(x)} rows for a mixed batch of {len(task)} "
                 "tasks: pass one task per sample, or run each task by itself",
@@ -245,7 +246,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def over_last(rows: Tensor, x: Tensor) -> Tensor:
     """A row per sample, `[B, …]`, broadcast over what is between x's first and last dimensions."""
     between = x.dim() - rows.dim()
-    return rows.view(len(rows), *(1,) * between, *rows.shape[1:])
+    return rows.view(rows.shape[0], *(1,) * between, *rows.shape[1:])
 
 
 def over_channels(rows: Tensor, x: Tensor) -> Tensor:

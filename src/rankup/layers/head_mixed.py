@@ -73,7 +73,7 @@ class Heads:
 def gathered(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
     if x.dim() == 2:
         return heads.answers(x.unsqueeze(1), tasks).squeeze(1)
-    flat = x.reshape(len(x), math.prod(x.shape[1:-1]), heads.inputs)
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), heads.inputs)
     return heads.answers(flat, tasks).view(*x.shape[:-1], heads.widest)
 
 

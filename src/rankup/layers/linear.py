@@ -145,7 +145,7 @@ class FactoredLinear(FactoredLayer):
 
 def _sequence(x: Tensor) -> Tensor:
     """`[B, …, n]` with all positions of a sample in one dimension."""
-    return x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+    return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
 
 
 def _transformed(x: Tensor) -> bool:

@@ -184,7 +184,7 @@ class TaskNorm(TaskLayer):
         # arithmetic, keeps the input's precision.
         if self.spec.is_batch and (x.dim() == 2 or (x.is_cuda and x.dtype == self.dtype)):
             return self._mixed_batch_norm(x, tasks)
-        if not len(x):
+        if not x.shape[0]:
             return x  # torch cannot normalise zero channels
         if torch.compiler.is_compiling() and not self.spec.is_batch:
             # Groups of a number of samples would be compiled again for every number.
@@ -195,7 +195,7 @@ class TaskNorm(TaskLayer):
             return y + rows["bias"] if "bias" in rows else y
         # As one sample with the channels of all: rows per channel are then rows per sample.
         rows = {key: row.view(-1) for key, row in _rows_of(self._rows(), tasks).items()}
-        merged = x.reshape(1, len(x) * x.shape[1], *x.shape[2:])
+        merged = x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:])
         if self.spec.is_batch:
             return self._normalise(merged, **rows).view(x.shape)
         groups = self.spec.groups * len(x)

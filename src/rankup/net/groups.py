@@ -101,7 +101,7 @@ def run_every_task(given: Arguments, tasks: Tensor, known: int, run: Run) -> Any
     for task in range(known):
         with active(task), as_wide_as_widest():
             answers.append(run(x, options))
-    rows = torch.arange(len(tasks), device=tasks.device)
+    rows = torch.arange(tasks.shape[0], device=tasks.device)
 
     def join(name: str, parts: Sequence[Any]) -> Any:
         if all(isinstance(part, Tensor) and part.dim() for part in parts):

@@ -67,7 +67,7 @@ class MixedBatches:
                     return run(x, options)
             except RowsError:
                 pass
-        given = Arguments(x, options, len(tasks), split)
+        given = Arguments(x, options, tasks.shape[0], split)
         return run_every_task(given, tasks, len(self._tasks.tasks), run)
 
     def _refuse_shapes(self, tasks: Tensor, x: Any) -> None:
@@ -78,7 +78,7 @@ class MixedBatches:
             )
         if isinstance(x, Tensor) and not x.dim():
             raise RankupError("a mixed batch must have a dimension of samples, got a single number")
-        if isinstance(x, Tensor) and len(x) != len(tasks):
+        if isinstance(x, Tensor) and x.shape[0] != tasks.shape[0]:
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
 
     def _checked(self, tasks: Tensor, device: torch.device) -> tuple[Tensor, "HostCopy | None"]:
