@@ -1,29 +1,19 @@
 """The output layer of every task."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    active_task,
-    aligned_rows,
-    over_last,
-)
+from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, over_last
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
-
-_read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter("weights", "biases", "rows")
+from rankup.layers.task_context import active_task, answers_like_widest
 
 
 class TaskHead(TaskLayer):
@@ -63,7 +53,7 @@ class TaskHead(TaskLayer):
     def out_features(self) -> int:
         """How many answers the head gives: the classes of the active task, or in a mixed
         batch those of the task with the most."""
-        if isinstance(active_task(), Tensor):
+        if isinstance(active_task(), Tensor) or answers_like_widest():
             return self.rows.shape[1]
         return len(self._of_task(self._task_read("number of classes"))[0])
 
@@ -106,7 +96,10 @@ class TaskHead(TaskLayer):
         x = input.movedim(channels, -1)
         if isinstance(task, Tensor):
             return self._mixed(x, task).movedim(-1, channels)
-        return F.linear(x, *self._of_task(task)).movedim(-1, channels)
+        y = F.linear(x, *self._of_task(task))
+        if answers_like_widest():
+            y = F.pad(y, (0, self.rows.shape[1] - y.shape[-1]), value=-math.inf)
+        return y.movedim(-1, channels)
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec, start.key)
@@ -174,7 +167,8 @@ class TaskHead(TaskLayer):
         return aligned_rows(self.weights, start, end), bias
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        heads = Heads(*_read_tables(self._buffers))
+        buffers: dict[str, Any] = self._buffers
+        heads = Heads(buffers["weights"], buffers["biases"], buffers["rows"])
         logits = WAYS[heads_way(heads.shape(x), x.device.type)](x, tasks, heads)
         if heads.alike:
             return logits

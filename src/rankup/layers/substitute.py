@@ -20,7 +20,6 @@ from rankup.layers.base import (
     Start,
     TaskLayer,
     Tensors,
-    active_task,
     aligned_rows,
     row_by_row,
     without_row,
@@ -29,6 +28,7 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.norm import TaskNorm
 from rankup.layers.spec import TensorSpec, WeightSpec
+from rankup.layers.task_context import active_task
 
 STATISTICS = "statistics"  # the last part of the name of a batch norm's statistics
 HEAD = "head"

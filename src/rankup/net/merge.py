@@ -15,11 +15,13 @@ from rankup.layers.substitute import restore
 from rankup.net.shared import make_trainable
 
 
-def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
+def merge(
+    body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int, fold: bool
+) -> nn.Module:
     """A network's body for a committed task, with dense layers in place of its own."""
     layers = [layer for layer in layers if not is_substituted(layer.spec)]
     plain: dict[str, Any] = {layer.spec.name: layer.merged(task).eval() for layer in layers}
-    for conv, norm in _folds(body, plan):
+    for conv, norm in _folds(body, plan) if fold else ():
         unfolded: Any = plain.get(conv) or copy_of(body.get_submodule(conv))
         unfolded.eval()
         plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])

@@ -23,10 +23,14 @@ from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
+from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
+from rankup.net.for_task import TaskModule, for_task
+from rankup.net.groups import Split
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.moving import join, remove
+from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
 from rankup.rank import RankRule
@@ -144,6 +148,8 @@ class IncrementalNet(nn.Module):
         # How inputs are prepared, if tasks do not say it themselves; a model may know it.
         self.inputs: Input | None = getattr(module, "inputs", None)
         self.notes: dict[str, Note] = {}  # by task, what people say of it
+        heads = [layer for layer in self.layers if isinstance(layer, TaskHead)]
+        self._settings = TaskSettings(self.body, heads, module)
         self.training = module.training
         self._shared.hold_modes()
 
@@ -175,8 +181,9 @@ class IncrementalNet(nn.Module):
     def begin_task(
         self,
         name: str,
-        classes: int,
+        classes: int | None = None,
         *,
+        outputs: int | None = None,
         uses: Uses = "all",
         about: About | None = None,
         selectors: float | Literal["previous"] = 0.0,
@@ -193,6 +200,8 @@ class IncrementalNet(nn.Module):
                 the paper, or those of a list of tasks. With `"own"` it stands by itself: it learns
                 the same bits in any network of the same seed and can go from one to another.
             about: what is known of it, such as its classes' names; `annotate` adds to that.
+            outputs: in place of classes, how many numbers it answers with, at least 1: for
+                regression, several labels at once, or any other loss.
             selectors: where its selectors over old factors start: 0 as in the paper, another
                 number, or `"previous"`, the last task's. Over its own factors they start at 1;
                 over seeded factors at random, or with `"previous"` at the last task's.
@@ -205,7 +214,7 @@ class IncrementalNet(nn.Module):
                 "this is one of several processes of a group: call net.distribute() if all learn "
                 "this network together, or net.distribute(False) if each learns its own"
             )
-        task = self._tasks.begin(name, classes, uses, about)
+        task = self._tasks.begin(name, classes, outputs, uses, about)
         if task.uses is not None and self.options.draws == "number":
             raise RankupError(
                 f"task {name!r} must use all tasks: the network is of the first format version"
@@ -296,10 +305,24 @@ class IncrementalNet(nn.Module):
         rule and seed. Tasks that both know must be equal; all tasks keep their bits."""
         join(self, other)
 
-    def forward(self, x: Any = MISSING, task: TaskRef | None = None, **options: Any) -> Any:
-        """The module's output for one task, given by name or index, or for a task per sample,
-        given as a tensor of indices or a list of names; `options` go to the module, which may take
-        nothing else: `net(task="a", **batch)`."""
+    def forward(
+        self,
+        x: Any = MISSING,
+        task: TaskRef | None = None,
+        *,
+        split: Split | None = None,
+        **options: Any,
+    ) -> Any:
+        """The module's output for one task or for a task per sample.
+
+        Args:
+            x: the module's first argument, if it is not among the options.
+            task: a task's name or index, or a tensor of indices or a list of names, one per sample.
+            split: for a task per sample, along which dimension an option is split by task, or None
+                if all samples share it. Without a word, tensors whose first dimension is as long
+                as the batch are split.
+            options: the module's other arguments, or all of them: `net(task="a", **batch)`.
+        """
         validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
@@ -307,7 +330,7 @@ class IncrementalNet(nn.Module):
         if isinstance(task, Tensor) and task.dim():
             # Inputs that are not tensors do not tell where the module computes.
             device = x.device if isinstance(x, Tensor) else self.device
-            return self._mixed.answer(x, task, options, self._run, device)
+            return self._mixed.answer(x, task, options, self._run, device, split or {})
         with active(self._tasks.index(task)):
             return self._run(x, options)
 
@@ -321,10 +344,31 @@ class IncrementalNet(nn.Module):
         `samples` or `accuracy` on held-out data; for people a `title`, `description` or `tags`."""
         annotate(self, self._tasks.committed(task), known)
 
-    def merged(self, task: str | int) -> nn.Module:
-        """A plain module of torch's own layers that computes what this network does for a task:
-        dense weights, and batch norms folded into the convolutions before them where exact."""
-        return merge(self.body, self.layers, self.plan, self._tasks.committed(task))
+    def merged(self, task: str | int, *, fold: bool = False) -> nn.Module:
+        """A module of the given class with dense weights that computes what this network does for a
+        task: its state dict has the given module's names, and it says that it has the task's
+        classes.
+
+        Args:
+            task: a committed task's name or index.
+            fold: whether to fold batch norms into the convolutions before them, where exact: it
+                is faster, but its state dict has other names.
+        """
+        index = self._tasks.committed(task)
+        module = merge(self.body, self.layers, self.plan, index, fold)
+        give_back(module, self._tasks.tasks[index].classes)
+        return module
+
+    def for_task(self, task: str | int) -> TaskModule:
+        """This network as a module for one task, be it committed or being learned: called as the
+        given module is, with the task's parameters alone, for tools that take any module."""
+        index = self._tasks.index(task, or_several=False)
+        return for_task(self, [*self.tasks, self.learning or ""][index])
+
+    def parameters_by_kind(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of the task being learned by what they are: `heads`, `factors`,
+        `selectors`, `biases`, `norms` and `other`, for groups of an optimiser."""
+        return by_kind(self)
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
@@ -383,7 +427,8 @@ class IncrementalNet(nn.Module):
 
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
-            return self.body(**options) if x is MISSING else self.body(x, **options)
+            with self._settings.of_one_call():
+                return self.body(**options) if x is MISSING else self.body(x, **options)
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

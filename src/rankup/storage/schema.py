@@ -323,7 +323,7 @@ check_manifest: Check = fields(
             fields(
                 {
                     "name": name,
-                    "classes": whole(2, 2**31 - 1),
+                    "classes": whole(1, 2**31 - 1),
                     "uses": either(one_of("all"), listed(name)),
                     "about": _ABOUT,
                     **_FILE,
