@@ -126,7 +126,7 @@ def test_cards_and_drawing_show_the_tasks(page: Any) -> None:
 
 def test_task_is_taught_and_then_asked(page: Any) -> None:
     page.fill("#name", "light")
-    page.fill("#epochs", "30")
+    page.fill("#epochs", "60")
     page.set_input_files("#zip", upload("a.zip", zipped(photos()).getvalue(), "application/zip"))
     page.click("#teach-form button")
     page.wait_for_selector(".lesson")
