@@ -45,7 +45,7 @@ def meet(meeting: Meeting) -> tuple[int, str | None]:
     while most < meeting.wanted and time.time() < until:
         most = max(most, len(list(meeting.folder.iterdir())))
         time.sleep(0.05)
-    time.sleep(0.5)  # there may come more
+    time.sleep(0.2)  # there may come more
     most = max(most, len(list(meeting.folder.iterdir())))
     mine.unlink()
     return most, os.environ.get("CUDA_VISIBLE_DEVICES")

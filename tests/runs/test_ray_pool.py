@@ -171,6 +171,7 @@ def test_runs_on_a_cluster_equal_those_without(
     pool: RayPool, cluster: Any, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of nodes that do not see the folders."""
+    monkeypatch.setattr("rankup.cli.run.show_runs", lambda *_: None)  # a page takes longer
     options = ("--stream", "s-digits", "--tasks", 2, "--epochs", 1, "--width", 16, "--seeds", 2)
     assert call("run", *options, "--out", tmp_path / "here").code == 0
     assert call("run", *options, "--out", tmp_path / "there", "--on", "ray").code == 0
@@ -205,6 +206,7 @@ def test_comparison_on_a_cluster_names_what_failed(
     assert "rank: accuracy" in done.err
 
 
+@pytest.mark.slow  # trials run as seeds do, above
 @pytest.mark.usefixtures("one_process")
 def test_trials_on_a_cluster_choose_the_same(pool: RayPool, tmp_path: Path, call: Call) -> None:
     options = ("--stream", "s-digits", "--tasks", 2, "--epochs", 1, "--width", 16)
