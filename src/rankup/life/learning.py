@@ -1,0 +1,65 @@
+"""Teaching a network a task: read, learn, test, commit, describe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankup.data.inputs import Input
+from rankup.life.samples import Found, read_task
+from rankup.net.network import IncrementalNet
+from rankup.net.tasks import Uses
+from rankup.training.fit import accuracy, default_recipe, fit
+from rankup.training.loop import Epoch
+
+# Told with what is being done, how much of it is done, of how much, and the state in words.
+Tell = Callable[[str, int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """How well a task was learned, and what was left out of it."""
+
+    accuracy: float  # on what was held out
+    epochs: int
+    broken: tuple[str, ...]  # what is wrong with images that cannot be read
+
+
+def learn(
+    net: IncrementalNet,
+    name: str,
+    found: Found,
+    inputs: Input,
+    *,
+    uses: Uses = "all",
+    title: str = "",
+    tell: Tell,
+    **recipe_options: Any,
+) -> Learned:
+    """Learn a task from what was found and note what is known of it; the network is yet to be
+    saved.
+
+    Args:
+        inputs: how its inputs are prepared, which may differ from the network's.
+        title: a name for people. It is noted also if it is empty, and with it when the task was
+            saved and by which versions.
+        recipe_options: fields of the default recipe that are to be other.
+    """
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        tell("reading", done, len(found), f"{done:,} of {len(found):,} {found.what}")
+
+    task, broken = read_task(name, found, inputs, advance)
+    recipe = replace(default_recipe(net, task), **recipe_options)
+
+    def on_epoch(now: Epoch, _: Any) -> None:
+        tell("learning", now.number, now.epochs, f"loss {now.loss:.3f}")
+
+    tell("learning", 0, recipe.epochs, "")
+    fit(net, task, recipe, uses=uses, on_epoch=on_epoch)
+    tested = accuracy(net, task, recipe)
+    own = {} if inputs == net.inputs else {"inputs": inputs}
+    net.annotate(name, accuracy=tested, title=title, **own)
+    return Learned(tested, recipe.epochs, broken)
