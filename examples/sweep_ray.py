@@ -17,13 +17,7 @@ from contextlib import contextmanager
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-BACKBONES = (
-    "resnet10t",
-    "mobilenetv3_small_050",
-    "efficientvit_b0",
-    "regnetx_002",
-    "convnext_atto",
-)
+BACKBONES = ("resnet10t", "resnet18", "darknet17", "hrnet_w18_small", "densenet121")
 RANKS = (1, 2, 4, 8)
 SEEDS = 3
 

@@ -6,6 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+# Lightning imports torchvision, whose operators the CPU build of torch lacks.
+_torchvision = torch.library.Library("torchvision", "FRAGMENT")
+for _name in ("nms", "qnms"):
+    if not hasattr(torch.ops.torchvision, _name):
+        _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -47,3 +54,19 @@ def test_mixed_batches_agree(run) -> None:
     text = run("mixed_batches.py")
     assert percentages(text)[0] > 85
     assert "loaded: the same bits" in text
+
+
+@pytest.mark.filterwarnings("ignore")  # what the tools say about themselves
+def test_accelerate_resumes(run) -> None:
+    pytest.importorskip("accelerate")
+    text = run("accelerate_loop.py")
+    assert "the same bits" in text
+    assert percentages(text)[0] > 85
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_resumes(run) -> None:
+    pytest.importorskip("lightning")
+    text = run("lightning_module.py")
+    assert "10 epochs" in text
+    assert percentages(text)[0] > 85

@@ -65,7 +65,7 @@ def test_learned_rank_is_capped_at_the_layers() -> None:
 
 
 def test_grow_warns_once_of_all_caps() -> None:
-    with pytest.warns(UserWarning, match="capped in hidden.0, hidden.2$") as caught:
+    with pytest.warns(UserWarning, match=r"capped in hidden\.\*$") as caught:
         net = rankup.grow(rankup.models.mlp(2, hidden=[8, 7, 3]), Rank(first=5, step=1))
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -3,7 +3,8 @@ layer name, and how many seeded factors it selects from."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from fnmatch import fnmatchcase
@@ -153,8 +154,8 @@ def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]
         seeded = rank.seeded if isinstance(rank.seeded, tuple) else (rank.seeded,) * len(names)
         if len(seeded) != len(names):
             raise RankupError(
-                f"seeded={list(seeded)} gives {len(seeded)} numbers for {len(names)} layers "
-                f"({', '.join(names)}): one per layer is expected"
+                f"seeded={reprlib.repr(list(seeded))} gives {len(seeded)} numbers for {len(names)} "
+                f"layers ({_few(names)}): one per layer is expected"
             )
         for name, entry in zip(names, seeded, strict=True):
             outputs = shapes[name].outputs
@@ -224,6 +225,22 @@ def is_match(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern matches the name or that of something that contains it.
+
+    >>> is_named("attention.in_proj_weight[0]", ["attention"])
+    True
+    """
+    parts = name.split(".")
+    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(is_match(name, pattern) for pattern in patterns for name in names)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(name if len(name) < 50 else f"…{name[-48:]}" for name in names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+
+
 def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[str]]]:
     if isinstance(rule, Rank):
         return [(rule, names)]
@@ -231,17 +248,17 @@ def _layers_by_rule(rule: RankRule, names: list[str]) -> list[tuple[Rank, list[s
         raise RankupError(f"rank must be a Rank or a mapping of patterns to Ranks, got {rule!r}")
     layers: dict[str, list[str]] = {pattern: [] for pattern in rule}
     for name in names:
-        pattern = next((pattern for pattern in rule if is_match(name, pattern)), None)
+        pattern = next((pattern for pattern in rule if is_named(name, [pattern])), None)
         if pattern is None:
             raise RankupError(
-                f"no rank rule matches layer {name!r}; the rules are for {list(rule)}"
+                f"no rank rule matches layer {name!r}; the rules are for {_few(list(rule))}"
             )
         layers[pattern].append(name)
     for pattern, matched in layers.items():
         if not matched:
             raise RankupError(
-                f"the rank rule {pattern!r} applies to none of the layers {', '.join(names)} that "
-                "no earlier rule applies to"
+                f"the rank rule {pattern!r} applies to none of the layers {_few(names)} that no "
+                "earlier rule applies to"
             )
     return [(rule[pattern], matched) for pattern, matched in layers.items()]
 

@@ -59,7 +59,7 @@ def test_merged_module_has_hooks_of_layers() -> None:
     )
     rankup.fit(net, halves(), RECIPE)
     x = halves().test_x
-    torch.testing.assert_close(net.merged(0)(x), net.eval()(x, 0))
+    torch.testing.assert_close(net.merged(0, fold=True)(x), net.eval()(x, 0))
 
 
 def test_norm_is_not_folded_past_a_hook() -> None:
@@ -69,6 +69,6 @@ def test_norm_is_not_folded_past_a_hook() -> None:
     )
     x = torch.randn(8, 1, 6, 6)
     teach(net, "a", x)
-    assert isinstance(net.merged(0)[1], nn.Identity)
+    assert isinstance(net.merged(0, fold=True)[1], nn.Identity)
     net.body[0].register_forward_hook(lambda conv, inputs, y: y.relu())
-    torch.testing.assert_close(net.merged(0)(x), net.eval()(x, 0))
+    torch.testing.assert_close(net.merged(0, fold=True)(x), net.eval()(x, 0))

@@ -126,7 +126,7 @@ def test_resnet_of_torchvision_is_grown_and_all_norms_are_folded() -> None:
     assert [spec.name for spec in net.plan.layers][-1] == "fc"
     assert len(net.plan.folds) == 6
     teach(net, "a", x)
-    plain = net.eval().merged("a")
+    plain = net.eval().merged("a", fold=True)
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in plain.modules())
     assert relative_error(plain(x), net(x, task="a")) < 1e-10
 
@@ -148,7 +148,7 @@ class Sized(nn.Module):
 def test_task_layers_and_folded_norms_have_the_attributes_of_torchs() -> None:
     net, x = rankup.grow(Sized(), Rank(2, 1)), torch.randn(6, 3, 5, 5)
     teach(net, "a", x)
-    plain = net.eval().merged("a")
+    plain = net.eval().merged("a", fold=True)
     assert isinstance(plain.norm, nn.Identity)
     torch.testing.assert_close(plain(x), net(x, task="a"))
 

@@ -28,9 +28,29 @@ class Untraceable(Pair):
         return self.head(self.hidden(x).relu() if x.sum() > 0 else self.hidden(x))
 
 
-class Doubled(nn.Linear):
+class Unnamed(nn.Module):
+    """Untraceable, and its layers' names tell nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 6), nn.Linear(6, 2)
+
     def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
+        return self.two(self.one(x).relu() if x.sum() > 0 else self.one(x))
+
+
+class Scaled(nn.Linear):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.scale = nn.Parameter(torch.ones(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+class NoClassifier(Pair):
+    def get_classifier(self) -> nn.Module:
+        return nn.Identity()
 
 
 def mlp() -> nn.Module:
@@ -107,22 +127,25 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "everything excluded": (mlp, {"exclude": "hidden"}, "nothing to factor"),
     "no Linear": (lambda: nn.Conv2d(3, 2, 1), {}, "no Linear that could be the head"),
     "a Linear in front of a convolution": (
-        lambda: nn.Sequential(nn.Linear(5, 6), nn.Conv2d(3, 2, 1)),
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.Conv2d(3, 2, 3)),
         {},
         "no Linear that could be the head: '1' runs after",
     ),
-    "an untraceable module": (Untraceable, {}, "torch.fx cannot trace .* head='name'"),
+    "an untraceable module": (Unnamed, {}, "torch.fx cannot trace .* head='name'"),
     "last of an untraceable module": (
         Untraceable,
         {"head": "head", "last": 1},
         "last=1 needs the order in which layers run",
     ),
-    "a head that is none": (mlp, {"head": "tail"}, "'tail' is not a Linear .* hidden.0, hidden"),
-    "a head of another kind": (
-        lambda: nn.Sequential(nn.Linear(5, 6), Doubled(6, 2)),
+    "a head that is none": (mlp, {"head": "tail"}, r"'tail' is not a Linear .* hidden.\*, head"),
+    "a head with more for each class": (
+        lambda: nn.Sequential(nn.Linear(5, 6), Scaled(6, 2)),
         {"head": "1"},
-        "the head '1' must be a Linear .* .a Doubled that computes more.: .* name another layer",
+        "the head '1' has a parameter 'scale' besides its weight and bias",
     ),
+    "a model without a classifier": (NoClassifier, {}, "no classifier, .* pass head='new'"),
+    "features of unknown number": (Pair, {"head": "new"}, "head='new' needs to know how many"),
+    "a per_task for nothing": (mlp, {"per_task": "cls"}, "per_task='cls' matches no parameter"),
     "an excluded head": (mlp, {"exclude": "head"}, "the head 'head' cannot be excluded"),
     "a pattern for nothing": (mlp, {"exclude": "hiden*"}, "exclude='hiden.' matches nothing"),
     "an include for nothing": (mlp, {"include": ["conv*"]}, "include='conv.' matches nothing"),
@@ -173,7 +196,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     ),
     "rows that change when they are read": (Shortens, {"exclude": "words"}, "'words' has a max_no"),
     "a task of its own": (WantsATask, {"head": "head"}, "requires an argument named task"),
-    "two heads": (TwoHeads, {}, "last is 'aside' in training and 'head' in evaluation"),
+    "two heads": (TwoHeads, {}, "could be its head, 'head' and 'aside': name one, or all"),
     "a wrapper": (lambda: nn.DataParallel(mlp()), {}, "the module inside a DataParallel"),
     "two dtypes": (
         lambda: changed(lambda m: m.hidden[0].double()),

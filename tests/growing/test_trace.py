@@ -49,7 +49,7 @@ def test_derived_class_with_its_own_init_is_replaced() -> None:
     assert found == [FactoredConv2d, TaskNorm, FactoredLinear, TaskHead]
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
     teach(net, "a", x)
-    plain = net.merged("a")
+    plain = net.merged("a", fold=True)
     assert isinstance(plain[1], nn.Identity)
     assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
 
@@ -60,7 +60,7 @@ def test_derived_class_may_be_left_dense(options: dict[str, object]) -> None:
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
     teach(net, "a", x)
     assert isinstance(net.body[0], Conv3x3)
-    plain = net.merged("a")
+    plain = net.merged("a", fold=True)
     assert isinstance(plain[1], nn.Identity)
     assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
 
@@ -96,7 +96,7 @@ def test_norm_is_not_folded_if_more_reads_the_convolution(reader: str) -> None:
     net = rankup.grow(module, Rank(2, 1), exclude="conv")
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
     teach(net, "a", x)
-    plain = net.merged("a")
+    plain = net.merged("a", fold=True)
     assert isinstance(plain.norm, nn.BatchNorm2d)
     assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
     if reader == "attribute":
@@ -107,9 +107,9 @@ def test_norm_is_not_folded_once_the_module_takes_another_path() -> None:
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64)
     net = rankup.grow(Scored("norm").double(), Rank(2, 1))
     teach(net, "a", x)
-    assert isinstance(net.merged("a").norm, nn.Identity)
+    assert isinstance(net.merged("a", fold=True).norm, nn.Identity)
     net.body.reader = "flag"
-    assert relative_error(net.merged("a")(x), net.eval()(x, task="a")) < 1e-10
+    assert relative_error(net.merged("a", fold=True)(x), net.eval()(x, task="a")) < 1e-10
 
 
 class Choosing(nn.Module):
@@ -133,7 +133,7 @@ def test_module_with_options_is_traced_without_and_merged_with_them() -> None:
     assert isinstance(net.body.head, TaskHead)  # so None was None: torch.fx has a stand-in for it
     x = torch.randn(8, 1, 6, 6, dtype=torch.float64) + 2
     teach(net, "a", x)
-    plain = net.eval().merged("a")
+    plain = net.eval().merged("a", fold=True)
     for options in ({}, {"mask": 2.0}, {"raw": 1}, {"mask": 2.0, "raw": 1}):
         assert relative_error(plain(x, **options), net(x, task="a", **options)) < 1e-10
 

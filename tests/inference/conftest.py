@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from starlette.testclient import TestClient
 
 import rankup
 from helpers.serving import GREY, network
-from rankup.inference import learning, served
-from rankup.inference.about import describe
 from rankup.inference.app import Options, create_app
 
 Serve = Callable[..., TestClient]
@@ -21,25 +18,16 @@ Serve = Callable[..., TestClient]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three tasks, the first two of images and the third of numbers."""
-    rankup.save(network(3, 2, 5), tmp_path / "net")
+    net = network(3, 2, 5)
+    for name, classes in (("task 1", ("ant", "bee", "cow")), ("task 2", ("ant", "bee"))):
+        about = {"class_names": classes, "accuracy": 0.75, "title": name.title()}
+        net.annotate(name, inputs=GREY, **about)
+    rankup.save(net, tmp_path / "net")
     return tmp_path / "net"
 
 
 @pytest.fixture
-def images(monkeypatch: pytest.MonkeyPatch) -> None:
-    def described(net: Any, name: str) -> Any:
-        known = describe(net, name)
-        if name not in ("task 1", "task 2"):
-            return known
-        names = ("ant", "bee", "cow")[: known.classes]
-        return replace(known, inputs=GREY, class_names=names, accuracy=0.75, title=name.title())
-
-    monkeypatch.setattr(served, "describe", described)
-    monkeypatch.setattr(learning, "inputs_of", lambda net: GREY)
-
-
-@pytest.fixture
-def serve(folder: Path, images: None) -> Iterator[Serve]:
+def serve(folder: Path) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def serve(**options: Any) -> TestClient:

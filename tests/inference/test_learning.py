@@ -11,10 +11,19 @@ import pytest
 
 import rankup
 from helpers.pictures import encoded
-from helpers.serving import GREY, SIDE, image
+from helpers.serving import GREY, SIDE, image, network
 from inference.test_uploads import zipped
 from rankup.errors import RankupError
 from rankup.inference import learn_images, learning
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A network that takes images."""
+    net = network(3, 2, 5)
+    net.inputs = GREY
+    rankup.save(net, tmp_path / "net")
+    return tmp_path / "net"
 
 
 def photos(count: int = 12) -> list[tuple[Any, bytes]]:
@@ -56,14 +65,13 @@ def finished(client: Any) -> dict[str, Any]:
 def test_worker_learns_tests_and_saves(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learn_images, "inputs_of", lambda net: GREY)
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(learn_images, "tell", lambda **message: told.append(message))
     images = write(tmp_path / "images", photos())
-    learn_images.learn_images(folder, images, "light", 15)
+    learn_images.learn_images(folder, images, "light", 40)
     assert [message["stage"] for message in told][:2] == ["reading", "learning"]
     losses = [message["loss"] for message in told if "loss" in message]
-    assert len(losses) == 15
+    assert len(losses) == 40
     assert losses[-1] < losses[0]
     assert told[-1]["stage"] == "done"
     assert told[-1]["accuracy"] >= 0.75
@@ -76,9 +84,9 @@ def test_worker_refuses_what_it_cannot_learn(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = write(tmp_path / "images", photos())
+    rankup.save(network(3), tmp_path / "of numbers")
     with pytest.raises(RankupError, match="does not take images"):
-        learn_images.learn_images(folder, images, "light", 1)
-    monkeypatch.setattr(learn_images, "inputs_of", lambda net: GREY)
+        learn_images.learn_images(tmp_path / "of numbers", images, "light", 1)
     with pytest.raises(RankupError, match="already a task 'task 1'"):
         learn_images.learn_images(folder, images, "task 1", 1)
     monkeypatch.setattr(learn_images, "_MOST_NUMBERS", 100)

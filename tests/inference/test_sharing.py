@@ -13,7 +13,7 @@ def test_shares_are_those_of_the_factors_squared_norms() -> None:
     wanted = torch.zeros(3, dtype=torch.float64)
     for layer in net.layers:
         if isinstance(layer, FactoredLayer):
-            edges = [0, *(layer.spec.rank.used(task) for task in range(3))]
+            edges = [0, 3, 4, 5]  # a rank of 3 for the first task, 1 for each of the others
             for task in range(3):
                 for factor in range(edges[task], edges[task + 1]):
                     weight = layer.S[2, factor] * torch.outer(layer.U[factor], layer.V[factor])

@@ -310,7 +310,7 @@ def test_commit_out_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
     teach(net, "open", x, commit=False)
     learning = net(x, task="open")
 
-    def fails(added: dict[str, Tensor]) -> dict[str, Tensor]:
+    def fails(*added: object, **selections: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:

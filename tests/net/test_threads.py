@@ -59,7 +59,7 @@ def test_serving_does_not_change_what_is_learned(tmp_path: Path) -> None:
         module, before = plain(), rng_states()
 
         def serve(net: rankup.IncrementalNet = net, module: nn.Module = module) -> None:
-            net.merged("first")(first.test_x)
+            net.merged("first", fold=True)(first.test_x)
             rankup.load(tmp_path / "True", module)
 
         with meanwhile(serve) if busy else nullcontext():

@@ -9,7 +9,7 @@ import torch
 import rankup
 from helpers.serving import SIDE, add_task, network
 from rankup.errors import StoreError
-from rankup.storage import store
+from rankup.storage import reading
 from rankup.storage.refresh import refresh, signature
 
 X = torch.linspace(-1, 1, 3 * SIDE * SIDE).view(3, -1)
@@ -45,10 +45,12 @@ def test_new_tasks_answer_as_if_loaded_with_the_others(folder: Path) -> None:
 def test_only_new_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = rankup.load(folder)
     learn_more(folder)
-    read, of_file = [], store.read_checked
-    monkeypatch.setattr(store, "read_checked", lambda p, f: (read.append(p.name), of_file(p, f))[1])
+    read, of_file = [], reading.read_content
+    monkeypatch.setattr(
+        reading, "read_content", lambda p, f: (read.append(p.name), of_file(p, f))[1]
+    )
     refresh(net, folder)
-    assert read == ["0003-task_3.safetensors"]
+    assert [name.partition("-")[0] for name in read] == ["task_3"]
 
 
 def test_refreshed_network_can_go_on_and_be_saved(folder: Path) -> None:
@@ -107,7 +109,7 @@ def test_other_changes_are_refused(folder: Path, tmp_path: Path) -> None:
 def test_damaged_file_leaves_the_network_as_it_was(folder: Path) -> None:
     net = rankup.load(folder)
     learn_more(folder)
-    (folder / "tasks" / "0003-task_3.safetensors").write_bytes(b"damaged")
+    next((folder / "tasks").glob("task_3-*")).write_bytes(b"damaged")
     with pytest.raises(StoreError, match="truncated"):
         refresh(net, folder)
     assert net.tasks == ["task 1", "task 2"]
@@ -120,3 +122,15 @@ def test_signature_changes_with_every_save(folder: Path) -> None:
     assert first is not None
     assert signature(folder) not in (first, None)
     assert signature(folder / "nowhere") is None
+
+
+def test_what_is_said_of_tasks_is_taken_up(folder: Path) -> None:
+    net = rankup.load(folder)
+    other = rankup.load(folder)
+    other.annotate("task 1", title="The first", accuracy=0.5)
+    first = signature(folder)
+    rankup.save(other, folder)
+    assert signature(folder) != first
+    assert refresh(net, folder) == []
+    known = net.describe("task 1")
+    assert (known.title, known.accuracy) == ("The first", 0.5)

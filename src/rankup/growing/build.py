@@ -1,37 +1,44 @@
 """Building of a network's module: a copy of the given one, with task layers in place of its own."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.growing.copying import copy_of
+from rankup.growing.copying import copy_of, sharing_copy_of
 from rankup.growing.options import GrowOptions
-from rankup.growing.plan import Plan
+from rankup.growing.plan import Plan, is_substituted
 from rankup.growing.reinit import redrawn, reset
+from rankup.growing.roles import places_of
 from rankup.growing.trace import trace
 from rankup.layers import FactoredLinear, TaskHead, TaskLayer, TaskNorm, factored_conv
-from rankup.layers.spec import FactoredSpec, LayerSpec, NormSpec, TensorSpec, WeightSpec
-from rankup.layers.substitute import (
-    STATISTICS,
-    FactoredWeight,
-    TaskTensor,
-    substitute,
-    substitute_statistics,
+from rankup.layers.spec import (
+    FactoredSpec,
+    HeadSpec,
+    LayerSpec,
+    NormSpec,
+    TensorSpec,
+    WeightSpec,
 )
+from rankup.layers.substitute import HEAD, FactoredWeight, TaskTensor, substitute
 
 
 def build_module(
-    original: nn.Module, plan: Plan, options: GrowOptions
+    original: nn.Module, plan: Plan, options: GrowOptions, *, copy: bool = True
 ) -> tuple[nn.Module, list[TaskLayer]]:
-    """The module, and its task layers in the order of the plan."""
+    """The module, and its task layers in the order of the plan.
+
+    Args:
+        copy: whether what is kept of the original is copied; if not, it lies in the same memory.
+    """
     originals = dict(original.named_modules())
-    layers = [_make_layer(spec, original, originals, plan, options) for spec in plan.layers]
-    replacing = [layer for layer in layers if layer.spec.name in originals]
+    layers = [_make_layer(spec, original, originals, plan, options, copy) for spec in plan.layers]
+    replacing = [layer for layer in layers if not is_substituted(layer.spec)]
     # Layers are replaced during the copy, so every reference to one leads to its new form.
-    module = copy_of(original, {id(originals[layer.spec.name]): layer for layer in replacing})
+    replaced = {id(originals[layer.spec.name]): layer for layer in replacing}
+    module = (copy_of if copy else sharing_copy_of)(original, replaced)
     _refuse_left_out(module, replacing)
     if options.base == "new" and plan.dense.tensors:
         reset(module, original, plan.dense, options.seed, plan.device)
@@ -54,16 +61,26 @@ def _substitute(
     """Let modules that run their own forward read the layers in place of their tensors."""
     with seeds.seeded_rng(plan.device, seeds.number(options.seed, "tensors")):
         start = original if options.base == "keep" else redrawn(original)
+    names = {
+        full: [place for place, _, _ in places]
+        for places in places_of(dict(original.named_modules())).values()
+        for full, _, _ in places
+    }
+    stand_ins: dict[str, dict[str, list[TaskLayer]]] = defaultdict(lambda: defaultdict(list))
     for layer in layers:
-        owner, _, key = layer.spec.name.rpartition(".")
-        if isinstance(layer, FactoredWeight | TaskTensor):
-            if isinstance(layer, TaskTensor):
-                layer.start_from(start.get_parameter(layer.spec.name))
-            substitute(module.get_submodule(owner), key, layer)
-        elif key == STATISTICS and isinstance(layer, TaskNorm):
-            norm = module.get_submodule(owner)
-            assert isinstance(norm, _BatchNorm)
-            substitute_statistics(norm, layer)
+        spec = layer.spec
+        if isinstance(layer, TaskTensor):
+            layer.start_from(tensor_of(start, spec.name))
+        if isinstance(spec, HeadSpec):
+            if spec.own_forward:
+                stand_ins[spec.name][HEAD].append(layer)
+        elif is_substituted(spec):
+            name = spec.parameter if isinstance(spec, WeightSpec) else spec.name
+            for place in names.get(name, [name]):  # several, if layers share it
+                owner, _, key = place.rpartition(".")
+                stand_ins[owner][key].append(layer)
+    for owner, own in stand_ins.items():
+        substitute(module.get_submodule(owner), own)
 
 
 def _make_layer(
@@ -72,6 +89,7 @@ def _make_layer(
     originals: Mapping[str, nn.Module],
     plan: Plan,
     options: GrowOptions,
+    copy: bool,
 ) -> TaskLayer:
     layer: TaskLayer
     factory = options.seed, plan.dtype, plan.device
@@ -80,10 +98,13 @@ def _make_layer(
     if isinstance(spec, WeightSpec):
         weight = FactoredWeight(spec, *factory)
         if options.base == "keep":
-            shape = spec.base_shapes()["weight"]
-            weight.load_base({"weight": module.get_parameter(spec.name).reshape(shape)})
+            whole, part = tensor_of(module, spec.parameter), spec.index or 0
+            rows = slice(part * spec.shape[0], (part + 1) * spec.shape[0])
+            weight.load_base(weight.base_of(whole.detach()[rows]), copy)
         return weight
-    if spec.name not in originals:
+    if isinstance(spec, HeadSpec) and spec.own_forward:
+        return TaskHead(spec, *factory)
+    if is_substituted(spec):
         return TaskNorm(spec, *factory)  # type: ignore[arg-type]
     original = originals[spec.name]
     if isinstance(spec, FactoredSpec):
@@ -94,9 +115,17 @@ def _make_layer(
         layer = TaskHead(spec, *factory)
     if options.base == "keep":
         shapes = spec.base_shapes()
-        layer.load_base({key: getattr(original, key).reshape(s) for key, s in shapes.items()})
+        base = {key: getattr(original, key).reshape(size) for key, size in shapes.items()}
+        layer.load_base(base, copy)
     layer.take_attributes(original)
     return layer
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor:
+    """A parameter, or what a parametrization makes."""
+    owner, _, key = name.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(owner), key)
+    return tensor
 
 
 def _refuse_left_out(module: nn.Module, layers: Sequence[TaskLayer]) -> None:

@@ -32,6 +32,15 @@ def copy_of(module: nn.Module, replacements: Mapping[int, object] | None = None)
         ) from error
 
 
+def sharing_copy_of(
+    module: nn.Module, replacements: Mapping[int, object] | None = None
+) -> nn.Module:
+    """A copy whose parameters and buffers lie in the same memory as the module's."""
+    shared: dict[int, object] = {id(buffer): buffer.detach() for buffer in module.buffers()}
+    shared |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
+    return copy_of(module, {**shared, **(replacements or {})})
+
+
 def refuse_hidden_layers(module: nn.Module) -> None:
     """Refuse a module that has layers in a plain list or dict: torch does not know about them, so
     they would neither learn nor be saved."""

@@ -1,17 +1,23 @@
-"""Roles in modules that others wrote: which layer is the head, and which parameters of layers that
-run their own forward are matrices, which get factors, or vectors, which are kept per task."""
+"""Roles of parameters in layers that run their own forward: matrices get factors, vectors are kept
+per task, and what is neither stays as it is."""
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Literal
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from torch import nn
-from torch.nn.modules.conv import _ConvNd
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import ParametrizationList
 
-from rankup.errors import RankupError
-from rankup.growing.trace import Trace
+from rankup.growing.readers import Reading
+from rankup.rank import Shape
 
 Role = Literal["matrix", "vector", "frozen"]
+Modules = Mapping[str, nn.Module]
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 # The kinds of torch whose weights are those of a product or a convolution.
 _WITH_MATRICES = (
@@ -22,107 +28,88 @@ _WITH_MATRICES = (
     nn.RNNCellBase,
     nn.MultiheadAttention,
 )
-# Classes of others, by what their names say: transformers' Conv1D, experts in one parameter.
-_NAMED_AFTER_PRODUCTS = ("linear", "conv", "expert", "dense", "attention")
+# Learned for the network as a whole, whatever reads them.
 _TOKENS = ("token", "embed", "pos", "prompt", "query", "latent", "mask", "table")
 
-# Names that transformers' models give their heads.
-_HEADS = ("classifier", "score", "head", "fc", "out_proj", "classification_head")
+_GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 
 
-def role_of(layer: nn.Module, key: str, parameter: nn.Parameter) -> Role:
+@dataclass(frozen=True)
+class Form:
+    """How a parameter is made of matrices: how many lie in its first dimension, and whether the
+    inputs of each come before its outputs."""
+
+    count: int = 1
+    transposed: bool = False
+
+    def part_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return (shape[0] // self.count, *shape[1:])
+
+    def matrix(self, shape: Sequence[int]) -> Shape:
+        """Each of a parameter's matrices."""
+        first, *rest = self.part_shape(shape)
+        if len(shape) == 3 and self.count > 1:  # of experts
+            first, *rest = rest
+        others = math.prod(rest)
+        return Shape(others, first) if self.transposed else Shape(first, others)
+
+
+def role_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[Reading]) -> Role:
     """What becomes of a layer's own parameter. What is not known is shared, and stays as it is."""
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) or not parameter.is_floating_point():
+    is_token = any(word in key.lower() for word in _TOKENS)
+    if isinstance(layer, EMBEDDINGS) or is_token or not parameter.is_floating_point():
         return "frozen"
+    if isinstance(layer, ParametrizationList):
+        return "frozen"  # what is made of them gets factors
     if sum(size > 1 for size in parameter.shape) <= 1:
-        # A token is learned for the network as a whole, however few numbers it has.
-        return "frozen" if any(word in key.lower() for word in _TOKENS) else "vector"
-    name = type(layer).__name__.lower()
+        return "vector"
     if isinstance(layer, _WITH_MATRICES) and "weight" in key:
         return "matrix"
-    by_name = any(word in name for word in _NAMED_AFTER_PRODUCTS)
-    is_table = any(word in key.lower() for word in (*_TOKENS, "bias"))
-    return "matrix" if by_name and not is_table and parameter.dim() in (2, 3, 4, 5) else "frozen"
+    return "matrix" if readings and "other" not in readings else "frozen"
 
 
-def tied_parameters(modules: Mapping[str, nn.Module]) -> set[int]:
-    """Ids of parameters that several modules hold."""
-    parameters = (p for module in modules.values() for p in module._parameters.values())
-    places = Counter(id(parameter) for parameter in parameters if parameter is not None)
-    return {parameter for parameter, count in places.items() if count > 1}
+def depends_on_reading(layer: nn.Module, key: str, parameter: Tensor) -> bool:
+    """Whether a parameter's role follows from what reads it, not from its layer's kind."""
+    product: Reading = "product"
+    return role_of(layer, key, parameter, ()) != role_of(layer, key, parameter, (product,))
 
 
-def choose_head(
-    modules: Mapping[str, nn.Module], given: str | None, training: Trace, evaluation: Trace
-) -> str:
-    """The Linear that is given, that the module calls its classifier, or that runs last."""
-    linears = [name for name, layer in modules.items() if isinstance(layer, nn.Linear)]
-    if given is not None:
-        if given not in linears:
-            raise RankupError(
-                f"head={given!r} is not a Linear of the module, which has "
-                + (", ".join(linears) or "none")
-            )
-        return given
-    if (named := _named_head(modules)) is not None:
-        return named
-    if not linears:
-        raise RankupError(
-            "the module has no Linear that could be the head: give it one, for example on "
-            "x.permute(0, 2, 3, 1) in place of a 1×1 convolution"
-        )
-    if training.failed:
-        raise RankupError(
-            "torch.fx cannot trace the module, so it is not known which Linear runs last: name "
-            "it with head='name'"
-        )
-    head = _last_linear(training, modules)
-    if not evaluation.failed and (other := _last_linear(evaluation, modules)) != head:
-        raise RankupError(
-            f"the Linear that runs last is {head!r} in training and {other!r} in evaluation: name "
-            "the head with head='name'"
-        )
-    return head
+def form_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[Reading]) -> Form:
+    """How a parameter that is a matrix, or several, is made of them."""
+    if isinstance(layer, nn.MultiheadAttention) and key == "in_proj_weight":
+        return Form(count=3)
+    gates = next((count for kind, count in _GATES.items() if isinstance(layer, kind)), 1)
+    if gates > 1 and key.startswith(("weight_ih", "weight_hh")):
+        return Form(count=gates)
+    if isinstance(layer, _WITH_MATRICES):
+        return Form(transposed=isinstance(layer, _ConvTransposeNd))
+    transposed = any(reading.startswith("transposed") for reading in readings)
+    by_product = not any(reading.endswith("convolution") for reading in readings)
+    if by_product and parameter.dim() == 3:  # experts, or what else lies in one parameter
+        return Form(len(parameter), transposed)
+    return Form(transposed=transposed)
 
 
-def _last_linear(trace: Trace, modules: Mapping[str, nn.Module]) -> str:
-    for name in reversed(trace.order):
-        if isinstance(modules[name], nn.Linear):
-            return name
-        if any(True for _ in modules[name].parameters()):
-            raise RankupError(
-                f"the module has no Linear that could be the head: {name!r} runs after the last of "
-                "them; name the head with head='name'"
-            )
-    raise RankupError("the module runs no Linear that could be the head")
+def places_of(modules: Modules) -> dict[int, list[tuple[str, nn.Module, str]]]:
+    """Where each parameter is, by its id: full name, layer and key. One that several layers share
+    has several places."""
+    places: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
+    for name, module in modules.items():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                places[id(parameter)].append((f"{name}.{key}".lstrip("."), module, key))
+    return dict(places)
 
 
-def _named_head(modules: Mapping[str, nn.Module]) -> str | None:
-    """The name of the Linear that the module calls its classifier, if it says so."""
-    whole: Any = modules[""]
-    if callable(get := getattr(whole, "get_classifier", None)):
-        return _head_of(get(), modules)
-    labels = getattr(getattr(whole, "config", None), "num_labels", None)
-    if labels is None:
-        return None
-    named = [
+def attention_parts(modules: Modules) -> tuple[str, ...]:
+    """The names of what is attention, by their own names or their classes'."""
+    return tuple(
         name
-        for name, layer in modules.items()
-        if isinstance(layer, nn.Linear)
-        and layer.out_features == labels
-        and any(part in _HEADS for part in name.split("."))
-    ]
-    return named[-1] if named else None
-
-
-def _head_of(found: Any, modules: Mapping[str, nn.Module]) -> str | None:
-    heads = list(found) if isinstance(found, tuple | list) else [found]
-    names = [name for name, layer in modules.items() if any(layer is head for head in heads)]
-    if len(heads) > 1:
-        raise RankupError(
-            f"the module has several heads, {' and '.join(map(repr, names))}: name one with "
-            "head='name'"
+        for name, module in modules.items()
+        if name
+        and any(
+            word in text.lower()
+            for word in ("attention", "attn")
+            for text in (name.rpartition(".")[2], type(module).__name__)
         )
-    if len(names) == 1 and isinstance(modules[names[0]], nn.Linear):
-        return names[0]
-    return None
+    )

@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rankup import seeds
 from rankup.errors import RankupError
+from rankup.growing.names import folded
 from rankup.layers import CONVOLUTIONS, TaskLayer
 from rankup.layers.spec import NormOver
 
@@ -102,7 +101,7 @@ def refuse_module(module: nn.Module) -> None:
         )
     if lazy := uninitialised(module):
         raise RankupError(
-            f"layers of the module are not initialised yet ({', '.join(lazy)}): run the module "
+            f"layers of the module are not initialised yet ({folded(lazy)}): run the module "
             "once on an input"
         )
     for name, layer in module.named_modules():
@@ -144,34 +143,6 @@ def _refuse_arguments(module: nn.Module) -> None:
         )
 
 
-def refuse_head(modules: Modules, head: str, read: Collection[str]) -> None:
-    """Refuse a head that cannot be replaced by one for each task."""
-    layer = modules[head]
-    why = _shares_weight(head, modules)
-    if has_hooks(layer):
-        why = "it has hooks"
-    elif not computes_as_torchs_own(layer):
-        why = why if _is_linear_map(layer) else f"a {type(layer).__name__} that computes more"
-    elif head in read:
-        why = "the module's forward reads its weights directly"
-    if why is not None:
-        raise RankupError(
-            f"the head {head!r} must be a Linear with a weight of its own ({why}): replace it, or "
-            "name another layer with head="
-        )
-
-
-def _is_linear_map(layer: nn.Module) -> bool:
-    """Whether a layer of a derived class computes what a Linear does, tried on random numbers."""
-    weight, bias = layer.weight, layer.bias
-    x = torch.randn(2, weight.shape[1]).to(weight)  # type: ignore[index, arg-type]
-    try:
-        with seeds.seeded_rng(x.device, 0), torch.no_grad():
-            return torch.equal(layer(x), F.linear(x, weight, bias))  # type: ignore[arg-type]
-    except Exception:  # of the layer's own code
-        return False
-
-
 def obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
     """Why a layer cannot be replaced by one of ours, and runs its own forward instead."""
     layer = modules[name]
@@ -184,10 +155,10 @@ def obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
         return "it has hooks"
     if name in read:
         return "the module's forward reads its weights directly"
-    return _shares_weight(name, modules)
+    return shares_weight(name, modules)
 
 
-def _shares_weight(name: str, modules: Modules) -> str | None:
+def shares_weight(name: str, modules: Modules) -> str | None:
     weights = {id(parameter) for parameter in modules[name].parameters()}
     for other, module in modules.items():
         if other != name and any(id(p) in weights for p in module._parameters.values()):

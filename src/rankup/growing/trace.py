@@ -15,7 +15,8 @@ from torch import fx, nn
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.growing.copying import copy_of, unregistered
-from rankup.growing.supported import computes_as_torchs_own, has_hooks
+from rankup.growing.readers import readings_in
+from rankup.growing.supported import WEIGHTED, computes_as_torchs_own, has_hooks
 from rankup.layers import CONVOLUTIONS, TaskLayer
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -54,6 +55,8 @@ class Trace:
             for node in graph.nodes
             if node.op == "get_attr" and not all(_reads_kind(user, node) for user in node.users)
         }
+        self.readings = readings_in(graph)
+        self._graph = graph
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         # With options, such as a mask, the module may take another path.
         self._input = inputs[0] if constant and len(inputs) == 1 else None
@@ -61,6 +64,22 @@ class Trace:
     def position(self, name: str) -> int:
         """When a layer first runs; after all others if it never does."""
         return self.order.index(name) if name in self.order else len(self.order)
+
+    def answers(self) -> list[str]:
+        """The layers with parameters whose outputs reach the module's without another in between,
+        in the order in which they run."""
+        left = [node for node in self._graph.nodes if node.op == "output"]
+        found: dict[str, None] = {}
+        seen = set(left)
+        while left:
+            for node in left.pop().all_input_nodes:
+                layer = self._called(node)
+                if layer is not None and any(True for _ in layer.parameters()):
+                    found[str(node.target)] = None
+                elif node not in seen:
+                    seen.add(node)
+                    left.append(node)
+        return sorted(found, key=self.position)
 
     def runs_once(self, name: str) -> bool:
         """Whether a layer runs exactly once, every time, and nothing else reads its weights."""
@@ -238,7 +257,8 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if super().is_leaf_module(m, module_qualified_name) or isinstance(m, TaskLayer):
             return True
-        return computes_as_torchs_own(m)
+        # One with a forward of its own, too: it may be the head.
+        return isinstance(m, WEIGHTED) or computes_as_torchs_own(m)
 
 
 def _simple_defaults(module: nn.Module) -> dict[str, Any]:

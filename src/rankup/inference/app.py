@@ -121,8 +121,7 @@ class _Application:
         self.metrics.gauge("tasks", "Tasks.", lambda: len(self.served.now.tasks))
         self.metrics.gauge("queue", "Inputs that wait.", lambda: len(self.batcher or ()))
         self.served.start()
-        # What is there now stays: not looking through all of torch again and again for garbage
-        # saves a fifth of a request's time.
+        # What is there now stays: a full collection need not look through all of torch.
         gc.collect()
         gc.freeze()
         try:

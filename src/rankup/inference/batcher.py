@@ -48,9 +48,9 @@ class Batcher:
         finish: makes a list, with an entry per sample, of a batch's logits.
         loop: the event loop that awaits the answers. A batch's answers reach it in one go. Without
             one, requests may come from any thread, and get futures of `concurrent.futures`.
-        inline: run batches on the loop itself, in place of a thread. For a network that takes less
-            than a millisecond this is faster: Python's threads take turns, and taking turns takes
-            longer than the network. Meanwhile the loop does nothing else.
+        inline: run batches on the loop itself, in place of a thread. For a network that takes
+            far less than a millisecond, so that threads taking turns do not delay its batches.
+            Meanwhile the loop does nothing else.
         on_batch: told how many requests each batch had.
 
     >>> import rankup

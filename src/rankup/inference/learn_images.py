@@ -19,7 +19,6 @@ from rankup.data.folders import find
 from rankup.data.inputs import ImageInput
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, plain_warnings
-from rankup.inference.about import inputs_of
 from rankup.storage.store import load, save
 from rankup.training.fit import accuracy, default_recipe, fit
 from rankup.training.loop import Epoch
@@ -29,7 +28,7 @@ _MOST_NUMBERS = 1 << 30  # of all images, as float32
 
 def learn_images(folder: Path, images: Path, name: str, epochs: int | None) -> None:
     net = load(folder)
-    inputs = inputs_of(net)
+    inputs = net.inputs
     if not isinstance(inputs, ImageInput):
         raise RankupError("the network does not take images: this page teaches images only")
     found = find(images)
@@ -57,8 +56,7 @@ def learn_images(folder: Path, images: Path, name: str, epochs: int | None) -> N
     tell(stage="learning", epoch=0, epochs=recipe.epochs)
     fit(net, task, recipe, on_epoch=on_epoch)
     tested = accuracy(net, task, recipe)
-    if hasattr(net, "annotate"):
-        net.annotate(name, accuracy=tested)  # type: ignore[operator]
+    net.annotate(name, class_names=found.classes, accuracy=tested)
     tell(stage="saving")
     save(net, folder)
     tell(stage="done", accuracy=tested)

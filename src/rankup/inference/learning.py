@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 from rankup.data.inputs import ImageInput
 from rankup.errors import RankupError
-from rankup.inference.about import inputs_of
 from rankup.inference.limits import Limits, Refused
 from rankup.inference.served import Snapshot
 from rankup.inference.uploads import unpack_images
@@ -46,7 +45,7 @@ class Learning:
         """Begin to learn a task, or raise if it cannot be."""
         checked_name(name, now.tasks)
         epochs = _epochs(options["epochs"])
-        if not isinstance(inputs_of(now.net), ImageInput):
+        if not isinstance(now.net.inputs, ImageInput):
             raise RankupError("the network does not take images, and only these are taught here")
         if self._running is not None:
             raise Refused(409, "another task is being learned: wait until it is done")

@@ -143,7 +143,7 @@ def _tasks(task: object, tasks: object, known: Snapshot) -> tuple[TaskCard, ...]
 
 
 def _numbers(content: object) -> list[Any] | Packed:
-    """Nested lists, or packed numbers, which are read ten times faster."""
+    """Nested lists, or packed numbers, which are read about four times faster."""
     if isinstance(content, list):
         return content
     if not isinstance(content, dict):

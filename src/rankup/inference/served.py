@@ -12,7 +12,6 @@ from typing import Any
 from rankup import models
 from rankup.data.inputs import Input, TensorInput
 from rankup.errors import RankupError
-from rankup.inference.about import describe
 from rankup.inference.sharing import factor_shares
 from rankup.net.network import IncrementalNet
 from rankup.storage.refresh import Signature, refresh, signature
@@ -46,8 +45,12 @@ class Snapshot:
         self.net = net
         self.tasks: dict[str, TaskCard] = dict(known.tasks) if known else {}
         self._kinds: dict[Input | None, int] = dict(known._kinds) if known else {}
-        for name in net.tasks[len(self.tasks) :]:
-            self.tasks[name] = _card(net, name, self._kinds)
+        self._said = {
+            task.name: (task.about, net.notes.get(task.name)) for task in net._tasks.tasks
+        }
+        for name, said in self._said.items():
+            if known is None or known._said.get(name) != said:
+                self.tasks[name] = _card(net, name, self._kinds)
 
     def task(self, name: object) -> TaskCard:
         if not isinstance(name, str):
@@ -131,7 +134,7 @@ class Served:
 
 
 def _card(net: IncrementalNet, name: str, kinds: dict[Input | None, int]) -> TaskCard:
-    known = describe(net, name)
+    known = net.describe(name)
     names = tuple(known.class_names) or tuple(map(str, range(known.classes)))
     inputs = known.inputs or _numbers_of(net)
     title = known.title or name

@@ -34,9 +34,7 @@ def factor_shares(net: IncrementalNet) -> Shares:
 
 
 def _of_layer(layer: FactoredLayer, count: int) -> Tensor:
-    rank = layer.spec.rank
-    ends = getattr(layer, "ends", [rank.seeded, *(rank.used(task) for task in range(count))])
-    ends = ends[: count + 1]
+    ends = layer.ends[: count + 1]  # seeded factors first, then each task's
     U, V, S = (table.double().cpu() for table in (layer.U, layer.V, layer.S))
     added = S[:count].square() * (U.square().sum(1) * V.square().sum(1))  # [T, R]
     sums = torch.nn.functional.pad(added.cumsum(1), (1, 0))[:, [0, *ends]]

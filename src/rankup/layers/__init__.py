@@ -6,8 +6,6 @@ from rankup.layers.base import (
     Start,
     TaskLayer,
     Tensors,
-    active,
-    active_task,
     at_least_float32,
     refuse_other_dtype,
     row_by_row,
@@ -26,6 +24,7 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
+from rankup.layers.task_context import active, active_task
 
 __all__ = [
     "CONVOLUTIONS",

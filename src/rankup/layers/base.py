@@ -1,16 +1,14 @@
-"""The base class of all layers of a grown network, and the active task.
+"""The base class of all layers of a grown network.
 
 A layer holds tables of what its committed tasks added, all of them buffers, and for the task being
-learned parameters of its own, named `new_…`. Which task it runs comes from a context variable that
-the network's forward sets, not from state on the module: threads may run different tasks at once.
+learned parameters of its own, named `new_…`. Which task it runs for is no state on the module: see
+`task_context.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,39 +16,14 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers.spec import HeadSpec, LayerSpec
+from rankup.layers.task_context import active_task
 from rankup.rank import Place
 
 Tensors = dict[str, Tensor]
 # The indices of the tasks that a task selects from, in its own order; None for all before it.
 Selection = tuple[int, ...] | None
-Value = TypeVar("Value")
 
-_active: ContextVar[int | Tensor | None] = ContextVar("rankup_active_task", default=None)
-
-
-@contextmanager
-def set_to(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Inside, in this thread alone, a variable has this value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
-def active(task: int | Tensor | None) -> AbstractContextManager[None]:
-    """Run the body of the `with` for one task, or for a task per sample, given by index. None is
-    accepted too, so that what `active_task()` returned can be passed on."""
-    if isinstance(task, Tensor) and not task.dim():
-        task = int(task)
-    if not isinstance(task, int | Tensor | None):
-        raise RankupError(f"active takes a task's index, got {task!r}")
-    return set_to(_active, task)
-
-
-def active_task() -> int | Tensor | None:
-    """The task, or the task of each sample, that layers are run for; None outside of a network."""
-    return _active.get()
+_ALIGNED = 64  # bytes: where torch lets a tensor begin
 
 
 @dataclass(frozen=True)
@@ -84,11 +57,15 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
 
 
 class RowsError(RankupError):
-    """A layer got another number of rows than a mixed batch has samples."""
+    """A layer got another number of rows than a mixed batch has samples. Its arguments are what it
+    says and that number: torch.compile cannot trace an `__init__` of its own."""
 
-    def __init__(self, message: str, rows: int) -> None:
-        super().__init__(message)
-        self.rows = rows
+    @property
+    def rows(self) -> int:
+        return int(self.args[1])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Placeholder:
@@ -207,9 +184,10 @@ class TaskLayer(nn.Module, ABC):
         kept = {key: self._buffers.get(f"base_{key}") for key in ("weight", "bias")}
         return {key: tensor for key, tensor in kept.items() if tensor is not None}
 
-    def load_base(self, base: Tensors) -> None:
+    def load_base(self, base: Tensors, copy: bool = True) -> None:
         for key, tensor in base.items():
-            self.register_buffer(f"base_{key}", row_by_row(tensor.detach(), **self._factory))
+            kept = row_by_row(tensor.detach(), **self._factory, copy=copy)
+            self.register_buffer(f"base_{key}", kept)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         refuse_other_dtype(fn, self.dtype)
@@ -245,10 +223,11 @@ class TaskLayer(nn.Module, ABC):
         if task is None:
             raise TaskStateError(
                 f"layer {self.spec.name!r} was called directly: call the network, which sets the "
-                "task, or set it with rankup.layers.active(index), as needed when activation "
-                "checkpointing runs layers again (docs/modules.md)"
+                "task, or set it with rankup.layers.active(index); if activation checkpointing "
+                "runs it again, pass use_reentrant=False and do not nest checkpoints"
             )
-        if isinstance(task, Tensor) and len(x) != len(task):
+        # Not len, which torch.export would take for a constant.
+        if isinstance(task, Tensor) and x.shape[0] != task.shape[0]:
             raise RowsError(
                 f"layer {self.spec.name!r} got {len(x)} rows for a mixed batch of {len(task)} "
                 "tasks: pass one task per sample, or run each task by itself",
@@ -283,9 +262,15 @@ class TaskLayer(nn.Module, ABC):
         return drawn.to(**self._factory)
 
 
-def row_by_row(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def row_by_row(
+    tensor: Tensor, device: torch.device, dtype: torch.dtype, copy: bool = True
+) -> Tensor:
     """A contiguous copy, as loading from a file gives it: torch may compute different bits from a
-    tensor with other strides, such as a transposed one."""
+    tensor with other strides, such as a transposed one, or at an address that is not aligned. With
+    `copy=False` the tensor itself, if it is like that already."""
+    alike = tensor.is_contiguous() and (tensor.device, tensor.dtype) == (device, dtype)
+    if not copy and alike and tensor.data_ptr() % _ALIGNED == 0:
+        return tensor
     return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -293,15 +278,12 @@ def without_row(table: Tensor, index: int) -> Tensor:
     return torch.cat([table[:index], table[index + 1 :]])
 
 
-_ALIGNMENT = 64  # bytes: where fresh memory begins, on every device
-
-
 def aligned_rows(table: Tensor, start: int, end: int) -> Tensor:
     """Rows of a table as they would be in memory of their own: products of a tensor that begins in
     the middle of a cache line may have other bits."""
     rows = table[start:end]
     offset = start * table.stride(0) * table.element_size() if start else 0
-    return rows.clone() if offset % _ALIGNMENT else rows
+    return rows.clone() if offset % _ALIGNED else rows
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -312,7 +294,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def over_last(rows: Tensor, x: Tensor) -> Tensor:
     """A row per sample, `[B, …]`, broadcast over what is between x's first and last dimensions."""
     between = x.dim() - rows.dim()
-    return rows.view(len(rows), *(1,) * between, *rows.shape[1:])
+    return rows.view(rows.shape[0], *(1,) * between, *rows.shape[1:])
 
 
 def over_channels(rows: Tensor, x: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Convolutions whose weights are a sum of factors."""
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.layers.base import over_space
+from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.factored import Block, FactoredLayer
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
@@ -74,8 +74,10 @@ class FactoredConv(FactoredLayer):
         self._check_dtype(x)
 
     def _positions(self, x: Tensor) -> int:
-        steps = zip(x.shape[2:], self.conv.stride, strict=True)
-        return len(x) * math.prod(-(-size // stride) for size, stride in steps)
+        positions = samples_to_plan(x)
+        for size, stride in zip(x.shape[2:], self.conv.stride, strict=True):
+            positions *= -(-size // stride)
+        return positions
 
     def _takes_dense(self, x: Tensor, rank: int, learned: bool) -> bool:
         # On a GPU one convolution is faster than two of fewer multiplications (measured: a step of
@@ -83,12 +85,12 @@ class FactoredConv(FactoredLayer):
         return x.is_cuda or super()._takes_dense(x, rank, learned)
 
     def _learning(self, x: Tensor) -> Tensor:
-        built = (BUILT.get() or {}).get(self.spec.name)
+        built = (BUILT.value or {}).get(self.spec.name)
         if built is None:
             return super()._learning(x)
         torch.cuda.current_stream().wait_event(built.ready)
         y = convolve(x, built.weight, self.conv)
-        return y + self._per_channel(self.new_bias) if self.spec.bias else y
+        return y + self._per_channel(self.new_bias).to(y.dtype) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype) -> Tensor:
         """The kernel of the task being learned, in the layout that is fastest on a GPU."""

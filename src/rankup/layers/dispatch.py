@@ -3,6 +3,24 @@ shapes give the same bits every time."""
 
 from typing import Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
+_COMPILED_SAMPLES, _COMPILED_LENGTH = 32, 64
+
+
+def samples_to_plan(x: Tensor) -> int:
+    """For how many samples to choose a form. A compiled network takes the same one for any batch,
+    or it would be compiled again at each size where another one becomes cheaper."""
+    return _COMPILED_SAMPLES if torch.compiler.is_compiling() else len(x)
+
+
+def length_to_plan(x: Tensor) -> int:
+    """For how many positions in a sequence `[B, …, n]` to choose a form."""
+    if torch.compiler.is_compiling():
+        return 1 if x.dim() == 2 else _COMPILED_LENGTH
+    return x.shape[1:-1].numel()
+
 
 def dense_is_cheaper(
     positions: int, rank: int, inputs: int, outputs: int, *, kept: bool = False

@@ -2,9 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +13,18 @@ from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
 from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, without_row
-from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way
+from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
 from rankup.layers.spec import FactoredSpec
 from rankup.rank import Place
 
 Span = tuple[int, int]  # of rows of a table
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
-# All in one lookup: reading a module's attributes one by one takes longer than using them.
-read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
-    "U", "V", "S", "B", "base_weight"
-)
+
+def read_tables(buffers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """U, V, S, B and the kept weight: reading a module's attributes takes longer than using them.
+    (Not an itemgetter, which torch.compile cannot trace.)"""
+    return buffers["U"], buffers["V"], buffers["S"], buffers["B"], buffers["base_weight"]
 
 
 class Tables(NamedTuple):
@@ -143,10 +143,11 @@ class FactoredLayer(TaskLayer):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         tables = self._tables()
         tasks_known, rank = tables.S.shape
+        samples = samples_to_plan(x)
         way = mixed_way(
             MixedShape(
-                samples=len(x),
-                positions=self._positions(x) // max(1, len(x)),
+                samples=samples,
+                positions=self._positions(x) // max(1, samples),
                 tasks=tasks_known,
                 rank=rank,
                 inputs=self.spec.inputs,
@@ -155,7 +156,9 @@ class FactoredLayer(TaskLayer):
             ),
             x.device.type,
         )
-        if way == "weights":
+        # A convolution per sample has as many groups as there are samples: torch would compile it
+        # again for every number.
+        if way == "weights" and (self._pointwise or not torch.compiler.is_compiling()):
             return self._mixed_by_weights(x, tasks, tables)
         by = self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors
         return by(x, tasks, tables)
@@ -166,9 +169,10 @@ class FactoredLayer(TaskLayer):
         return Tables(U[:rank], V[:rank], S, *rest)
 
     def _mixed_by_hidden(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
-        hidden = self._map(x, tables.V) * self._per_sample(tables.S.index_select(0, tasks), x)
+        hidden = self._map(x, tables.V)
+        hidden = hidden * self._per_sample(tables.S.index_select(0, tasks), x).to(hidden.dtype)
         y, start = self._up(hidden, tables.U), self._mixed_start(x, tasks, tables)
-        return y if start is None else y + start
+        return y if start is None else y + start.to(y.dtype)
 
     def _mixed_by_factors(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
         scaled = _scaled(tables.U, tables.S.index_select(0, tasks))
@@ -176,7 +180,7 @@ class FactoredLayer(TaskLayer):
 
     def _mixed_by_weights(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
         U, V, S, B, base = tables
-        few = len(S) <= len(tasks)  # a task's weight is built once, not for every sample
+        few = len(S) <= samples_to_plan(x)  # a task's weight is built once, not for every sample
         weights = _scaled(U, S if few else S.index_select(0, tasks)) @ V
         if base is not None:
             weights = weights + base
@@ -190,14 +194,14 @@ class FactoredLayer(TaskLayer):
         if base is None:
             return biases
         kept = self._map(x, base)
-        return kept if biases is None else kept + biases
+        return kept if biases is None else kept + biases.to(kept.dtype)
 
     def _learning(self, x: Tensor) -> Tensor:
         return self._of_one_task(x, self.count)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         y = self._combine(x, self._blocks(task), learned=task < self.count)
-        return y + self._per_channel(self._bias(task)) if self.spec.bias else y
+        return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
 
     def matrix(self, task: int) -> Tensor:
         """The task's W as a matrix, `[out, in]`."""
@@ -348,8 +352,12 @@ class FactoredLayer(TaskLayer):
         return dense_is_cheaper(self._positions(x), rank, inputs, outputs, kept=kept)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
-        terms = [self._up(self._map(x, V) * self._per_channel(s), U) for U, V, s in blocks]
-        return self._add_base(x, reduce(torch.add, terms))
+        return self._add_base(x, reduce(torch.add, [self._term(x, *block) for block in blocks]))
+
+    def _term(self, x: Tensor, U: Tensor, V: Tensor, selector: Tensor) -> Tensor:
+        # Numbers are brought to the activations' dtype: under autocast they would promote these.
+        hidden = self._map(x, V)
+        return self._up(hidden * self._per_channel(selector).to(hidden.dtype), U)
 
     def _dense(self, blocks: list[Block]) -> Tensor:
         # In full precision: W is small, and casting its many factors would take longer.

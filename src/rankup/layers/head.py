@@ -1,33 +1,24 @@
 """The output layer of every task."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    active_task,
-    aligned_rows,
-    over_last,
-)
+from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, over_last
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
-
-_read_tables: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter("weights", "biases", "rows")
+from rankup.layers.task_context import active_task, answers_like_widest
 
 
 class TaskHead(TaskLayer):
-    """A full output layer per task, each with its own number of classes.
+    """A full output layer per task, each with its own number of classes: a Linear, or a convolution
+    that is one at every position.
 
     Tables: `weights [ΣC, in]` and `biases [ΣC]`, one task's classes after another's. `rows
     [T, widest]` holds their indices, −1 where a task has fewer classes than the widest.
@@ -56,19 +47,30 @@ class TaskHead(TaskLayer):
     def in_features(self) -> int:
         return self.spec.inputs
 
+    in_channels = in_features  # of a 1×1 convolution
+
     @property
     def out_features(self) -> int:
         """How many answers the head gives: the classes of the active task, or in a mixed
         batch those of the task with the most."""
-        if isinstance(active_task(), Tensor):
+        if isinstance(active_task(), Tensor) or answers_like_widest():
             return self.rows.shape[1]
         return len(self._of_task(self._task_read("number of classes"))[0])
 
     @property
     def weight(self) -> Tensor:
         """The weight of the active task, for a module's forward to read."""
-        shape = self.out_features, self.in_features
-        return self._read_of_task("weight", shape, lambda task: self._of_task(task)[0])
+        shape = self.out_features, *self._inputs
+        return self._read_of_task("weight", shape, lambda task: self._as_torchs(task))
+
+    @property
+    def _inputs(self) -> tuple[int, ...]:
+        """The sizes of a weight after its classes."""
+        taps = self.spec.taps
+        return (self.spec.inputs // math.prod(taps), *taps)
+
+    def _as_torchs(self, task: int) -> Tensor:
+        return self._of_task(task)[0].view(-1, *self._inputs)
 
     @property
     def bias(self) -> Tensor | None:
@@ -85,13 +87,19 @@ class TaskHead(TaskLayer):
         return f"in={self.spec.inputs}, bias={self.spec.bias}"
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.shape[-1] != self.in_features:
-            self._refuse_shape(input, f"{self.in_features} features in the last dimension")
+        channels = -1 - len(self.spec.taps)  # where they are
+        if input.dim() < -channels or input.shape[channels] != self.in_features:
+            where = "the last dimension" if channels == -1 else f"dimension {channels}"
+            self._refuse_shape(input, f"{self.in_features} features in {where}")
         self._check_dtype(input)
         task = self._task(input)
+        x = input.movedim(channels, -1)
         if isinstance(task, Tensor):
-            return self._mixed(input, task)
-        return F.linear(input, *self._of_task(task))
+            return self._mixed(x, task).movedim(-1, channels)
+        y = F.linear(x, *self._of_task(task))
+        if answers_like_widest():
+            y = F.pad(y, (0, self.rows.shape[1] - y.shape[-1]), value=-math.inf)
+        return y.movedim(-1, channels)
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec, start.key)
@@ -136,12 +144,18 @@ class TaskHead(TaskLayer):
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
     def merged(self, task: int) -> nn.Module:
-        weight, bias = self._of_task(task)
-        linear = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
-        linear.weight = nn.Parameter(weight.clone())
+        weight, bias = self._as_torchs(task), self._of_task(task)[1]
+        plain: nn.Module
+        if taps := self.spec.taps:
+            convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(taps) - 1]
+            channels = weight.shape[1], len(weight)
+            plain = convolution(*channels, taps, bias=bias is not None, device="meta")
+        else:
+            plain = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight.clone())
         if bias is not None:
-            linear.bias = nn.Parameter(bias.clone())
-        return linear
+            plain.bias = nn.Parameter(bias.clone())
+        return plain
 
     def _of_task(self, task: int) -> tuple[Tensor, Tensor | None]:
         if task >= self.count:
@@ -153,7 +167,8 @@ class TaskHead(TaskLayer):
         return aligned_rows(self.weights, start, end), bias
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        heads = Heads(*_read_tables(self._buffers))
+        buffers: dict[str, Any] = self._buffers
+        heads = Heads(buffers["weights"], buffers["biases"], buffers["rows"])
         logits = WAYS[heads_way(heads.shape(x), x.device.type)](x, tasks, heads)
         if heads.alike:
             return logits

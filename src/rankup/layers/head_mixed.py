@@ -8,7 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankup.layers.base import over_last
-from rankup.layers.dispatch import HeadsShape, block_count, block_size
+from rankup.layers.dispatch import (
+    HeadsShape,
+    block_count,
+    block_size,
+    length_to_plan,
+    samples_to_plan,
+)
 
 
 class Blocks(NamedTuple):
@@ -46,8 +52,8 @@ class Heads:
         self.alike = self.known * self.widest == self.total  # equally many classes in all tasks
 
     def shape(self, x: Tensor) -> HeadsShape:
-        samples, positions = len(x), math.prod(x.shape[1:-1])
-        return HeadsShape(samples, positions, self.known, self.inputs, self.widest, self.total)
+        planned = samples_to_plan(x), length_to_plan(x)
+        return HeadsShape(*planned, self.known, self.inputs, self.widest, self.total)
 
     def answers(self, x: Tensor, tasks: Tensor) -> Tensor:
         """For every `x[i]`, `[positions, in]`, the answers of its own task; arbitrary where that
@@ -67,7 +73,7 @@ class Heads:
 def gathered(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
     if x.dim() == 2:
         return heads.answers(x.unsqueeze(1), tasks).squeeze(1)
-    flat = x.reshape(len(x), math.prod(x.shape[1:-1]), heads.inputs)
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), heads.inputs)
     return heads.answers(flat, tasks).view(*x.shape[:-1], heads.widest)
 
 

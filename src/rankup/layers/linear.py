@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from rankup.layers.autograd import FactoredMap
 from rankup.layers.base import over_last
+from rankup.layers.dispatch import length_to_plan, samples_to_plan
 from rankup.layers.factored import FactoredLayer, read_tables
 from rankup.layers.precomputed import PROJECTED
 
@@ -31,7 +32,7 @@ class FactoredLinear(FactoredLayer):
         return x @ self.old_V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
-        rank, given = self.spec.rank, PROJECTED.get()
+        rank, given = self.spec.rank, PROJECTED.value
         seen = given[1] if given is not None and given[0] == self.spec.name else None
         if not self._takes_node(x, rank.used(self.place), seen):
             if seen is None:
@@ -78,11 +79,11 @@ class FactoredLinear(FactoredLayer):
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in torch's own operations."""
         old, added = len(self.old_U), self.spec.rank.added(self.place)
-        y = (seen * self.new_selector[:old]) @ self.old_U
+        y = (seen * self.new_selector[:old].to(seen.dtype)) @ self.old_U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
-            y = y + (hidden * self.new_selector[old:]) @ self.new_U
-        y = y + self.new_bias if self.spec.bias else y
+            y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
+        y = y + self.new_bias.to(y.dtype) if self.spec.bias else y
         return y.view(*x.shape[:-1], self.out_features)
 
     def merged(self, task: int) -> nn.Module:
@@ -100,7 +101,7 @@ class FactoredLinear(FactoredLayer):
         self._check_dtype(x)
 
     def _positions(self, x: Tensor) -> int:
-        return x.numel() // self.in_features
+        return samples_to_plan(x) * length_to_plan(x)
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         return F.linear(x, matrix)
@@ -144,13 +145,14 @@ class FactoredLinear(FactoredLayer):
 
 def _sequence(x: Tensor) -> Tensor:
     """`[B, …, n]` with all positions of a sample in one dimension."""
-    return x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+    return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
 
 
 def _transformed(x: Tensor) -> bool:
-    """Whether autocast, a transform of torch.func or forward-mode derivatives are on: these support
-    neither nodes of our own nor in-place operations on what they have not seen."""
-    return (
+    """Whether autocast, a transform of torch.func, forward-mode derivatives or a compiler are on:
+    these support neither nodes of our own nor in-place operations on what they have not seen, and a
+    compiler chooses such details itself."""
+    return torch.compiler.is_compiling() or (
         torch.is_autocast_enabled(x.device.type)
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

@@ -20,6 +20,7 @@ from rankup.layers.base import (
     without_row,
 )
 from rankup.layers.calibrate import Pool
+from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.spec import NormSpec
 from rankup.rank import Place
 
@@ -197,11 +198,18 @@ class TaskNorm(TaskLayer):
         # arithmetic, keeps the input's precision.
         if self.spec.is_batch and (x.dim() == 2 or (x.is_cuda and x.dtype == self.dtype)):
             return self._mixed_batch_norm(x, tasks)
-        if not len(x):
+        if not x.shape[0]:
             return x  # torch cannot normalise zero channels
+        if torch.compiler.is_compiling() and not self.spec.is_batch:
+            # Groups of a number of samples would be compiled again for every number.
+            gathered = _rows_of(self._rows(), tasks).items()
+            rows = {key: over_channels(row, x).to(x.dtype) for key, row in gathered}
+            y = self._normalise(x)
+            y = y * rows["weight"] if "weight" in rows else y
+            return y + rows["bias"] if "bias" in rows else y
         # As one sample with the channels of all: rows per channel are then rows per sample.
         rows = {key: row.view(-1) for key, row in _rows_of(self._rows(), tasks).items()}
-        merged = x.reshape(1, len(x) * x.shape[1], *x.shape[2:])
+        merged = x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:])
         if self.spec.is_batch:
             return self._normalise(merged, **rows).view(x.shape)
         groups = self.spec.groups * len(x)
@@ -217,13 +225,15 @@ class TaskNorm(TaskLayer):
             y = torch.addcmul(rows["bias"], y, rows["weight"])
         elif "weight" in rows:
             y = y * rows["weight"]
-        return y.to(self.dtype)
+        # Where autocast is on, a GPU's own norm answers in full precision.
+        autocast = x.is_cuda and torch.is_autocast_enabled("cuda")
+        return y.to(self.dtype if autocast else x.dtype)
 
     def _mixed_batch_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
         """One pass over `x`, after a little arithmetic: on the tables, or if they have more tasks
         than the batch has samples, on the rows that it needs."""
         tables = self._rows()
-        few = len(tables["var"]) <= len(tasks)
+        few = len(tables["var"]) <= samples_to_plan(x)
         rows = self._widened(tables if few else _rows_of(tables, tasks))
         scale = torch.rsqrt(rows["var"] + self.spec.eps)
         if "weight" in rows:
@@ -234,7 +244,7 @@ class TaskNorm(TaskLayer):
             shift = -rows["mean"] * scale
         if few:
             shift, scale = shift.index_select(0, tasks), scale.index_select(0, tasks)
-        return torch.addcmul(over_channels(shift, x), x, over_channels(scale, x)).to(self.dtype)
+        return torch.addcmul(over_channels(shift, x), x, over_channels(scale, x)).to(x.dtype)
 
     def _widened(self, rows: Tensors) -> Tensors:
         """Rows in the dtype that torch's own norms compute in."""

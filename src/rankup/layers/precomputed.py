@@ -1,16 +1,15 @@
-"""Results that a learner has computed for its layers beforehand. Like the active task, they reach a
-layer through context variables."""
+"""Results that a learner has computed for its layers beforehand. Like the active task, they are a
+thread's own."""
 
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankup.layers.base import set_to
+from rankup.utils.per_thread import PerThread, set_to
 
-PROJECTED: ContextVar[tuple[str, Tensor] | None] = ContextVar("rankup_projected", default=None)
+PROJECTED = PerThread[tuple[str, Tensor]]()
 
 
 def projected(layer: str, rows: Tensor) -> AbstractContextManager[None]:
@@ -27,7 +26,7 @@ class Built(NamedTuple):
     ready: torch.cuda.Event
 
 
-BUILT: ContextVar[dict[str, Built] | None] = ContextVar("rankup_built", default=None)
+BUILT = PerThread[dict[str, Built]]()
 
 
 def built(weights: dict[str, Built]) -> AbstractContextManager[None]:

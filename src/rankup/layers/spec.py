@@ -65,10 +65,17 @@ class FactoredSpec:
 @dataclass(frozen=True)
 class WeightSpec(FactoredSpec):
     """A parameter as a sum of factors, which its module reads in place of its own: for layers that
-    run their own forward. `shape` is the parameter's, `name` its full name."""
+    run their own forward. `shape` is the parameter's, `name` its full name. One that stacks several
+    matrices has a spec for each: `index` says which, and `shape` is that of the part."""
 
     kind: ClassVar[str] = "weight"
     shape: tuple[int, ...] = ()
+    transposed: bool = False  # whether inputs come before outputs
+    index: int | None = None
+
+    @property
+    def parameter(self) -> str:
+        return self.name if self.index is None else self.name.removesuffix(f"[{self.index}]")
 
 
 @dataclass(frozen=True)
@@ -124,12 +131,15 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """The output layer: every task has its own."""
+    """An output layer: every task has its own. `taps` are the sizes of a convolution's kernel, and
+    `own_forward` says that the module's own forward runs with the task's weights."""
 
     kind: ClassVar[str] = "head"
     name: str
-    inputs: int
+    inputs: int  # of the weight as a matrix: a kernel's taps are inputs
     bias: bool
+    taps: Sizes = ()
+    own_forward: bool = False
 
     def shapes(self, place: Place, classes: int) -> Shapes:
         shapes: Shapes = {"weight": (classes, self.inputs)}
@@ -177,8 +187,13 @@ def tensor_name(spec: Spec, key: str) -> str:
     return f"dense/{key}" if isinstance(spec, DenseSpec) else f"{spec.name}.{key}"
 
 
+# Fields that came later, and are written only where they say something.
+_LATER = {"taps": (), "own_forward": False, "transposed": False, "index": None}
+
+
 def to_json(spec: Spec) -> dict[str, Any]:
-    return {"kind": spec.kind, **asdict(spec)}
+    known = asdict(spec).items()
+    return {"kind": spec.kind, **{k: v for k, v in known if k not in _LATER or v != _LATER[k]}}
 
 
 def from_json(data: dict[str, Any]) -> Spec:
@@ -201,8 +216,8 @@ def check_parts(specs: Sequence[Spec]) -> None:
     names = Counter(spec.name for spec in specs)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"it has two parts of the name {min(twice)!r}")
-    if not isinstance(specs[-1], DenseSpec) or sum(isinstance(s, HeadSpec) for s in specs) != 1:
-        raise ValueError("it must have one head, and the dense part last")
+    if not isinstance(specs[-1], DenseSpec) or not any(isinstance(s, HeadSpec) for s in specs):
+        raise ValueError("it must have a head, and the dense part last")
     for spec in specs:
         if isinstance(spec, FactoredSpec) and (conv := spec.conv) is not None:
             lengths = {len(conv.stride), len(conv.dilation), conv.dims}
@@ -210,6 +225,10 @@ def check_parts(specs: Sequence[Spec]) -> None:
                 lengths.add(len(conv.padding))
             if len(lengths) > 1 or math.prod(conv.kernel_size) * conv.channels != spec.inputs:
                 raise ValueError(f"the geometry of {spec.name!r} does not fit its inputs")
+        if isinstance(spec, WeightSpec) and math.prod(spec.shape) != spec.outputs * spec.inputs:
+            raise ValueError(f"the shape of {spec.name!r} does not fit its matrix")
+        if isinstance(spec, HeadSpec) and spec.inputs % math.prod(spec.taps):
+            raise ValueError(f"the kernel of the head {spec.name!r} does not fit its inputs")
         if isinstance(spec, NormSpec):
             over_channels = not spec.is_over_last
             if over_channels and (len(spec.shape) > 1 or spec.shape[0] % spec.groups):

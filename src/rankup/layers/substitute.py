@@ -5,12 +5,14 @@ A module of any class becomes one of a derived class, in which a property stands
 parameter. Nothing is swapped on the module, so threads may run different tasks at once.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from rankup.errors import TaskStateError
 from rankup.layers.base import (
@@ -18,32 +20,45 @@ from rankup.layers.base import (
     Start,
     TaskLayer,
     Tensors,
-    active_task,
     aligned_rows,
     row_by_row,
     without_row,
 )
 from rankup.layers.factored import FactoredLayer
+from rankup.layers.head import TaskHead
 from rankup.layers.norm import TaskNorm
 from rankup.layers.spec import TensorSpec, WeightSpec
+from rankup.layers.task_context import active_task
 
 STATISTICS = "statistics"  # the last part of the name of a batch norm's statistics
+HEAD = "head"
 
 _PREFIX = "task_"  # of the names of layers that stand in for a module's tensors
-_DERIVED = "_derived_by_rankup"
+_STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
+_TORCHS_OWN = {*vars(nn.Module())}
+_running = threading.local()  # `known`: what the forward that runs has read so far
 
 
 class FactoredWeight(FactoredLayer):
-    """A parameter that is a sum of factors: `W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ`, as a matrix with a
-    row for each entry of its first dimension."""
+    """A parameter, or one of the matrices that it stacks, that is a sum of factors: `W_t = W₀ +
+    Σ_i s_{i,t} · u_i v_iᵀ`, as a matrix with a row for each output."""
 
     spec: WeightSpec
 
     def forward(self) -> Tensor:  # type: ignore[override]
-        return self.matrix(_one_task(self)).view(self.spec.shape)
+        return self.tensor(_one_task(self))
 
-    def merged_tensor(self, task: int) -> Tensor:
-        return self.matrix(task).view(self.spec.shape).clone()
+    def tensor(self, task: int) -> Tensor:
+        """The task's matrix in the shape and order that its module reads."""
+        matrix = self.matrix(task)
+        return (matrix.t() if self.spec.transposed else matrix).reshape(self.spec.shape)
+
+    def base_of(self, tensor: Tensor) -> Tensors:
+        """What is kept of the module's own tensor, or of its part of it."""
+        outputs, inputs = self.spec.outputs, self.spec.inputs
+        if self.spec.transposed:
+            return {"weight": tensor.reshape(inputs, outputs).t()}
+        return {"weight": tensor.reshape(outputs, inputs)}
 
     # It is never applied to an input itself.
 
@@ -88,8 +103,11 @@ class TaskTensor(TaskLayer):
     def added(self, task: int) -> Tensors:
         return {"value": self.values[task]}
 
-    def merged_tensor(self, task: int) -> Tensor:
-        return self.values[task].clone()
+    def tensor(self, task: int) -> Tensor:
+        return self.values[task]
+
+    def extra_repr(self) -> str:
+        return f"shape={list(self.spec.shape)}, per task"
 
     def base(self) -> Tensors:
         return {"value": self.base_value} if self.spec.kept else {}
@@ -110,61 +128,176 @@ def _one_task(layer: TaskLayer) -> int:
     return task
 
 
-def substitute(module: nn.Module, key: str, layer: TaskLayer) -> None:
-    """Let a module read what a layer gives for the active task in place of its own parameter."""
-    del module._parameters[key]
-    name = f"{_PREFIX}{key}"
-    module.add_module(name, layer)
-    _derive(module, {key: property(lambda self: self._modules[name]())})
+StandIns = Mapping[str, Sequence[TaskLayer]]
 
 
-def substitute_statistics(module: _BatchNorm, norm: TaskNorm) -> None:
+def substitute(module: nn.Module, stand_ins: StandIns) -> None:
+    """Let a module read what layers give for the active task in place of its own.
+
+    Args:
+        stand_ins: for each parameter the layer that gives it, or one for each of the matrices that
+            are stacked in it; `STATISTICS` for a batch norm's running statistics, `HEAD` for the
+            weight and bias of an output layer.
+    """
+    names: dict[str, list[str]] = {}
+    attributes: dict[str, Any] = {_STAND_INS: names}
+    for key, layers in stand_ins.items():
+        indices = range(len(layers)) if len(layers) > 1 else [""]
+        names[key] = [f"{_PREFIX}{key}{index}" for index in indices]
+        for name, layer in zip(names[key], layers, strict=True):
+            module.add_module(name, layer)
+        first = layers[0]
+        if isinstance(first, TaskHead):
+            attributes |= _head_attributes(module, names[key][0], first)
+        elif isinstance(first, TaskNorm):
+            attributes |= _statistics_attributes(module, names[key][0])
+        else:
+            attributes[key] = property(_reader(names[key]))
+            module._parameters.pop(key, None)
+            if is_parametrized(module, key):
+                _freeze(module.get_submodule(f"parametrizations.{key}"))
+    attributes |= {key: property(_cache(key), lambda self, value: None) for key in _caches(module)}
+    _derive(module, attributes)
+
+
+def restore(module: nn.Module, task: int, made: dict[TaskLayer, nn.Parameter]) -> None:
+    """Give a module its class back, with a committed task's tensors as its own.
+
+    Args:
+        made: parameters made so far, for modules that share one.
+    """
+    derived: Any = type(module)
+    if _STAND_INS not in vars(derived):
+        return
+    module.__class__ = derived.__base__
+    for key, names in vars(derived)[_STAND_INS].items():
+        layers: list[Any] = [module._modules.pop(name) for name in names]
+        if isinstance(layers[0], TaskHead):
+            _restore_head(module, layers[0].merged(task))
+        elif isinstance(layers[0], TaskNorm):
+            _restore_statistics(module, layers[0].added(task))
+        else:
+            if layers[0] not in made:
+                tensor = _joined([layer.tensor(task) for layer in layers])
+                made[layers[0]] = nn.Parameter(tensor.clone(memory_format=torch.contiguous_format))
+            _restore_parameter(module, key, made[layers[0]])
+    for key in _caches(module):
+        module.__dict__[key] = {}
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
+
+
+def _reader(names: Sequence[str]) -> Callable[[Any], Tensor]:
+    """Gives the active task's tensor, computed once in a forward, however often that reads it."""
+
+    def read(self: Any) -> Tensor:
+        first, *others = (self._modules[name] for name in names)
+        known = getattr(_running, "known", None)
+        if known is not None and first in known:
+            return known[first]  # type: ignore[no-any-return]
+        tensor = _joined([first(), *(layer() for layer in others)])
+        if known is not None:
+            known[first] = tensor
+        return tensor
+
+    return read
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
+def _cache(key: str) -> Callable[[Any], dict[Any, Any]]:
+    """Gives a cache that lasts as long as the forward that fills it."""
+
+    def read(self: Any) -> dict[Any, Any]:
+        known = getattr(_running, "known", None)
+        cache: dict[Any, Any] = {} if known is None else known.setdefault((self, key), {})
+        return cache
+
+    return read
+
+
+def _caches(module: nn.Module) -> list[str]:
+    """Attributes in which a module keeps what it has computed from its tensors: those of one task
+    must not answer for another."""
+    return [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, dict) and key not in _TORCHS_OWN
+        if all(isinstance(entry, Tensor) for entry in value.values())
+    ]
+
+
+def _freeze(parametrization: nn.Module) -> None:
+    """Turn into buffers what a weight was made of, which nothing reads any more."""
+    for key, parameter in [*parametrization._parameters.items()]:
+        if parameter is not None:
+            del parametrization._parameters[key]
+            parametrization.register_buffer(key, parameter.detach(), persistent=False)
+
+
+def _restore_parameter(module: nn.Module, key: str, parameter: nn.Parameter) -> None:
+    if not is_parametrized(module, key):
+        module.register_parameter(key, parameter)
+        return
+    parametrization = module.get_submodule(f"parametrizations.{key}")
+    for name in [name for name in parametrization._buffers if name.startswith("original")]:
+        original = parametrization.get_buffer(name).clone()
+        delattr(parametrization, name)
+        parametrization.register_parameter(name, nn.Parameter(original))
+    try:
+        with torch.no_grad():
+            setattr(module, key, parameter.detach())
+            is_exact = torch.allclose(getattr(module, key), parameter, rtol=1e-5, atol=1e-6)
+    except (NotImplementedError, ValueError, RuntimeError):
+        is_exact = False
+    if not is_exact:  # no values of its own make this weight
+        remove_parametrizations(module, key)
+        module.register_parameter(key, parameter)
+
+
+def _head_attributes(module: nn.Module, name: str, head: TaskHead) -> dict[str, Any]:
+    for key in ("weight", "bias"):
+        module._parameters.pop(key, None)
+    width = "out_channels" if head.spec.taps else "out_features"
+    return {
+        "weight": property(lambda self: self._modules[name].weight),
+        "bias": property(lambda self: self._modules[name].bias),
+        width: property(lambda self: self._modules[name].out_features),
+    }
+
+
+def _restore_head(module: nn.Module, plain: Any) -> None:
+    module.register_parameter("weight", plain.weight)
+    module.register_parameter("bias", plain.bias)
+    for key in ("out_features", "out_channels"):
+        if hasattr(plain, key):
+            module.__dict__[key] = getattr(plain, key)
+
+
+def _statistics_attributes(module: nn.Module, name: str) -> dict[str, Any]:
     """Let a batch norm read the active task's statistics, and pool those of a task that is
     committed. A task that is being learned has none: it is normalised by its batches."""
     for key in ("running_mean", "running_var", "num_batches_tracked"):
         module._buffers.pop(key, None)
-    module.add_module(f"{_PREFIX}{STATISTICS}", norm)
     module.register_forward_pre_hook(_pool)
+    module.__dict__["_mode"] = module.__dict__.pop("training", True)
 
     def statistic(key: str) -> Callable[[Any], Tensor | None]:
         def read(self: Any) -> Tensor | None:
-            own, task = self._modules[f"{_PREFIX}{STATISTICS}"], _one_statistic(self)
+            own, task = self._modules[name], _one_statistic(self)
             return own.added(task)[key] if task < own.count else None
 
         return read
 
-    _derive(
-        module,
-        {
-            "running_mean": property(statistic("mean")),
-            "running_var": property(statistic("var")),
-            "num_batches_tracked": None,
-            # A committed task's statistics are constant in either mode.
-            "training": property(_learns_statistics, _set_mode),
-        },
-    )
-    module.__dict__["_mode"] = module.__dict__.pop("training", True)
-
-
-def restore(module: nn.Module, task: int) -> None:
-    """Give a module its class back, with a committed task's tensors as its own."""
-    layers = [
-        (name.removeprefix(_PREFIX), layer)
-        for name, layer in module._modules.items()
-        if name.startswith(_PREFIX) and isinstance(layer, TaskLayer)
-    ]
-    if not layers:
-        return
-    for key, _ in layers:
-        del module._modules[f"{_PREFIX}{key}"]
-    module.__class__ = next(kind for kind in type(module).__mro__ if not vars(kind).get(_DERIVED))
-    for key, layer in layers:
-        if isinstance(layer, FactoredWeight | TaskTensor):
-            module.register_parameter(key, nn.Parameter(layer.merged_tensor(task)))
-        else:
-            _restore_statistics(module, layer.added(task))
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
+    return {
+        "running_mean": property(statistic("mean")),
+        "running_var": property(statistic("var")),
+        "num_batches_tracked": None,
+        # A committed task's statistics are constant in either mode.
+        "training": property(_learns_statistics, _set_mode),
+    }
 
 
 def _restore_statistics(module: nn.Module, statistics: Tensors) -> None:
@@ -218,5 +351,19 @@ def _derive(module: nn.Module, attributes: dict[str, Any]) -> None:
     kind = type(module)
     if issubclass(kind, nn.RNNBase):
         attributes = attributes | _RECURRENT
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _DERIVED: True}
-    module.__class__ = type(kind.__name__, (kind,), names | attributes)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    forward = {"forward": _reading_once(kind.forward)}
+    module.__class__ = type(kind.__name__, (kind,), names | forward | attributes)
+
+
+def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def read_once(*inputs: Any, **options: Any) -> Any:
+        before = getattr(_running, "known", None)
+        _running.known = {}
+        try:
+            return forward(*inputs, **options)
+        finally:
+            _running.known = before
+
+    return read_once

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.layers import TaskNorm, Tensors, active
-from rankup.layers.base import over_space, set_to
+from rankup.layers.base import over_space
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.base import Setting
 from rankup.methods.options import HatOptions
@@ -25,6 +24,7 @@ from rankup.methods.shared.guard import GuardedLearner, GuardedMethod
 from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Draws, Feed
 from rankup.training.engine.learner import Learner
+from rankup.utils.per_thread import PerThread, set_to
 from rankup.utils.torch_modes import evaluating
 
 _FARTHEST = 6  # largest absolute value of an embedding
@@ -32,7 +32,7 @@ _FARTHEST = 6  # largest absolute value of an embedding
 _CAN_BE = (math.nan, 1e4, -1e4, 1e-4, -1e-4)
 _SATURATED = 50  # where the compensation of a gradient stops growing
 
-_gates: ContextVar[Tensors] = ContextVar("rankup_gates")
+_gates = PerThread[Tensors]()
 
 
 def gated(gates: Tensors) -> AbstractContextManager[None]:
@@ -209,7 +209,7 @@ class HatLearner(GuardedLearner):
 
 
 def _gate(spec: FactoredSpec, layer: nn.Module, args: object, output: Tensor) -> Tensor:
-    return output * _over(spec, _gates.get()[spec.name]).to(output.dtype)
+    return output * _over(spec, (_gates.value or {})[spec.name]).to(output.dtype)
 
 
 def _over(spec: FactoredSpec, units: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -16,19 +15,19 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.growing.plan import Plan
 from rankup.layers import Selection, Start, Tensors, dense_is_cheaper
-from rankup.layers.base import set_to
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.options import IbpWfOptions
 from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
 from rankup.methods.shared.layout import Layout, Layouts
 from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod, WeightLearner
 from rankup.training.batches import Draws, Feed
+from rankup.utils.per_thread import PerThread, set_to
 
 _EDGE = 1e-6  # how near to 0 and 1 a probability may come
 _STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn
 _FASTER = 30.0  # log-odds learn this many times as fast as weights: they have further to go
 
-_drawn: ContextVar[Tensors | None] = ContextVar("rankup_drawn_selections", default=None)
+_drawn = PerThread[Tensors]()
 
 
 def drawn(selections: Tensors) -> AbstractContextManager[None]:
@@ -137,7 +136,7 @@ class DictionaryWeight(TaskWeight):
         return self.biases[task] if task < self.count else self.new_bias
 
     def forward(self, x: Tensor) -> Tensor:
-        selection = (_drawn.get() or {}).get(self.spec.name)
+        selection = (_drawn.value or {}).get(self.spec.name)
         return super().forward(x) if selection is None else self._learn(x, selection)
 
     def _learn(self, x: Tensor, selection: Tensor) -> Tensor:

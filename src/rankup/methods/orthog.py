@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.growing.plan import make_plan
+from rankup.growing.planner import make_plan
 from rankup.growing.trace import trace
 from rankup.layers import CONVOLUTIONS, active_task
 from rankup.layers.base import over_last

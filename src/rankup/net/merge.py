@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rankup.growing.copying import copy_of
-from rankup.growing.plan import Plan
+from rankup.growing.plan import Plan, is_substituted
 from rankup.growing.supported import copy_hooks, has_hooks
 from rankup.growing.trace import trace
 from rankup.layers import TaskLayer
@@ -15,12 +15,13 @@ from rankup.layers.substitute import restore
 from rankup.net.shared import make_trainable
 
 
-def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -> nn.Module:
+def merge(
+    body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int, fold: bool
+) -> nn.Module:
     """A network's body for a committed task, with dense layers in place of its own."""
-    names = {name for name, _ in body.named_modules()}
-    layers = [layer for layer in layers if layer.spec.name in names]  # not of parameters alone
+    layers = [layer for layer in layers if not is_substituted(layer.spec)]
     plain: dict[str, Any] = {layer.spec.name: layer.merged(task).eval() for layer in layers}
-    for conv, norm in _folds(body, plan):
+    for conv, norm in _folds(body, plan) if fold else ():
         unfolded: Any = plain.get(conv) or copy_of(body.get_submodule(conv))
         unfolded.eval()
         plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
@@ -32,8 +33,9 @@ def merge(body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int) -
     for layer in layers:
         layer.hand_attributes(plain[layer.spec.name])
     module = copy_of(body, {id(own[name]): part for name, part in plain.items()})
-    for inner in module.modules():
-        restore(inner, task)
+    made: dict[TaskLayer, nn.Parameter] = {}
+    for inner in [*module.modules()]:
+        restore(inner, task, made)
     make_trainable(module, plan.dense)
     module.eval()  # not chained: a module's own may return nothing
     return module

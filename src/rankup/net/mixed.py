@@ -1,62 +1,76 @@
 """Batches whose samples belong to different tasks."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.layers import RowsError, active
+from rankup.net.groups import Arguments, Run, Split, run_by_groups, run_every_task
 from rankup.net.tasks import TaskList
 
-MISSING: Any = object()  # in place of inputs, if all are named
-Run = Callable[[Any, dict[str, Any]], Any]  # takes inputs and the module's own options
+_MOST_TRIALS = 1000  # kinds of calls that are remembered
 
-_MOST_TRIALS = 1000  # kinds of calls that are tried: with more, some option must be a counter
+MISSING: Any = object()  # in place of inputs, if all are named
 
 
 @dataclass
 class MixedBatches:
     """Answers mixed batches for the tasks of one network.
 
-    A layer compares its number of rows with the number of samples. A module that puts another
-    dimension first, of the same size by chance, would pass. So a module is tried once with fewer
-    samples for every shape of batch and kind of options it is called with. A module that folds
-    other dimensions into the batch, as window attention does, runs task after task.
+    In one pass, if the module allows it, else task after task. A layer compares its number of rows
+    with the number of samples. A module that puts another dimension first, of the same size by
+    chance, would pass. So a module is tried with fewer samples for every shape of batch and kind of
+    options that it is called with. One that folds other dimensions into the batch, as window
+    attention does, runs task after task.
     """
 
     _tasks: TaskList
     one_by_one: bool = False  # modules that read a task's tensors run for one task at a time
-    _tried: dict[Any, bool] = field(default_factory=dict)
+    _tried: dict[Any, bool] = field(default_factory=dict)  # found by trials, by kind of call
 
     def answer(
-        self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, device: torch.device
+        self,
+        x: Any,
+        tasks: Tensor,
+        options: dict[str, Any],
+        run: Run,
+        device: torch.device,
+        split: Split,
     ) -> Any:
         """The answer of a module, run by `run` on a device, for a task per sample."""
+        self._refuse_shapes(tasks, x)
+        if torch.compiler.is_compiling():
+            return self._traced(x, tasks.to(device, torch.long), options, run, split)
         known = len(self._tasks.tasks)
-        indices, copied = self._checked(tasks, x, device)
-        if self.one_by_one or not self._runs_in_one_pass(x, indices, options, run):
-            if copied is None or copied.all_below(known):
-                return _by_groups(x, indices, options, run)
-        else:
+        indices, copied = self._checked(tasks, device)
+        if self._runs_in_one_pass(x, indices, options, run, split):
             with active(indices):
                 y = run(x, options)
             if copied is None or copied.all_below(known):
                 return y
+        elif copied is None or copied.all_below(known):
+            return run_by_groups(Arguments(x, options, len(tasks), split), indices, run)
         self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
-        return self.answer(x, tasks, options, run, device)
+        return self.answer(x, tasks, options, run, device, split)
 
-    def _checked(
-        self, tasks: Tensor, x: Any, device: torch.device
-    ) -> tuple[Tensor, "HostCopy | None"]:
-        """The indices as layers take them. If checking them would mean waiting for the device, they
-        are clamped into range, and a copy is returned to be checked afterwards."""
+    def _traced(
+        self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, split: Split
+    ) -> Any:
+        """For a compiler: nothing here depends on the values of `tasks`, and nothing is tried."""
+        if not self.one_by_one:
+            try:
+                with active(tasks):
+                    return run(x, options)
+            except RowsError:
+                pass
+        given = Arguments(x, options, tasks.shape[0], split)
+        return run_every_task(given, tasks, len(self._tasks.tasks), run)
+
+    def _refuse_shapes(self, tasks: Tensor, x: Any) -> None:
         if tasks.dim() != 1 or tasks.is_floating_point() or tasks.dtype == torch.bool:
             raise RankupError(
                 "the tasks of a mixed batch must be a tensor of one index per sample, got shape "
@@ -64,14 +78,18 @@ class MixedBatches:
             )
         if isinstance(x, Tensor) and not x.dim():
             raise RankupError("a mixed batch must have a dimension of samples, got a single number")
-        if isinstance(x, Tensor) and len(x) != len(tasks):
+        if isinstance(x, Tensor) and x.shape[0] != tasks.shape[0]:
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
+
+    def _checked(self, tasks: Tensor, device: torch.device) -> tuple[Tensor, "HostCopy | None"]:
+        """The indices as layers take them. If checking them would mean waiting for the device, they
+        are clamped into range, and a copy is returned to be checked afterwards."""
         indices = tasks.to(device, torch.long)
         capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
         if not len(tasks) or capturing:
             return indices, None
         known = len(self._tasks.tasks)
-        if tasks.is_cuda and indices.is_cuda and known and not torch.compiler.is_compiling():
+        if tasks.is_cuda and indices.is_cuda and known:
             return indices.clamp(0, known - 1), HostCopy.of(indices)
         if torch._C._functorch.is_batchedtensor(tasks):
             raise RankupError(
@@ -85,40 +103,40 @@ class MixedBatches:
         for index in torch.aminmax(tasks):
             self._tasks.committed(int(index))
 
-    def _runs_in_one_pass(self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> bool:
+    def _runs_in_one_pass(
+        self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, split: Split
+    ) -> bool:
         """Whether a module takes a mixed batch of this shape and with such options in one pass."""
-        samples = len(tasks)
-        if samples < 2:
-            return True
-        if isinstance(x, Tensor) and not options:  # the usual case, kept fast
-            kind: Any = x.shape[1:]
-        else:
-            leaves, form = tree_flatten((x, options))
-            kind = (str(form), *(_kind(leaf, samples) for leaf in leaves))
-        if kind not in self._tried:
+        if self.one_by_one or not len(tasks):
+            return not self.one_by_one
+        usual = isinstance(x, Tensor) and not options  # kept fast
+        given = None if usual else Arguments(x, options, len(tasks), split)
+        kind = given.kind() if given else x.shape[1:]
+        if (found := self._tried.get(kind)) is None:
             if len(self._tried) == _MOST_TRIALS:
-                return True
-            self._tried[kind] = _takes_one_pass(x, tasks, options, run)
-        return self._tried[kind]
+                self._tried.clear()  # some option must be a counter
+            given = given or Arguments(x, options, len(tasks), split)
+            found = self._tried[kind] = _takes_one_pass(given, tasks, run)
+        return found
 
 
-def _takes_one_pass(x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> bool:
+def _takes_one_pass(given: Arguments, tasks: Tensor, run: Run) -> bool:
     """Try a module with few samples; raise if it keeps something else than samples in front.
 
     One that folds other dimensions into the batch has the same multiple of rows for two samples as
     for three, and a layer that runs on what all samples share has one row. Either can run task
     after task.
     """
-    leaves, form = tree_flatten((x, options))
-    samples = len(tasks)
-    if not any(_is_per_sample(leaf, samples) for leaf in leaves):
+    if not given.can_be_split:
         return True
 
     def trial(few: int) -> RowsError | None:
-        inputs, settings = tree_unflatten([_first(leaf, samples, few) for leaf in leaves], form)
-        return _try(inputs, _first(tasks, samples, few), settings, run)
+        # The first more than once, if there are not as many. Never one sample, whose dimension a
+        # module may squeeze. These are copies, because a module may change what it is given.
+        rows = torch.arange(few, device=tasks.device) % given.samples
+        return _try(*given.of(rows), tasks[rows], run)
 
-    few, other = (3, 2) if samples == 2 else (2, 3)
+    few, other = (3, 2) if given.samples == 2 else (2, 3)
     error = trial(few)
     if error is None:
         return True
@@ -127,11 +145,11 @@ def _takes_one_pass(x: Any, tasks: Tensor, options: dict[str, Any], run: Run) ->
         if is_shared or folds:
             return False
     raise RankupError(
-        f"in a trial run with {few} samples, before the {samples} of the mixed batch: {error}"
+        f"in a trial run with {few} samples, before the {given.samples} of the mixed batch: {error}"
     ) from error
 
 
-def _try(inputs: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> RowsError | None:
+def _try(inputs: Any, options: dict[str, Any], tasks: Tensor, run: Run) -> RowsError | None:
     try:
         with seeds.seeded_rng(tasks.device, 0), torch.no_grad(), active(tasks):
             run(inputs, options)
@@ -144,60 +162,6 @@ def _try(inputs: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> RowsE
         # because it happened to be as long as the batch.
         pass
     return None
-
-
-def _first(leaf: Any, samples: int, few: int) -> Any:
-    """A few samples, the first more than once if there are not as many, of a tensor with an entry
-    per sample; any other leaf as it is. Never one sample, whose dimension a module may squeeze."""
-    if not _is_per_sample(leaf, samples):
-        return leaf
-    # Copies, because a module may change what it is given.
-    return torch.cat([leaf[:few], leaf[: max(0, few - samples)]])
-
-
-def _by_groups(x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> Any:
-    """Run the samples of each task by themselves, and put the rows back in their order."""
-    leaves, form = tree_flatten((x, options))
-    places: list[Tensor] = []
-    answers: list[list[Any]] = []
-    for task in sorted(set(tasks.tolist())):
-        rows = (tasks == task).nonzero()[:, 0]
-        chosen = [leaf[rows] if _is_per_sample(leaf, len(tasks)) else leaf for leaf in leaves]
-        inputs, settings = tree_unflatten(chosen, form)
-        with active(int(task)):
-            found, answer_form = tree_flatten(run(inputs, settings))
-        places.append(rows)
-        answers.append(found)
-    order = torch.cat(places).argsort()
-    joined = [_joined(parts, places, order) for parts in zip(*answers, strict=True)]
-    return tree_unflatten(joined, answer_form)
-
-
-def _joined(parts: tuple[Any, ...], places: list[Tensor], order: Tensor) -> Any:
-    """One leaf of all groups' answers: rows in the batch's order, −inf where a task has fewer
-    classes than the widest; what is not a tensor of rows as the first group gave it."""
-    per_row = all(_is_per_sample(p, len(rows)) for p, rows in zip(parts, places, strict=True))
-    if not per_row:
-        return parts[0]
-    widest = max(part.shape[-1] for part in parts)
-    padded = [
-        F.pad(part, (0, widest - part.shape[-1]), value=-math.inf)
-        if part.dim() > 1 and part.shape[-1] < widest
-        else part
-        for part in parts
-    ]
-    return torch.cat(padded)[order]
-
-
-def _is_per_sample(leaf: Any, samples: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == samples
-
-
-def _kind(leaf: Any, samples: int) -> Any:
-    """What decides how a module runs: shapes and modes, not numbers that it computes with."""
-    if isinstance(leaf, Tensor):
-        return leaf.shape[1:] if _is_per_sample(leaf, samples) else leaf.shape
-    return leaf if isinstance(leaf, str | int | None) else type(leaf)
 
 
 class HostCopy:

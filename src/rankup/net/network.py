@@ -15,16 +15,22 @@ from rankup.distributed.gradients import average_gradients
 from rankup.distributed.ranks import Ranks, current
 from rankup.errors import RankupError, TaskStateError
 from rankup.growing.build import build_module
+from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
-from rankup.growing.plan import Plan, make_plan
+from rankup.growing.plan import Plan
+from rankup.growing.planner import make_plan
 from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
 from rankup.layers.rounding import Store
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
+from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
+from rankup.net.for_task import TaskModule, for_task
+from rankup.net.groups import Split
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.moving import join, remove
+from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
 from rankup.rank import RankRule
@@ -42,9 +48,11 @@ def grow(
     include: Patterns | None = None,
     exclude: Patterns | None = None,
     last: int | None = None,
-    head: str | None = None,
+    head: Patterns | None = None,
     seed: int = 0,
     store: Store = "full",
+    per_task: Patterns | None = None,
+    copy: bool = True,
 ) -> "IncrementalNet":
     """A network with the module's architecture that learns task after task.
 
@@ -62,10 +70,16 @@ def grow(
             first task (with `base="keep"` not even then) and constant after it.
         last: factor only this many last layers, not counting the head; what runs before them,
             norms included, is treated like what is not factored.
-        head: the name of the output layer, if it is not the Linear that runs last.
+        head: the name of the output layer, if it is neither what the model itself calls so nor the
+            Linear that runs last; several names if they answer together; `"new"` puts one behind a
+            module that gives features.
         seed: for everything random in the network.
         store: what a task's numbers are rounded to when it is committed, and stored as: `"full"`
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
+        per_task: name patterns of parameters of which each task gets its own, such as
+            `"cls_token"`; norms and biases are kept per task anyway.
+        copy: whether the module's weights are copied. Without, for a large module with
+            `base="keep"`, the network takes them over: they must not be changed any more.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
@@ -76,8 +90,21 @@ def grow(
     >>> net.size().total
     20176
     """
-    patterns = _patterns(include), _patterns(exclude) or ()
-    net = IncrementalNet(module, GrowOptions(rank, base, *patterns, last, head, seed, store))
+    heads = head if head is None or isinstance(head, str) else _patterns(head)
+    options = GrowOptions(
+        rank,
+        base,
+        _patterns(include),
+        _patterns(exclude) or (),
+        last,
+        heads,
+        seed,
+        store,
+        _patterns(per_task) or (),
+    )
+    if not copy and base != "keep":
+        raise RankupError("copy=False takes over a module's weights, which needs base='keep'")
+    net = IncrementalNet(module, options, copy=copy)
     net.plan.warn(net.options)
     return net
 
@@ -91,12 +118,22 @@ class IncrementalNet(nn.Module):
     be read.
     """
 
-    def __init__(self, module: nn.Module, options: GrowOptions, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        options: GrowOptions,
+        plan: Plan | None = None,
+        *,
+        copy: bool = True,
+    ) -> None:
         super().__init__()
         self.options = options
-        self.plan = make_plan(module, options) if plan is None else plan
-        self.body, self.layers = build_module(module, self.plan, options)
-        self._shared = SharedTensors(self.plan.dense, self.body)
+        if plan is None:
+            module = with_new_head(module) if options.head == NEW else module
+            plan = make_plan(module, options)
+        self.plan = plan
+        self.body, self.layers = build_module(module, self.plan, options, copy=copy)
+        self._shared = SharedTensors(self.plan.dense, self.body, copy=copy)
         # What goes through a task's stages: every task layer, and what tasks share as one.
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
         for layer in self.layers:
@@ -111,6 +148,8 @@ class IncrementalNet(nn.Module):
         # How inputs are prepared, if tasks do not say it themselves; a model may know it.
         self.inputs: Input | None = getattr(module, "inputs", None)
         self.notes: dict[str, Note] = {}  # by task, what people say of it
+        heads = [layer for layer in self.layers if isinstance(layer, TaskHead)]
+        self._settings = TaskSettings(self.body, heads, module)
         self.training = module.training
         self._shared.hold_modes()
 
@@ -142,8 +181,9 @@ class IncrementalNet(nn.Module):
     def begin_task(
         self,
         name: str,
-        classes: int,
+        classes: int | None = None,
         *,
+        outputs: int | None = None,
         uses: Uses = "all",
         about: About | None = None,
         selectors: float | Literal["previous"] = 0.0,
@@ -160,6 +200,8 @@ class IncrementalNet(nn.Module):
                 the paper, or those of a list of tasks. With `"own"` it stands by itself: it learns
                 the same bits in any network of the same seed and can go from one to another.
             about: what is known of it, such as its classes' names; `annotate` adds to that.
+            outputs: in place of classes, how many numbers it answers with, at least 1: for
+                regression, several labels at once, or any other loss.
             selectors: where its selectors over old factors start: 0 as in the paper, another
                 number, or `"previous"`, the last task's. Over its own factors they start at 1;
                 over seeded factors at random, or with `"previous"` at the last task's.
@@ -172,7 +214,7 @@ class IncrementalNet(nn.Module):
                 "this is one of several processes of a group: call net.distribute() if all learn "
                 "this network together, or net.distribute(False) if each learns its own"
             )
-        task = self._tasks.begin(name, classes, uses, about)
+        task = self._tasks.begin(name, classes, outputs, uses, about)
         if task.uses is not None and self.options.draws == "number":
             raise RankupError(
                 f"task {name!r} must use all tasks: the network is of the first format version"
@@ -263,10 +305,24 @@ class IncrementalNet(nn.Module):
         rule and seed. Tasks that both know must be equal; all tasks keep their bits."""
         join(self, other)
 
-    def forward(self, x: Any = MISSING, task: TaskRef | None = None, **options: Any) -> Any:
-        """The module's output for one task, given by name or index, or for a task per sample,
-        given as a tensor of indices or a list of names; `options` go to the module, which may take
-        nothing else: `net(task="a", **batch)`."""
+    def forward(
+        self,
+        x: Any = MISSING,
+        task: TaskRef | None = None,
+        *,
+        split: Split | None = None,
+        **options: Any,
+    ) -> Any:
+        """The module's output for one task or for a task per sample.
+
+        Args:
+            x: the module's first argument, if it is not among the options.
+            task: a task's name or index, or a tensor of indices or a list of names, one per sample.
+            split: for a task per sample, along which dimension an option is split by task, or None
+                if all samples share it. Without a word, tensors whose first dimension is as long
+                as the batch are split.
+            options: the module's other arguments, or all of them: `net(task="a", **batch)`.
+        """
         validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
@@ -274,7 +330,7 @@ class IncrementalNet(nn.Module):
         if isinstance(task, Tensor) and task.dim():
             # Inputs that are not tensors do not tell where the module computes.
             device = x.device if isinstance(x, Tensor) else self.device
-            return self._mixed.answer(x, task, options, self._run, device)
+            return self._mixed.answer(x, task, options, self._run, device, split or {})
         with active(self._tasks.index(task)):
             return self._run(x, options)
 
@@ -288,10 +344,31 @@ class IncrementalNet(nn.Module):
         `samples` or `accuracy` on held-out data; for people a `title`, `description` or `tags`."""
         annotate(self, self._tasks.committed(task), known)
 
-    def merged(self, task: str | int) -> nn.Module:
-        """A plain module of torch's own layers that computes what this network does for a task:
-        dense weights, and batch norms folded into the convolutions before them where exact."""
-        return merge(self.body, self.layers, self.plan, self._tasks.committed(task))
+    def merged(self, task: str | int, *, fold: bool = False) -> nn.Module:
+        """A module of the given class with dense weights that computes what this network does for a
+        task: its state dict has the given module's names, and it says that it has the task's
+        classes.
+
+        Args:
+            task: a committed task's name or index.
+            fold: whether to fold batch norms into the convolutions before them, where exact: it
+                is faster, but its state dict has other names.
+        """
+        index = self._tasks.committed(task)
+        module = merge(self.body, self.layers, self.plan, index, fold)
+        give_back(module, self._tasks.tasks[index].classes)
+        return module
+
+    def for_task(self, task: str | int) -> TaskModule:
+        """This network as a module for one task, be it committed or being learned: called as the
+        given module is, with the task's parameters alone, for tools that take any module."""
+        index = self._tasks.index(task, or_several=False)
+        return for_task(self, [*self.tasks, self.learning or ""][index])
+
+    def parameters_by_kind(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of the task being learned by what they are: `heads`, `factors`,
+        `selectors`, `biases`, `norms` and `other`, for groups of an optimiser."""
+        return by_kind(self)
 
     def size(self, task: str | int | None = None) -> size.Size:
         """How many numbers the network stores, or with `task` how many that task added."""
@@ -300,8 +377,8 @@ class IncrementalNet(nn.Module):
         return size.of_task(self, self._tasks.committed(task))
 
     def summary(self) -> str:
-        """What became of the module's parameters: a line for each kind, with how many numbers a
-        task adds, and the share of all weights that has factors."""
+        """What became of each part of the module, in a table: how many numbers it had, how many a
+        task adds, and the share of all numbers that are in matrices with factors."""
         return summary.of_network(self)
 
     def train(self, mode: bool = True) -> "IncrementalNet":
@@ -311,6 +388,9 @@ class IncrementalNet(nn.Module):
 
     def extra_repr(self) -> str:
         return f"tasks={self.tasks}, learning={self.learning!r}"
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{self.summary()}"
 
     def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
         """Make tasks constant, the one just learned or those of a file: for each part, a dict of
@@ -347,7 +427,8 @@ class IncrementalNet(nn.Module):
 
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
-            return self.body(**options) if x is MISSING else self.body(x, **options)
+            with self._settings.of_one_call():
+                return self.body(**options) if x is MISSING else self.body(x, **options)
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

@@ -23,7 +23,7 @@ class SharedTensors:
     parameters.
     """
 
-    def __init__(self, spec: DenseSpec, module: nn.Module) -> None:
+    def __init__(self, spec: DenseSpec, module: nn.Module, *, copy: bool = True) -> None:
         self.spec = spec
         self.count = 0  # committed tasks
         named = [
@@ -49,7 +49,7 @@ class SharedTensors:
         ]
         self.self_updating: set[str] = set()  # buffers that their modules change in a forward
         self._before: Tensors = {}
-        self._fix({name: tensor.detach() for name, tensor in self._values().items()})
+        self._fix({name: tensor.detach() for name, tensor in self._values().items()}, copy)
 
     @property
     def is_constant(self) -> bool:
@@ -152,12 +152,12 @@ class SharedTensors:
     def _values(self) -> Tensors:
         return {name: getattr(*places[0]) for name, places in self._places.items()}
 
-    def _fix(self, values: Tensors) -> None:
+    def _fix(self, values: Tensors, copy: bool = True) -> None:
         """Make buffers of these values."""
         for name, value in values.items():
             old = getattr(*self._places[name][0])
             # Copied into fresh memory of the old one's device: see "bits" in docs/method.md.
-            constant = row_by_row(value, old.device, old.dtype)
+            constant = row_by_row(value, old.device, old.dtype, copy)
             for module, key in self._places[name]:
                 module._parameters.pop(key, None)
                 module.register_buffer(key, constant)

@@ -3,40 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rankup.growing.plan import folded
-from rankup.layers.spec import FactoredSpec, HeadSpec, NormSpec, Spec, WeightSpec
+from rankup.growing.names import starred
+from rankup.layers.spec import FactoredSpec, HeadSpec, NormSpec, Spec, TensorSpec, WeightSpec
 from rankup.rank import Place
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
 
+class _Row(NamedTuple):
+    part: str
+    becomes: str
+    given: int  # numbers of the module that were in it
+    added: int  # numbers that a task adds after the first
+
+
 def of_network(net: IncrementalNet) -> str:
-    """A line for each kind of part: what became of it, numbers that a later task adds, names."""
-    names: dict[str, list[str]] = defaultdict(list)
-    added: dict[str, int] = defaultdict(int)
-    for spec in net.plan.layers:
-        kind = _kind(spec)
-        names[kind].append(spec.name)
-        # A task of two classes; heads depend on them.
-        added[kind] += sum(math.prod(shape) for shape in spec.shapes(Place.number(1), 2).values())
+    """A line for each part, those of many blocks in one: what became of it, how many numbers of the
+    module it had, and how many a task adds; then the share of all weights that have factors."""
+    rows = [_row_of(spec) for spec in net.plan.layers]
+    shared = "shared, as given" if net.plan.dense.kept else "shared, learned with the first task"
     for name, shape in net.plan.dense.tensors:
-        names["shared by all tasks"].append(f"{name} {list(shape)}")
+        rows.append(_Row(name, shared, math.prod(shape), 0))
+    merged: dict[tuple[str, str], _Row] = {}
+    for row in rows:
+        key = starred(row.part), row.becomes
+        known = merged.get(key, _Row(*key, 0, 0))
+        merged[key] = known._replace(given=known.given + row.given, added=known.added + row.added)
+    lines = [_Row("part", "becomes", 0, 0), *merged.values()]
+    widths = [max(len(str(row[column])) for row in lines) for column in (0, 1)]
+    text = [f"{'part':<{widths[0]}}  {'becomes':<{widths[1]}} {'numbers':>13} {'a task adds':>13}"]
+    for row in merged.values():
+        names = f"{row.part:<{widths[0]}}  {row.becomes:<{widths[1]}}"
+        text.append(f"{names} {row.given:>13,} {row.added:>13,}")
+    given, added = (sum(row[column] for row in rows) for column in (2, 3))  # type: ignore[misc]
     factored = sum(s.outputs * s.inputs for s in net.plan.layers if isinstance(s, FactoredSpec))
-    shared = sum(math.prod(shape) for _, shape in net.plan.dense.tensors)
-    lines = [f"{kind} ({added[kind]:,} numbers a task): {folded(n)}" for kind, n in names.items()]
-    lines.append(f"{100 * factored / (factored + shared):.1f} % of the weights have factors")
-    return "\n".join(lines)
+    text.append(
+        f"{100 * factored / max(1, given):.1f} % of {given:,} numbers are in matrices that have "
+        f"factors; a task of two classes adds {added:,}"
+    )
+    return "\n".join(text)
 
 
-def _kind(spec: Spec) -> str:
+def _row_of(spec: Spec) -> _Row:
+    # A task of two classes; heads depend on them.
+    added = sum(math.prod(shape) for shape in spec.shapes(Place.number(1), 2).values())
+    given = sum(math.prod(shape) for shape in spec.base_shapes().values())
     if isinstance(spec, WeightSpec):
-        return "factors, in a layer's own forward"
+        return _Row(spec.name, "factors, in its layer's own forward", given, added)
     if isinstance(spec, FactoredSpec):
-        return "factors"
+        return _Row(spec.name, "factors", given, added)
     if isinstance(spec, HeadSpec):
-        return "head per task"
-    return "norm per task" if isinstance(spec, NormSpec) else "tensor per task"
+        return _Row(spec.name, "a head for each task", 0, added)
+    if isinstance(spec, NormSpec):
+        per_task = "shared" if spec.shared else "a norm for each task"
+        return _Row(spec.name, per_task, given, added)
+    assert isinstance(spec, TensorSpec)
+    return _Row(spec.name, "a tensor for each task", math.prod(spec.shape), added)

@@ -50,8 +50,18 @@ class TaskList:
     def names(self) -> list[str]:
         return [task.name for task in self.tasks]
 
+    def width(self, task: object) -> int:
+        """How many answers a task has, be it committed or being learned."""
+        index = self.index(task, or_several=False)
+        return (*self.tasks, self.learning)[index].classes  # type: ignore[union-attr]
+
     def begin(
-        self, name: str, classes: int, uses: Uses = "all", about: About | None = None
+        self,
+        name: str,
+        classes: int | None,
+        outputs: int | None = None,
+        uses: Uses = "all",
+        about: About | None = None,
     ) -> KnownTask:
         """The task to be learned next, once it is set as `learning`."""
         if self.learning is not None:
@@ -59,10 +69,14 @@ class TaskList:
                 f"cannot begin task {name!r} while {self.learning.name!r} is being learned: call "
                 "commit_task or abandon_task first"
             )
-        name, classes = checked_name(name, self._indices), _class_count(classes)
+        if (classes is None) == (outputs is None):
+            raise RankupError(
+                "a task needs classes, or outputs for any other kind of answer, and not both"
+            )
+        width = _count("classes", classes, 2) if outputs is None else _count("outputs", outputs, 1)
         about = about or About()
-        check_about(name, classes, about)
-        return KnownTask(name, classes, self._used(name, uses), about)
+        check_about(name, width, about)
+        return KnownTask(checked_name(name, self._indices), width, self._used(name, uses), about)
 
     def _used(self, name: str, uses: Uses) -> tuple[str, ...] | None:
         if uses == "all":
@@ -206,15 +220,15 @@ def checked_name(name: object, known: Container[str]) -> str:
     return name
 
 
-def _class_count(classes: Any) -> int:
+def _count(option: str, given: Any, least: int) -> int:
     try:
-        count = 0 if isinstance(classes, bool) else operator.index(classes)
+        count = 0 if isinstance(given, bool) else operator.index(given)
     except TypeError:
         count = 0
-    if count < 2:
-        raise RankupError(f"classes must be a whole number of at least 2, got {classes!r}")
+    if count < least:
+        raise RankupError(f"{option} must be a whole number of at least {least}, got {given!r}")
     if count > MOST_CLASSES:
-        raise RankupError(f"classes must be at most {MOST_CLASSES:,}, got {count:,}")
+        raise RankupError(f"{option} must be at most {MOST_CLASSES:,}, got {count:,}")
     return count
 
 

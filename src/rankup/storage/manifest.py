@@ -83,6 +83,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
+        if not self.options.per_task:  # came later, and is written only where it says something
+            del options["per_task"]
         del options["draws"]  # follows from the version
         data = {
             "format": FORMAT,
@@ -147,9 +149,10 @@ class Manifest:
             include=None if given["include"] is None else tuple(given["include"]),
             exclude=tuple(given["exclude"]),
             last=given["last"],
-            head=given["head"],
+            head=tuple(given["head"]) if isinstance(given["head"], list) else given["head"],
             seed=given["seed"],
             store=given.get("store", "full"),
+            per_task=tuple(given.get("per_task", ())),
             draws="number" if data["version"] == 1 else "name",
         )
         parts = tuple(from_json(part) for part in data["parts"])

@@ -14,7 +14,9 @@ from torch import nn
 
 from rankup import models, seeds
 from rankup.errors import RankupError, StoreError
-from rankup.growing.plan import make_plan
+from rankup.growing.heads import NEW, with_new_head
+from rankup.growing.names import folded
+from rankup.growing.planner import make_plan
 from rankup.layers import Tensors, rounding
 from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
@@ -40,10 +42,12 @@ def network_without_tasks(
                 raise StoreError(f"{folder} cannot be loaded: {error}") from error
     misfit = f"the module does not fit the network in {folder}"
     try:
+        if manifest.options.head == NEW:
+            module = with_new_head(module)
         plan = make_plan(module, manifest.options)
         if plan.specs != manifest.specs:  # before anything is built, which may take any memory
             differing = {(s.name, s) for s in plan.specs} ^ {(s.name, s) for s in manifest.specs}
-            where = ", ".join(sorted({name for name, _ in differing}))
+            where = folded(sorted({name for name, _ in differing}))
             note = models.version_note(manifest.model)
             raise RankupError(f"they differ in {where or 'the order of their layers'}{note}")
         net = IncrementalNet(module, manifest.options, plan)
@@ -51,7 +55,7 @@ def network_without_tasks(
         raise StoreError(f"{misfit}: {error}") from error
     if net.dtype != manifest.dtype:
         raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
-    own = type(module).__qualname__
+    own = type(net.body).__qualname__
     if (given := manifest.model.get("class", own)) != own:
         warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
     return net

@@ -184,7 +184,15 @@ _FACTORED: dict[str, Check] = {
 
 _PARTS: dict[Any, Check] = {
     "factored": fields(_FACTORED),
-    "weight": fields({**_FACTORED, "shape": listed(_SIZE, 1, 64)}),
+    "weight": fields(
+        {
+            **_FACTORED,
+            "shape": listed(_SIZE, 1, 64),
+            "transposed": boolean,
+            "index": _COUNT,
+        },
+        may_lack=("transposed", "index"),
+    ),
     "norm": fields(
         {
             "kind": name,
@@ -199,7 +207,17 @@ _PARTS: dict[Any, Check] = {
         }
     ),
     "tensor": fields({"kind": name, "name": name, "shape": listed(_COUNT, 0, 64), "kept": boolean}),
-    "head": fields({"kind": name, "name": name, "inputs": _SIZE, "bias": boolean}),
+    "head": fields(
+        {
+            "kind": name,
+            "name": name,
+            "inputs": _SIZE,
+            "bias": boolean,
+            "taps": _SIZES,
+            "own_forward": boolean,
+        },
+        may_lack=("taps", "own_forward"),
+    ),
     "dense": fields(
         {
             "kind": name,
@@ -291,11 +309,12 @@ check_manifest: Check = fields(
                 "include": optional(listed(name)),
                 "exclude": listed(name),
                 "last": optional(_SIZE),
-                "head": optional(name),
+                "head": optional(either(name, listed(name, 1, 64))),
                 "seed": whole(-(2**63), 2**64),
                 "store": one_of("full", "float16", "int8"),
+                "per_task": listed(name),
             },
-            may_lack=("store",),
+            may_lack=("store", "per_task"),
         ),
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),
@@ -304,7 +323,7 @@ check_manifest: Check = fields(
             fields(
                 {
                     "name": name,
-                    "classes": whole(2, 2**31 - 1),
+                    "classes": whole(1, 2**31 - 1),
                     "uses": either(one_of("all"), listed(name)),
                     "about": _ABOUT,
                     **_FILE,

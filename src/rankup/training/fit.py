@@ -128,7 +128,7 @@ class NetPupil:
             return ChainLearner(net, feed, pad)
         module = self.teacher
         if isinstance(module, IncrementalNet):
-            module = module.merged(task.name)
+            module = module.merged(task.name, fold=True)
         teacher = None if module is None else Teacher(module, feed)
         return (RankLearner if self.reuse else ApartLearner)(net, feed, pad, teacher)
 

@@ -16,7 +16,8 @@ from rankup import seeds
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, StoreError
 from rankup.growing.copying import copy_of
-from rankup.growing.plan import Plan, make_plan
+from rankup.growing.plan import Plan
+from rankup.growing.planner import make_plan
 from rankup.growing.reinit import redrawn
 from rankup.layers import Start, TaskHead, TaskLayer, TaskNorm, Tensors, active, pooled_statistics
 from rankup.layers.spec import HeadSpec, LayerSpec, NormSpec
@@ -65,6 +66,9 @@ class DenseMethod(Method):
                 f"{type(self).__name__} takes modules of plain Linears, convolutions and norms; "
                 f"{plan.substituted[0]!r} is of another kind"
             )
+        heads = [spec for spec in plan.layers if isinstance(spec, HeadSpec)]
+        if len(heads) > 1 or heads[0].taps:
+            raise RankupError(f"{type(self).__name__} takes modules with one head, a Linear")
         self.device = plan.device
         layers = (self._task_layer(spec, plan) for spec in plan.layers)
         self.parts = [layer for layer in layers if layer is not None]

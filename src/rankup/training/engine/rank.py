@@ -77,9 +77,10 @@ class RankLearner(ModuleLearner):
             and runs_as_traced(net.body, feed)
             and (self.was_tried or _gets_raw_inputs(net.body, layer, feed, self.index))
         ]
+        # By the names that they have as modules: a parameter's differs from the parameter's own.
         self._factored = {
-            f"body.{layer.spec.name}": layer
-            for layer in net.parts
+            f"body.{name}": layer
+            for name, layer in net.body.named_modules()
             if isinstance(layer, FactoredLayer)
         }
         self._extra = {name: -len(layer.old_U) % pad for name, layer in self._factored.items()}

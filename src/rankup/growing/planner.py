@@ -1,0 +1,346 @@
+"""The plan of a network: what becomes of each layer of a module, or why it is refused, before
+anything is changed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import is_parametrized
+
+from rankup.errors import RankupError
+from rankup.growing.copying import refuse_hidden_layers
+from rankup.growing.heads import choose_heads, head_spec
+from rankup.growing.options import GrowOptions
+from rankup.growing.plan import Plan, is_substituted, owner_of
+from rankup.growing.readers import Reading, readings_in_run
+from rankup.growing.roles import (
+    EMBEDDINGS,
+    Form,
+    Role,
+    attention_parts,
+    depends_on_reading,
+    form_of,
+    places_of,
+    role_of,
+)
+from rankup.growing.specs import factored_spec, norm_spec, statistics_spec, weight_specs
+from rankup.growing.supported import (
+    BATCH_STATISTICS,
+    NORMS,
+    WEIGHTED,
+    obstacle,
+    own_tensors,
+    refuse_module,
+)
+from rankup.growing.trace import trace
+from rankup.layers.spec import DenseSpec, LayerSpec, TensorSpec
+from rankup.layers.substitute import STATISTICS
+from rankup.rank import LayerRank, Shape, capped, is_match, resolve
+
+_NORMS: tuple[type[nn.Module], ...] = tuple(NORMS)
+_ATTENTION = "attention"  # a preset of include
+
+
+def make_plan(module: nn.Module, options: GrowOptions) -> Plan:
+    """Decide what becomes of each layer of a module, or refuse the module."""
+    refuse_module(module)
+    refuse_hidden_layers(module)
+    return _Planner(module, options).plan()
+
+
+class _Planner:
+    """Chooses the heads first, then the layers to factor and the norms to keep per task."""
+
+    def __init__(self, module: nn.Module, options: GrowOptions) -> None:
+        self.modules = dict(module.named_modules())
+        self.options = self._with_presets(options)
+        self.training = trace(module, training=True)
+        self.evaluation = trace(module, training=False)
+        self.places = places_of(self.modules)
+        self.readings = self._readings()
+        heads = choose_heads(self.modules, options.heads, self.training, self.evaluation)
+        self._check_patterns(heads)
+        self.heads = {name: head_spec(name, self.modules, self.training.read) for name in heads}
+
+    def plan(self) -> Plan:
+        factored, norms = self._choose_factored(), self._choose_norms()
+        dtype, device = self._dtype_and_device()
+        early = self._early_norms(factored, norms)
+        if self.options.base == "keep":
+            # What runs before the factored layers stays as it was given, norms included.
+            norms = [name for name in norms if name not in early]
+        shapes = {name: self._matrix(name) for name in factored}
+        asked = resolve(self.options.rank, shapes)
+        ranks = {name: capped(asked[name], shapes[name]) for name in factored}
+        layers: list[LayerSpec] = []
+        for name, layer in self.modules.items():
+            if name in ranks:
+                feeds_norm = self.training.feeds_batch_norm(name)
+                layers.append(factored_spec(name, layer, shapes[name], ranks[name], feeds_norm))
+            elif name in norms:
+                layers.append(norm_spec(name, layer, shared=name in early))
+            elif name in self.heads:
+                layers += [self.heads[name], *self._substituted(name, layer, ranks, factored)]
+            elif not self._is_left_out(name):
+                layers += self._substituted(name, layer, ranks, factored)
+        reader, chain = self.training.reads_inputs(), self.training.chain()
+        owners = {owner_of(spec) for spec in layers if is_substituted(spec)}
+        also = self.evaluation.folds()
+        folds = [fold for fold in self.training.folds() if fold in also]
+        return Plan(
+            layers=tuple(layers),
+            dense=self._dense(layers),
+            folds=tuple(fold for fold in folds if fold[0] not in owners and fold[1] in norms),
+            capped=tuple(name for name in factored if ranks[name] != asked[name]),
+            first=reader if reader in factored else None,
+            chain=tuple(chain[:-1]) if chain == [*factored, *self.heads] and not owners else None,
+            paths=(self.training.path, self.evaluation.path),
+            dtype=dtype,
+            device=device,
+        )
+
+    def _with_presets(self, options: GrowOptions) -> GrowOptions:
+        if options.include is None or _ATTENTION not in options.include:
+            return options
+        named = attention_parts(self.modules)
+        if not named:
+            raise RankupError("include='attention' matches nothing in the module")
+        others = [pattern for pattern in options.include if pattern != _ATTENTION]
+        return replace(options, include=(*others, *named))
+
+    def _readings(self) -> dict[str, set[Reading]]:
+        """How parameters are read whose role their layers' kinds do not tell."""
+        if not self.training.failed:
+            return self.training.readings
+        unknown = [
+            full
+            for places in self.places.values()
+            for full, layer, key in places
+            if (parameter := layer._parameters[key]) is not None
+            if depends_on_reading(layer, key, parameter)
+        ]
+        return readings_in_run(self.modules[""], unknown) if unknown else {}
+
+    def _check_patterns(self, heads: Sequence[str]) -> None:
+        parameters = {full for places in self.places.values() for full, _, _ in places}
+        names = [*self.modules, *(name for name, _ in own_tensors(self.modules.items()))]
+        options = {"include": self.options.include or (), "exclude": self.options.exclude}
+        for option, patterns in options.items():
+            for pattern in patterns:
+                if not any(is_match(name, pattern) for name in names):
+                    raise RankupError(f"{option}={pattern!r} matches nothing in the module")
+        for pattern in self.options.per_task:
+            alone = replace(self.options, per_task=(pattern,))
+            if not any(alone.keeps_per_task(name) for name in parameters):
+                raise RankupError(f"per_task={pattern!r} matches no parameter of the module")
+        for head in heads:
+            if self.options.excludes(head):
+                raise RankupError(f"the head {head!r} cannot be excluded")
+
+    def _choose_factored(self) -> list[str]:
+        """The layers to factor, in the order in which they run."""
+        chosen: list[str] = []
+        for name, layer in self.modules.items():
+            if isinstance(layer, WEIGHTED) and self._is_plain(name):
+                chosen += [name] if self.options.chooses(name) and name not in self.heads else []
+            else:
+                chosen += (n for n, role in self._roles(name, layer).items() if role == "matrix")
+        if not chosen:
+            raise RankupError(
+                "the module has nothing to factor: besides its head it needs a Linear or a "
+                "convolution that include and exclude do not rule out"
+            )
+        chosen.sort(key=self._position)
+        last = self.options.last
+        if last is None:
+            return chosen
+        if self.training.failed:
+            raise RankupError(
+                f"last={last} needs the order in which layers run, but torch.fx cannot trace the "
+                "module: name the layers with include instead"
+            )
+        if not 1 <= last <= len(chosen):
+            raise RankupError(
+                f"last={last} must be from 1 to {len(chosen)}, the number of layers to choose from"
+            )
+        return chosen[-last:]
+
+    def _choose_norms(self) -> list[str]:
+        return [
+            name
+            for name, layer in self.modules.items()
+            if isinstance(layer, _NORMS) and not self.options.excludes(name)
+            if self._is_plain(name)
+            # One without tensors is the same for all tasks, unless it looks at the whole batch.
+            if isinstance(layer, _BatchNorm) or any(True for _ in own_tensors([(name, layer)]))
+        ]
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether one of a network's own layers can replace a layer."""
+        is_weighted = isinstance(self.modules[name], WEIGHTED)
+        if is_weighted and self.options.keeps_per_task(f"{name}.weight"):
+            return False
+        return obstacle(name, self.modules, self.training.read) is None
+
+    def _is_left_out(self, name: str) -> bool:
+        return isinstance(self.modules[name], WEIGHTED) and self._is_plain(name)
+
+    def _position(self, name: str) -> int:
+        """When a layer, or that of a parameter, first runs."""
+        layer = name if name in self.modules else name.rpartition(".")[0]
+        return self.training.position(layer)
+
+    def _matrix(self, name: str) -> Shape:
+        """A layer's weight as a matrix, or each of a parameter's matrices."""
+        if name in self.modules:
+            return Form().matrix(self._tensor(f"{name}.weight").shape)
+        return self._form(name).matrix(self._tensor(name).shape)
+
+    def _form(self, full: str) -> Form:
+        owner, _, key = full.rpartition(".")
+        read = self.readings.get(full, ())
+        return form_of(self.modules[owner], key, self._tensor(full), read)
+
+    def _tensor(self, full: str) -> Tensor:
+        owner, _, key = full.rpartition(".")
+        tensor: Tensor = getattr(self.modules[owner], key)
+        return tensor
+
+    def _roles(self, name: str, layer: nn.Module) -> dict[str, Role]:
+        """What becomes of each parameter of a layer that runs its own forward, by full name."""
+        roles: dict[str, Role] = {}
+        for key, tensor in _read_by(layer):
+            full = f"{name}.{key}".lstrip(".")
+            if name in self.heads and key in ("weight", "bias"):
+                continue
+            places = self.places.get(id(tensor), [(full, layer, key)])
+            if full == places[0][0] and not any(self.options.excludes(at) for at, _, _ in places):
+                roles[full] = self._role(tensor, places)
+        return roles
+
+    def _role(self, tensor: Tensor, places: Sequence[tuple[str, nn.Module, str]]) -> Role:
+        """What becomes of a tensor that is in one place, or that several layers share."""
+        names = [full for full, _, _ in places]
+        if any(map(self.options.keeps_per_task, names)):
+            return "vector"
+        if tensor.dim() > 1 and any(map(self.options.names, names)):
+            return "matrix"
+        if any(isinstance(layer, EMBEDDINGS) for _, layer, _ in places):
+            return "frozen"
+        roles: set[Role] = {
+            role_of(layer, key, tensor, self.readings.get(full, ())) for full, layer, key in places
+        }
+        if "matrix" in roles:
+            return "matrix" if any(map(self.options.chooses, names)) else "frozen"
+        return "vector" if roles == {"vector"} else "frozen"
+
+    def _substituted(
+        self, name: str, layer: nn.Module, ranks: dict[str, LayerRank], factored: Sequence[str]
+    ) -> list[LayerSpec]:
+        """What becomes of a layer that runs its own forward with a task's tensors."""
+        if self.options.last and self.training.position(name) < self._position(factored[0]):
+            return []
+        specs: list[LayerSpec] = []
+        kept = self.options.base == "keep"
+        for full, role in self._roles(name, layer).items():
+            shape = tuple(self._tensor(full).shape)
+            if role == "matrix" and full in ranks:
+                size, rank = self._matrix(full), ranks[full]
+                if rank.first * (size.outputs + size.inputs) < size.outputs * size.inputs:
+                    specs += weight_specs(full, shape, self._form(full), rank)
+                    continue
+                role = "vector"  # factors would take more numbers than the weight itself
+            if role == "vector":
+                specs.append(TensorSpec(full, shape, kept))
+        if isinstance(layer, _BatchNorm) and not self.options.excludes(name):
+            specs.append(statistics_spec(name, layer))
+        return specs
+
+    def _early_norms(self, factored: Sequence[str], norms: Sequence[str]) -> set[str]:
+        """The norms that run before the last layers, if only these are factored."""
+        if not self.options.last:
+            return set()
+        first = self._position(factored[0])
+        return {name for name in norms if self.training.position(name) < first}
+
+    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
+        weights = list(self.modules[""].parameters())
+        dtypes = {weight.dtype for weight in weights}
+        devices = {weight.device for weight in weights}
+        if len(dtypes) > 1 or len(devices) > 1:
+            raise RankupError(
+                "the module's weights must have one dtype and be on one device, got "
+                + ", ".join(sorted(map(str, dtypes if len(dtypes) > 1 else devices)))
+            )
+        dtype, store = dtypes.pop(), self.options.store
+        if not dtype.is_floating_point:
+            raise RankupError(f"the module's weights must be real numbers, got {dtype}")
+        if devices == {torch.device("meta")}:
+            raise RankupError(
+                "the module is on the device 'meta', which holds no values: create it again on "
+                "another device"
+            )
+        if store != "full" and dtype not in (torch.float32, torch.float64):
+            raise RankupError(
+                f"store={store!r} is for modules in float32 or float64, but this one is in "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+        return dtype, devices.pop()
+
+    def _dense(self, layers: Sequence[LayerSpec]) -> DenseSpec:
+        whole = {spec.name for spec in layers if not is_substituted(spec)}
+        read = [spec for spec in layers if is_substituted(spec)]
+        statistics = {owner_of(s) for s in read if s.name.endswith(f".{STATISTICS}")}
+        replaced = {getattr(spec, "parameter", spec.name) for spec in read}
+        replaced |= {f"{name}.{key}" for name in self.heads for key in ("weight", "bias")}
+        places = (name.rpartition(".") for name in replaced)
+        made = {id(getattr(self.modules[owner], key, None)) for owner, _, key in places}
+        tensors: dict[str, Tensor] = {}
+        left = ((name, layer) for name, layer in self.modules.items() if name not in whole)
+        for name, tensor in own_tensors(left):
+            owner, _, key = name.rpartition(".")
+            if id(tensor) in made or (owner in statistics and key in BATCH_STATISTICS):
+                continue
+            if _made_from(name) in replaced:
+                continue
+            if kind := _unstorable(tensor):
+                raise RankupError(
+                    f"{name!r} is a {kind} tensor, which cannot be stored: make it a plain one, or "
+                    "register it with persistent=False"
+                )
+            if not any(tensor is other for other in tensors.values()):
+                tensors[name] = tensor
+        return DenseSpec(
+            tensors=tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()),
+            # A frozen parameter is as good as a buffer.
+            trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
+            kept=self.options.base == "keep",
+        )
+
+
+def _read_by(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The parameters that a layer's forward reads, made by a parametrization or its own."""
+    if is_parametrized(layer):
+        for key in layer.parametrizations:  # type: ignore[union-attr]
+            yield key, getattr(layer, key)
+    yield from ((key, p) for key, p in layer._parameters.items() if p is not None)
+
+
+def _made_from(name: str) -> str:
+    """The name of the weight that a parametrization makes of a parameter."""
+    layer, _, rest = name.partition("parametrizations.")
+    return layer + rest.partition(".")[0]
+
+
+def _unstorable(tensor: torch.Tensor) -> str | None:
+    """The kind of a tensor that no file of a network can hold, else None."""
+    if tensor.layout != torch.strided:
+        return "sparse"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.dtype in (torch.complex32, torch.complex128):
+        return str(tensor.dtype).removeprefix("torch.")
+    return None
