@@ -122,7 +122,7 @@ def test_help_names_recipes_and_choices(call: Call, monkeypatch: pytest.MonkeyPa
     help = call("run", "--help").out
     for name, what in RECIPES.items():
         assert f"{name} ({what})" in help
-    for choices in ("<adam|sgd>", "<full|float16|int8>", "<mlp|resnet18>"):
+    for choices in ("<adam|sgd>", "<full|float16|int8>"):
         assert choices in help
 
 

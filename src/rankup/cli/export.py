@@ -19,7 +19,7 @@ def export(
     path: NetworkPath,
     to: Annotated[Format, typer.Option(help="ONNX, or a program of torch.export.")] = Format.onnx,
     task: Annotated[
-        str | None, typer.Option(help="Task, by name; needed if there are several.")
+        str | None, typer.Option(help="Task, by name or number; needed if there are several.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file, else the task's name with .onnx or .pt2.")

@@ -67,6 +67,7 @@ def learn(
     """
     import torch
 
+    from rankup.life.learning import Progress
     from rankup.life.learning import learn as teach
     from rankup.life.samples import find
     from rankup.net.tasks import checked_name
@@ -99,8 +100,12 @@ def learn(
     with bars("the same command") as shown:
         line = shown.add_task("", state="")
 
-        def tell(what: str, done: int, total: int, state: str) -> None:
-            shown.update(line, description=what, completed=done, total=total, state=state)
+        def tell(now: Progress) -> None:
+            count = f"{now.done:,} of {now.total:,}"
+            state = count if now.loss is None else f"{count} epochs, loss {now.loss:.3f}"
+            shown.update(
+                line, description=now.stage, completed=now.done, total=now.total, state=state
+            )
 
         learned = teach(
             net,
@@ -110,7 +115,7 @@ def learn(
             uses=selected,
             title=title,
             tell=tell,
-            **{option: value for option, value in options.items() if value is not None},
+            recipe_options={k: value for k, value in options.items() if value is not None},
         )
         save(net, path)
     seconds = time.monotonic() - began

@@ -31,7 +31,7 @@ def predict(
     ],
     task: Annotated[
         str | None,
-        typer.Option(help="Task, by name (of a run, or number); needed if there are several."),
+        typer.Option(help="Task, by name or number; needed if there are several."),
     ] = None,
     plain: Annotated[
         bool,

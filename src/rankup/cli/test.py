@@ -17,7 +17,7 @@ def test(
         Path, typer.Argument(help="A folder per class with the task's names, or a table of texts.")
     ],
     task: Annotated[
-        str | None, typer.Option(help="Task, by name; needed if there are several.")
+        str | None, typer.Option(help="Task, by name or number; needed if there are several.")
     ] = None,
     held_out: Annotated[
         bool,

@@ -34,7 +34,8 @@ class Asked:
 
 
 def asked_task(folder: Path, name: str | None) -> Asked:
-    """The task of that name, or the only one; nothing but the manifest is read."""
+    """The task of that name or number, from 1 on, or the only one; nothing but the manifest is
+    read."""
     manifest = Manifest.read(folder)
     task = _chosen(folder, manifest, name)
     inputs = task.about.inputs or manifest.inputs
@@ -46,6 +47,7 @@ def asked_task(folder: Path, name: str | None) -> Asked:
 
 def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
     tasks = {task.name: task for task, _ in manifest.tasks}
+    by_number = {str(number): task for number, task in enumerate(tasks.values(), start=1)}
     if not tasks:
         raise RankupError(f"{folder} knows no task yet: teach it one with `rankup learn`")
     if name is None and len(tasks) == 1:
@@ -54,9 +56,9 @@ def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
         raise RankupError(
             f"{folder} knows {len(tasks)} tasks; name one with --task: {listed(list(tasks))}"
         )
-    if name not in tasks:
+    if name not in tasks | by_number:
         raise RankupError(f"{folder} knows no task {name!r}, only {listed(list(tasks))}")
-    return tasks[name]
+    return (by_number | tasks)[name]  # names take precedence
 
 
 def expanded(items: Sequence[str], inputs: Input) -> list[str]:

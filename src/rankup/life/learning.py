@@ -1,8 +1,8 @@
 """Teaching a network a task: read, learn, test, commit, describe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rankup.data.inputs import Input
 from rankup.life.samples import Found, read_task
@@ -11,8 +11,18 @@ from rankup.net.tasks import Uses
 from rankup.training.fit import accuracy, default_recipe, fit
 from rankup.training.loop import Epoch
 
-# Told with what is being done, how much of it is done, of how much, and the state in words.
-Tell = Callable[[str, int, int, str], None]
+
+@dataclass(frozen=True)
+class Progress:
+    """How far learning is."""
+
+    stage: Literal["reading", "learning"]
+    done: int  # samples or epochs
+    total: int
+    loss: float | None = None
+
+
+Tell = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ def learn(
     uses: Uses = "all",
     title: str = "",
     tell: Tell,
-    **recipe_options: Any,
+    recipe_options: Mapping[str, Any],
 ) -> Learned:
     """Learn a task from what was found and note what is known of it; the network is yet to be
     saved.
@@ -49,15 +59,15 @@ def learn(
     def advance(count: int) -> None:
         nonlocal done
         done += count
-        tell("reading", done, len(found), f"{done:,} of {len(found):,} {found.what}")
+        tell(Progress("reading", done, len(found)))
 
     task, broken = read_task(name, found, inputs, advance)
     recipe = replace(default_recipe(net, task), **recipe_options)
 
     def on_epoch(now: Epoch, _: Any) -> None:
-        tell("learning", now.number, now.epochs, f"loss {now.loss:.3f}")
+        tell(Progress("learning", now.number, now.epochs, now.loss))
 
-    tell("learning", 0, recipe.epochs, "")
+    tell(Progress("learning", 0, recipe.epochs))
     fit(net, task, recipe, uses=uses, on_epoch=on_epoch)
     tested = accuracy(net, task, recipe)
     own = {} if inputs == net.inputs else {"inputs": inputs}
