@@ -5,11 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rankup.data.inputs import Input
+from rankup.data.tasks import Task
 from rankup.life.samples import Found, read_task
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import Uses
 from rankup.training.fit import accuracy, default_recipe, fit
 from rankup.training.loop import Epoch
+from rankup.training.recipe import Recipe
+
+_LEAST = 8  # samples in a batch, whose statistics norms take
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def learn(
         tell(Progress("reading", done, len(found)))
 
     task, broken = read_task(name, found, inputs, advance)
-    recipe = replace(default_recipe(net, task), **recipe_options)
+    recipe = replace(_recipe(net, task), **recipe_options)
 
     def on_epoch(now: Epoch, _: Any) -> None:
         tell(Progress("learning", now.number, now.epochs, now.loss))
@@ -73,3 +77,9 @@ def learn(
     own = {} if inputs == net.inputs else {"inputs": inputs}
     net.annotate(name, accuracy=tested, title=title, **own)
     return Learned(tested, recipe.epochs, broken)
+
+
+def _recipe(net: IncrementalNet, task: Task) -> Recipe:
+    """The default recipe, but with at least five steps an epoch if samples are few."""
+    recipe = default_recipe(net, task)
+    return replace(recipe, batch=min(recipe.batch, max(_LEAST, len(task.train_y) // 5)))
