@@ -10,7 +10,7 @@ import torch
 
 import rankup
 
-EPOCHS = 20
+EPOCHS = 30
 
 
 @torch.no_grad()

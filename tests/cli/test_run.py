@@ -80,7 +80,7 @@ def test_more_tasks_are_learned_only_if_asked_for(call: Call) -> None:
 
 @pytest.mark.usefixtures("one_process", "no_plots")
 def test_seeds_that_join_others_learn_as_many_tasks(call: Call) -> None:
-    command = ("run", "--epochs", 1, "--width", 16, "--out", "x")
+    command = ("run", "--epochs", 3, "--width", 16, "--out", "x")
     assert call(*command, "--tasks", 2, "--seed", 1, "--seeds", 2).code == 0
     assert call(*command, "--seeds", 3, "--resume").code == 0
     assert [learned(f"x/seed-{seed}") for seed in range(3)] == [2, 2, 2]

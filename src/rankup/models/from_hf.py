@@ -56,6 +56,11 @@ class MeanClassifier(nn.Module):
         logits: Tensor = self.head((states * share).sum(1) / share.sum(1).clamp(min=1))
         return logits
 
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Inputs to try the model with, as models of transformers have them."""
+        return {"ids": self.model.dummy_inputs["input_ids"]}  # type: ignore[index]
+
     def get_classifier(self) -> nn.Module:
         """The head, as timm's models tell it, since torch.fx cannot trace these."""
         return self.head
@@ -77,6 +82,12 @@ class OwnClassifier(nn.Module):
             answer = self.model(input_ids=x, attention_mask=(x != self.pad).long())
         logits: Tensor = answer.logits
         return logits
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Inputs to try the model with, as models of transformers have them."""
+        name = "pixel_values" if self.kind == "image" else "input_ids"
+        return {"x": self.model.dummy_inputs[name]}  # type: ignore[index]
 
 
 def read_options(name: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Mixed batches task after task: arguments are split by task, and answers joined again."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -86,11 +88,19 @@ def run_by_groups(given: Arguments, tasks: Tensor, run: Run) -> Any:
             isinstance(part, Tensor) and part.dim() and len(part) == len(rows)
             for part, rows in zip(parts, places, strict=True)
         )
-        if is_rows and len({part.shape[1:] for part in parts}) == 1:
-            return torch.cat(list(parts))[order]
+        if is_rows and len({part.shape[1:-1] for part in parts}) == 1:
+            return torch.cat(_as_wide_as_widest(parts))[order]
         return _common(name, parts)
 
     return _joined(answers, join)
+
+
+def _as_wide_as_widest(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Answers of heads that do not know of other tasks: −inf where one has fewer classes."""
+    if len({part.shape for part in parts}) == 1 or parts[0].dim() < 2:
+        return list(parts)
+    widest = max(part.shape[-1] for part in parts)
+    return [F.pad(part, (0, widest - part.shape[-1]), value=-math.inf) for part in parts]
 
 
 def run_every_task(given: Arguments, tasks: Tensor, known: int, run: Run) -> Any:

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -38,14 +41,32 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
             submodule.training = training
 
 
+@dataclass
+class _Evaluated:
+    training: list[nn.Module]  # which were in training mode
+    threads: int = 0
+
+
+_entering = Lock()
+_evaluated: WeakKeyDictionary[nn.Module, _Evaluated] = WeakKeyDictionary()
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Inside, the module is in evaluation mode. Afterwards, submodules that were in training mode
-    are so again; the others are left alone."""
-    training = [submodule for submodule in module.modules() if submodule.training]
-    try:
+    are so again; the others are left alone. Of several threads the last one to leave does this."""
+    with _entering:
+        if module not in _evaluated:
+            _evaluated[module] = _Evaluated([m for m in module.modules() if m.training])
+        state = _evaluated[module]
+        state.threads += 1
         module.eval()
+    try:
         yield
     finally:
-        for submodule in training:
-            submodule.training = True
+        with _entering:
+            state.threads -= 1
+            if not state.threads:
+                del _evaluated[module]
+                for submodule in state.training:
+                    submodule.training = True
