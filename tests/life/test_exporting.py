@@ -45,7 +45,8 @@ def test_every_task_answers_as_in_the_network(
     else:
         ort = pytest.importorskip("onnxruntime")
         said = torch.from_numpy(ort.InferenceSession(str(out)).run(None, {"inputs": x.numpy()})[0])
-    torch.testing.assert_close(said, rankup.load(folder)(x, task=task), rtol=1e-5, atol=1e-6)
+    expected = rankup.load(folder)(x, task=task)
+    assert (said - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert {path.name for path in out.parent.iterdir()} == {out.name, "it.json"}
 
 
@@ -54,7 +55,7 @@ def test_export_that_answers_otherwise_is_refused(
 ) -> None:
     def off(module: nn.Module, x: Tensor, file: Path) -> Callable[[Tensor], Tensor]:
         file.write_bytes(b"something")
-        return lambda x: module(x) * 1.0001
+        return lambda x: module(x).detach() * 1.0001
 
     monkeypatch.setattr(exporting, "_to_torch", off)
     out = tmp_path / "out" / "a.pt2"
