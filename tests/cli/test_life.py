@@ -253,6 +253,31 @@ def test_join_makes_a_network_that_is_missing(root: Path, call: Call) -> None:
     assert (same.code, same.out) == (0, "the same in both: first, second\n")
 
 
+def test_tasks_of_a_run_answer_in_a_network_as_in_the_run(tmp_path: Path, call: Call) -> None:
+    images = own_images(tmp_path / "images")
+    words = (
+        "--tasks",
+        "2",
+        "--epochs",
+        "40",
+        "--width",
+        "16",
+        "--pixels",
+        "centred",
+        "--lr",
+        ".02",
+    )
+    stream = f"split:{images}@6"
+    assert call("run", "--stream", stream, *words, "--out", tmp_path / "run").code == 0
+    done = call("join", tmp_path / "net", tmp_path / "run")
+    assert done.code == 0, done.err
+    files = sorted(images.rglob("*.png"))[:6]
+    asked = (*files, "--task", "1", "--plain")
+    answers = call("predict", tmp_path / "run", *asked).out
+    assert answers.count("\n") == 6
+    assert call("predict", tmp_path / "net", *asked).out == answers
+
+
 def test_differences_are_told(root: Path, call: Call) -> None:
     shutil.copytree(root / "net", root / "other")
     call("remove", root / "other", "second", "--yes")

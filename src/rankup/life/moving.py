@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from rankup.net.network import IncrementalNet
+from rankup.runs.predict import inputs_of_run
+from rankup.runs.records import CONFIG
 from rankup.storage.manifest import is_of_network
 from rankup.storage.store import load, save
 
@@ -11,6 +13,8 @@ def joined(first: Path, second: Path) -> tuple[IncrementalNet, list[str]]:
     """The first network with the second's tasks, yet to be saved, and which are new to it. Where
     there is no first one it becomes what the second is."""
     other = load(second)
+    if other.inputs is None and (second.parent / CONFIG).exists():
+        other.inputs = inputs_of_run(second.parent)
     if not is_of_network(first):
         return _as_new(other), other.tasks
     net = load(first)
