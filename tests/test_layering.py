@@ -30,6 +30,7 @@ ORDER = (
     "report",
     "paper",
     "testing",
+    "life",
     "inference",
     "cli",
     "__main__",
