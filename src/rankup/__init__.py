@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from rankup import data, layers, models
     from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
-    from rankup.net.network import IncrementalNet, grow
+    from rankup.net.grow import grow
+    from rankup.net.network import IncrementalNet
     from rankup.net.size import Size
     from rankup.rank import Rank
     from rankup.runs.launch import RunResult, run
@@ -40,7 +41,7 @@ _HOME = {
     "Verification": "rankup.storage.store",
     "accuracy": "rankup.training.fit",
     "fit": "rankup.training.fit",
-    "grow": "rankup.net.network",
+    "grow": "rankup.net.grow",
     "load": "rankup.storage.store",
     "run": "rankup.runs.launch",
     "save": "rankup.storage.store",

@@ -3,7 +3,8 @@
 from rankup import models
 from rankup.data.inputs import ImageInput
 from rankup.errors import RankupError
-from rankup.net.network import IncrementalNet, grow
+from rankup.net.grow import grow
+from rankup.net.network import IncrementalNet
 from rankup.rank import parse_rank
 from rankup.runs.request import check_net, is_published
 
