@@ -179,6 +179,7 @@ def test_stopped_learning_leaves_the_folder_as_it_was(
     monkeypatch.setattr(learning, "accuracy", stop)  # after the task was committed in memory
     done = call("learn", root / "net", root / "photos" / "first", "--name", "third", *QUICK)
     assert done.code == 130
+    assert done.err == "rankup: stopped; nothing was written\n"
     assert rankup.load(root / "net").tasks == ["first", "second"]
     done = call("learn", root / "none", root / "photos" / "first", "--epochs", "1")
     assert done.code in (1, 130)
@@ -223,6 +224,10 @@ def test_removal_asks_and_takes_no_for_an_answer(
 def test_task_that_others_need_goes_only_with_them(root: Path, call: Call) -> None:
     images = own_images(root / "photos" / "third", "m", "n")
     assert call("learn", root / "net", images, "--uses", "first", *QUICK).code == 0
+    known = json.loads(call("tasks", root / "net", "--json").out)
+    net = rankup.load(root / "net")
+    assert [task["uses"] for task in known] == [[], [], ["first"]]
+    assert [task["numbers"] for task in known] == [net.size(name).total for name in net.tasks]
     refused = call("remove", root / "net", "first", "--yes")
     assert "'third' selects from its factors" in refused.err
     assert call("remove", root / "net", "first", "third", "--yes").code == 0

@@ -97,7 +97,7 @@ def learn(
         return
     options = {"epochs": epochs, "batch": batch, "lr": lr}
     assert net.inputs is not None  # else nothing was found
-    with bars("the same command") as shown:
+    with bars("nothing was written") as shown:
         line = shown.add_task("", state="")
 
         def tell(now: Progress) -> None:
