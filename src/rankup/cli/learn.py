@@ -117,7 +117,7 @@ def learn(
             tell=tell,
             recipe_options={k: value for k, value in options.items() if value is not None},
         )
-        save(net, path)
+    save(net, path)
     seconds = time.monotonic() - began
     numbers = net.size(name).total
     if as_json:
