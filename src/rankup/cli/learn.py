@@ -97,7 +97,7 @@ def learn(
         return
     options = {"epochs": epochs, "batch": batch, "lr": lr}
     assert net.inputs is not None  # else nothing was found
-    with bars("the same command") as shown:
+    with bars("nothing was written") as shown:
         line = shown.add_task("", state="")
 
         def tell(now: Progress) -> None:
@@ -117,7 +117,7 @@ def learn(
             tell=tell,
             recipe_options={k: value for k, value in options.items() if value is not None},
         )
-        save(net, path)
+    save(net, path)
     seconds = time.monotonic() - began
     numbers = net.size(name).total
     if as_json:
