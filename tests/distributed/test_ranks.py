@@ -24,7 +24,7 @@ JOBS = [
     *("plain_gradients", "norm_gradients", "own_loop", "own_loop_int8", "stale_wrapper"),
     *("without_deciding", "each_its_own", "different_steps", "different_networks"),
     *("gradients_of_some", "batches_of_one_fail", "fit_two", "fit_uneven", "fit_int8"),
-    *("fit_chain", "fit_diverges", "sharded"),
+    *("fit_chain", "fit_diverges", "fully_sharded", "sharded"),
 ]
 
 
@@ -75,6 +75,7 @@ def test_fit_commits_the_same_bits_as_good_as_in_one_process(found: Found, job: 
         ("without_deciding", "call net.distribute() if all learn"),
         ("different_steps", "processes have different values of body.conv.new_"),
         ("different_networks", "grow the same module with the same seed"),
+        ("fully_sharded", "divide its base with net.distribute(shard=True)"),
         ("gradients_of_some", "has a gradient in some processes only"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.fsdp
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -106,6 +107,12 @@ def each_its_own(rank: int) -> Tensor:
     F.cross_entropy(net(mine(x, rank), 0), mine(y, rank)).backward()
     net.commit_task()
     return next(iter(net.state_dict().values()))
+
+
+def fully_sharded(_: int) -> None:
+    net = small(False).distribute()
+    net.begin_task("a", 10)
+    torch.distributed.fsdp.fully_shard(net)
 
 
 def different_steps(rank: int) -> None:

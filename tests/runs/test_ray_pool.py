@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rankup.runs.ray_pool import Needs, RayPool
 from rankup.runs.request import Device
 
 ONE = Needs(cpus=1)
+_PATIENCE = 300  # seconds to wait for what takes a few where nothing else runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 
@@ -194,11 +195,11 @@ def test_comparison_on_a_cluster_names_what_failed(
     pool: RayPool, tmp_path: Path, call: Call
 ) -> None:
     options = ("--stream", "s-digits", "--tasks", 2, "--epochs", 1, "--width", 16)
-    many = (*options, "--methods", "rank,finetune,ewc", "--lr", 1e9, "--on", "ray")
+    many = (*options, "--methods", "rank,finetune", "--lr", 1e9, "--on", "ray")
     failed = call("compare", *many, "--out", tmp_path / "bad")
     assert failed.code == 1
     assert "diverged" in failed.err
-    two = ("--methods", "rank,finetune", "--seeds", 2, "--on", "ray")
+    two = ("--methods", "rank,finetune", "--on", "ray")
     done = call("compare", *options, *two, "--out", tmp_path / "good")
     assert done.code == 0, done.err
     assert "rank: accuracy" in done.err
@@ -221,7 +222,7 @@ def test_experiments_on_a_cluster_equal_those_without(
     pool: RayPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = tiny(seeds=1, epochs=3)
-    experiments = [tiny(), tiny("finetune", seeds=1), tiny(seeds=1, teacher=teacher), teacher]
+    experiments = [tiny(), tiny(seeds=1, teacher=teacher), teacher]
     monkeypatch.setattr(RayPool, "_all_see", lambda *_: False)
     found = {}
     for place in ("here", "there"):
@@ -253,22 +254,22 @@ def test_stopped_command_leaves_no_ray_behind(sent: signal.Signals, tmp_path: Pa
     with subprocess.Popen(
         command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as driver:
-        for _ in range(600):
-            if list(tmp_path.glob("run/*/checkpoint.safetensors")):
-                break
-            time.sleep(0.1)
+        _wait_until(lambda: any(tmp_path.glob("run/*/config.json")) or driver.poll() is not None)
         assert driver.poll() is None
         driver.send_signal(sent)
-        _, errors = driver.communicate(timeout=60)
+        _, errors = driver.communicate(timeout=_PATIENCE)
     if sent == signal.SIGINT:
         assert driver.returncode == 130, errors
         assert errors.endswith("rankup: stopped; run the same command with --resume to continue\n")
-    for _ in range(200):
-        if not _commands_with(sessions):
-            break
-        time.sleep(0.1)
+    _wait_until(lambda: not _commands_with(sessions))
     assert not _commands_with(sessions)
     shutil.rmtree(sessions, ignore_errors=True)
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + _PATIENCE
+    while not done() and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _commands_with(word: str) -> list[str]:

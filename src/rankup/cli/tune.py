@@ -10,7 +10,7 @@ import typer
 from rankup.cli.compare import ALL, Methods, chosen_methods
 from rankup.cli.options import with_request
 from rankup.errors import RankupError
-from rankup.methods.search import trials
+from rankup.methods.search import Search, trials
 from rankup.runs.request import Request
 
 if TYPE_CHECKING:
@@ -40,13 +40,29 @@ def tune(
             "with --recipe.",
         ),
     ] = None,
+    search: Annotated[
+        Search,
+        typer.Option(
+            help="grid: every trial learns all tasks. asha: after 1, 3, 9, … tasks only the best "
+            "trials go on, as Optuna's successive halving decides."
+        ),
+    ] = Search.grid,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            help="Epochs that each method's trials may take with --search asha, for all tasks and "
+            "seeds; by default half of what those of a grid take.",
+            min=1,
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Output folder, else runs/tune-STREAM[-NET].")
     ] = None,
     *,
     request: Request,
 ) -> None:
-    """Choose each method's settings by trials, equally many for every method.
+    """Choose each method's settings by trials, equally many for every method, or with
+    `--search asha` with the same budget.
 
     Trials learn whole streams, or their --first tasks, with seeds from 1000 + --seed on, which no
     other command uses unless told to, and are scored on held-out training data; test data is never
@@ -54,21 +70,27 @@ def tune(
     other commands takes settings from there, including options of the recipe that all trials were
     given. With `--try lr=0.01,0.03 --try weight-decay=0,0.05` you choose what is tried.
     """
+    if budget and search is Search.grid:
+        raise RankupError("--budget is for --search asha: in a grid every trial learns all tasks")
     wanted = {method: trials(method, tries or ()) for method in chosen_methods(methods)}
     from rich.console import Console
 
     from rankup.cli.progress import bars, note
     from rankup.report.tables import print_line, print_table
     from rankup.runs.compare import failure_in_one_line, release
+    from rankup.runs.halving import check_optuna
     from rankup.runs.launch import Launch
     from rankup.runs.ray_pool import pool_on
     from rankup.runs.tune import FIRST_SEED, Tuning
 
+    if search is Search.asha:
+        check_optuna()
     root = out or request.folder("tune")
     seed = FIRST_SEED + request.seed
     asked = replace(request, seed=seed, held_out=held_out, first=first)
     at_once = asked.seeds * max(len(tried) for tried in wanted.values())
-    tuning, failed = Tuning(Launch(asked, at_once), wanted, root), list[str]()
+    tuning = Tuning(Launch(asked, at_once), wanted, root, search, budget)
+    failed = list[str]()
     console = Console()
     with bars() as shown, pool_on(request.on) as pool:
         line = shown.add_task("", total=1.0, state="")
@@ -133,9 +155,14 @@ def _table(outcome: "Outcome") -> "Table":
     table.add_column("settings", overflow="fold")
     for heading in ("accuracy %", "forgetting"):
         table.add_column(heading, justify="right")
-    for trial in sorted(outcome.trials, key=lambda trial: -trial.score):
+    if outcome.search is Search.asha:
+        table.add_column("tasks", justify="right")
+    for trial in sorted(outcome.trials, key=lambda trial: trial.score, reverse=True):
         if trial.failed:
             table.add_row(_settings(trial), "failed", "")
             continue
-        table.add_row(_settings(trial), spread(trial.accuracy), spread(trial.forgetting))
+        cells = [_settings(trial), spread(trial.accuracy), spread(trial.forgetting)]
+        if outcome.search is Search.asha:
+            cells.append(str(trial.stopped or outcome.tasks))
+        table.add_row(*cells)
     return table

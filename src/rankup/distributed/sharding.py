@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankup.errors import RankupError
+
 KEY = "base_weight"
 
 
@@ -43,6 +45,15 @@ def shard(layers: Iterable[nn.Module]) -> None:
         gathered = _Gathered()
         layer.register_forward_pre_hook(gathered.begin)
         layer.register_forward_hook(gathered.end, always_call=True)
+
+
+def refuse_fully_sharded(network: type) -> None:
+    """Refuse the class that torch's `fully_shard` makes of a network's class."""
+    if any(base.__name__ == "FSDPModule" for base in network.__mro__):
+        raise RankupError(
+            "fully_shard divides parameters, but a kept base has none and every task has new ones: "
+            "grow the module again, and divide its base with net.distribute(shard=True)"
+        )
 
 
 def is_sharded(layer: nn.Module) -> bool:

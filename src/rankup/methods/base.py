@@ -53,6 +53,7 @@ class Method(ABC):
     """
 
     setting: Setting
+    learns_all_at_once = False  # with the first task all others
 
     @abstractmethod
     def __init__(self, setting: Setting) -> None: ...

@@ -37,6 +37,7 @@ class Multitask(DenseMethod):
     """
 
     heads = "learning"
+    learns_all_at_once = True
 
     @classmethod
     def check(cls, setting: Setting) -> None:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from enum import StrEnum
 from typing import Any
 
 from rankup.errors import RankupError
@@ -13,6 +14,13 @@ from rankup.methods.settings import apart
 from rankup.training.recipe import Recipe
 
 TRIALS = 12  # of every built-in method
+
+
+class Search(StrEnum):
+    """How trials are spent: all on all tasks, or most of them on few."""
+
+    grid = "grid"
+    asha = "asha"
 
 
 def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:

@@ -45,6 +45,11 @@ class IncrementalNet(nn.Module):
     be read.
     """
 
+    def __init_subclass__(cls) -> None:
+        """Torch's `fully_shard(net)` makes a class of the network's class and one of its own."""
+        super().__init_subclass__()
+        sharding.refuse_fully_sharded(cls)
+
     def __init__(
         self,
         module: nn.Module,

@@ -182,6 +182,7 @@ class SeedRun:
         out: its folder; None to write nothing.
         resume: whether it may continue what is in its folder.
         data: the folder of data sets that its stream is made from.
+        until: after how many tasks to stop, if not after all.
     """
 
     config: RunConfig
@@ -189,6 +190,7 @@ class SeedRun:
     out: Path | None
     resume: bool = False
     data: Path | None = None
+    until: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
@@ -251,11 +253,11 @@ class SeedRun:
 
     @property
     def unfinished(self) -> bool:
-        return self.learned < self.config.tasks
+        return self.learned < (self.until or self.config.tasks)
 
     @property
     def finished(self) -> bool:
-        return len(self.lines) == len(self.stream)
+        return len(self.lines) >= (self.until or len(self.stream))
 
     @property
     def next_task(self) -> Task:

@@ -8,22 +8,25 @@ Here the rank update without learned factors is called rank-seeded, and independ
 rank 2 are parallel-rank-2.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rankup.errors import RankupError
 from rankup.methods.info import Values
 from rankup.methods.registry import method_info
+from rankup.methods.search import Search
 from rankup.methods.settings import apart, variant_of
 from rankup.runs.comparison import is_comparison
 from rankup.runs.folder import check_folder
+from rankup.runs.halving import Halving, Learn, matrix_after, whole_cost
 from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.ray_pool import RayPool
-from rankup.runs.read import read_run
 from rankup.runs.records import runs_in
 from rankup.runs.run import OnProgress, SeedRun
 from rankup.storage.atomic import write_json
@@ -40,11 +43,14 @@ class Trial:
     accuracy: list[float]
     forgetting: list[float]
     failed: str | None = None  # why, if a seed did
+    stopped: int | None = None  # after how many tasks, if not after all
 
     @property
-    def score(self) -> float:
-        """The mean accuracy; if it failed, lower than any."""
-        return -1.0 if self.failed else statistics.mean(self.accuracy)
+    def score(self) -> tuple[float, float]:
+        """The mean accuracy, but after more tasks any is better; if it failed, lower than any."""
+        if self.failed:
+            return -1, -1
+        return math.inf if self.stopped is None else self.stopped, statistics.mean(self.accuracy)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class Outcome:
     held_out: float
     device: str
     versions: dict[str, str]
+    search: Search
+    budget: int  # of epochs, for all trials together
     chosen: Values
     trials: list[Trial]
 
@@ -81,10 +89,19 @@ class Tuning:
 
     Args:
         trials: the settings to try, by method.
+        budget: the epochs of each method's trials together, if trials are stopped early; by default
+            half of what trials of all tasks would take.
     """
 
-    def __init__(self, launch: Launch, trials: Mapping[str, Sequence[Values]], root: Path) -> None:
-        self.launch, self.trials, self.root = launch, trials, root
+    def __init__(
+        self,
+        launch: Launch,
+        trials: Mapping[str, Sequence[Values]],
+        root: Path,
+        search: Search = Search.grid,
+        budget: int | None = None,
+    ) -> None:
+        self.launch, self.trials, self.root, self.search = launch, trials, root, search
         if runs_in(root) or is_comparison(root):
             raise RankupError(f"{root} holds runs of another command: name a new folder with --out")
         self._refuse_given(launch.request.recipe_options)
@@ -96,13 +113,21 @@ class Tuning:
             check_folder(run.config, run.folder, run.resume)
         for method in trials:
             self._refuse_fewer(method)
+        self._costs = {method: whole_cost(runs) for method, runs in self.runs.items()}
+        # The same for all methods, even if one of them has more trials.
+        self.budget = budget or max(map(sum, self._costs.values())) // 2
+        self._refuse_small()
 
     def learned(self, method: str) -> int:
         """How many tasks its trials have learned in total."""
         return sum(run.learned for run in self._all(method))
 
     def to_learn(self, method: str) -> int:
-        return len(self._all(method)) * self.launch.tasks
+        """How many tasks they learn at most."""
+        tasks = len(self._all(method)) * self.launch.tasks
+        if self.search is Search.grid:
+            return tasks
+        return min(tasks, tasks * self.budget // sum(self._costs[method]))
 
     def run(
         self,
@@ -112,18 +137,20 @@ class Tuning:
         pool: RayPool | None = None,
     ) -> Outcome:
         """Run a method's unfinished trials, and choose the best."""
-        going = [run for run in self._all(method) if run.unfinished]
-        failures = run_seeds(going, on_progress=on_progress, note=note, pool=pool) if going else {}
-        tried = [
-            _trial(settings, runs, failures)
-            for settings, runs in zip(self.trials[method], self.runs[method], strict=True)
-        ]
+        learn = partial(run_seeds, on_progress=on_progress, note=note, pool=pool)
+        tried = (
+            self._halved(method, learn)
+            if self.search is Search.asha
+            else self._all_tasks(method, learn)
+        )
         best = max(tried, key=lambda trial: trial.score)
-        if best.failed:
+        if best.failed or best.stopped is not None:
+            failures = [trial.failed for trial in tried if trial.failed]
+            many = "all" if len(failures) == len(tried) else f"{len(failures)} of"
             raise RankupError(
-                f"all {len(tried)} trials of {method} failed, the first: {best.failed}"
+                f"{many} {len(tried)} trials of {method} failed, the first: {failures[0]}"
             )
-        config = self.runs[method][tried.index(best)][0].config
+        config = self.runs[method][self.trials[method].index(best.settings)][0].config
         outcome = Outcome(
             method=method,
             stream=config.stream,
@@ -140,11 +167,30 @@ class Tuning:
             held_out=config.held_out,
             device=config.device,
             versions=config.versions,
+            search=self.search,
+            budget=self.budget if self.search is Search.asha else sum(self._costs[method]),
             chosen=_choice(best, tried),
             trials=tried,
         )
         write_json(self.root / f"{self._name(method)}.json", sealed(asdict(outcome)))
         return outcome
+
+    def _all_tasks(self, method: str, learn: Learn) -> list[Trial]:
+        going = [run for run in self._all(method) if run.unfinished]
+        failures = learn(going) if going else {}
+        tried = zip(self.trials[method], self.runs[method], strict=True)
+        return [_trial(settings, runs, failures, self.launch.tasks) for settings, runs in tried]
+
+    def _halved(self, method: str, learn: Learn) -> list[Trial]:
+        """Those that were begun."""
+        seed = self.launch.request.seed
+        halving = Halving(self.runs[method], self.budget, seed, learn)
+        halving.run()
+        return [
+            _trial(settings, self.runs[method][number], halving.failures, halving.learned[number])
+            for number, settings in enumerate(self.trials[method])
+            if halving.learned[number] or halving.has_failed(number)
+        ]
 
     def _all(self, method: str) -> list[SeedRun]:
         return [run for runs in self.runs[method] for run in runs]
@@ -169,6 +215,16 @@ class Tuning:
                 f"{folder} was started with {begun} trials, not {asked}: continue with the same "
                 "options, or start new trials with --out"
             )
+
+    def _refuse_small(self) -> None:
+        if self.search is Search.grid:
+            return
+        for method, costs in self._costs.items():
+            if self.budget < max(costs):
+                raise RankupError(
+                    f"a budget of {self.budget} epochs is too small: one trial of {method} takes "
+                    f"{max(costs)} to learn all tasks"
+                )
 
     def _refuse_given(self, recipe_options: Mapping[str, Any]) -> None:
         for method, tried in self.trials.items():
@@ -196,13 +252,16 @@ def _choice(best: Trial, tried: Sequence[Trial]) -> Values:
     }
 
 
-def _trial(settings: Values, runs: Sequence[SeedRun], failures: Mapping[SeedRun, str]) -> Trial:
+def _trial(
+    settings: Values, runs: Sequence[SeedRun], failures: Mapping[SeedRun, str], tasks: int
+) -> Trial:
     for run in runs:
         if run in failures:
             return Trial(settings, [], [], failures[run])
-    matrices = [read_run(run.folder, selectors=False).matrix for run in runs]
+    matrices = [matrix_after(run, tasks) for run in runs]
     return Trial(
         settings,
         [matrix.average_accuracy() for matrix in matrices],
         [matrix.forgetting() for matrix in matrices],
+        stopped=tasks if tasks < runs[0].config.tasks else None,
     )

@@ -1,0 +1,152 @@
+"""Successive halving, for `rankup tune --search asha`: all trials learn the first task, the best of
+them the next ones, and a few all tasks, within a budget of epochs.
+
+Optuna orders the trials and decides which go on. Between its decisions all that go on learn
+together, as trials of a grid do, so that what is chosen does not depend on which is done first.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import accumulate
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from rankup.errors import RankupError
+from rankup.methods import method_class
+from rankup.metrics import AccuracyMatrix
+from rankup.runs.records import read_lines
+from rankup.runs.run import SeedRun
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+_GO_ON = 3  # one of so many trials goes on, for so many times as many tasks
+
+Trials = Sequence[Sequence[SeedRun]]  # a run for each seed of each of them
+Learn = Callable[[list[SeedRun]], Mapping[SeedRun, str]]
+
+
+def check_optuna() -> None:
+    if find_spec("optuna") is None:
+        raise RankupError("--search asha needs Optuna: pip install 'rankup[ray]'")
+
+
+class Halving:
+    """Trials of one method, which learn until they are stopped.
+
+    Args:
+        budget: of epochs, for all trials, tasks and seeds together.
+        seed: of the order of trials, which matters for those that are equally good, and if the
+            budget is too small to begin all.
+        learn: lets runs learn `until` as many tasks as they say; returns why any failed.
+
+    Attributes:
+        learned: how many tasks each trial has learned.
+        failures: why any runs failed.
+    """
+
+    def __init__(self, trials: Trials, budget: int, seed: int, learn: Learn) -> None:
+        self.trials, self.left, self._learn_runs = trials, budget, learn
+        self.learned, self._scores = [0] * len(trials), [0.0] * len(trials)
+        self.failures: dict[SeedRun, str] = {}
+        self._asked = _asked_of_optuna(len(trials), seed)
+
+    def run(self) -> None:
+        config = self.trials[0][0].config
+        going = [*self._asked]
+        for until in rungs(config.tasks, method_class(config.method).learns_all_at_once):
+            rests = (_epochs(self.trials[number], config.tasks - until) for number in going)
+            rest = max(rests, default=0)
+            afforded = self._affordable(going, until, rest)  # which leaves enough for the best
+            succeeded = self._learn(sorted(afforded, key=[*self._asked].index), until)
+            going = self._best_first(n for n in succeeded if self._goes_on(n))
+        # Where all that went on have failed, the best of the others do, one by one.
+        while config.tasks not in self.learned and (others := self._best_first(self._stopped())):
+            if not self._affordable(others, config.tasks):
+                return
+            self._learn(others[:1], config.tasks)
+
+    def _learn(self, numbers: Sequence[int], until: int) -> list[int]:
+        """Those that did not fail."""
+        self.left -= sum(self._cost(number, until) for number in numbers)
+        sent = {
+            replace(run, resume=run.resume or self.learned[number] > 0, until=until): run
+            for number in numbers
+            for run in self.trials[number]
+        }
+        unfinished = [run for run in sent if run.unfinished]
+        failed = self._learn_runs(unfinished) if unfinished else {}
+        self.failures |= {sent[run]: why for run, why in failed.items()}
+        succeeded = [number for number in numbers if not self.has_failed(number)]
+        for number in succeeded:
+            matrices = [matrix_after(run, until) for run in self.trials[number]]
+            self.learned[number] = until
+            self._scores[number] = mean(matrix.average_accuracy() for matrix in matrices)
+        return succeeded
+
+    def _goes_on(self, number: int) -> bool:
+        self._asked[number].report(self._scores[number], self.learned[number])
+        return not self._asked[number].should_prune()
+
+    def has_failed(self, number: int) -> bool:
+        return any(run in self.failures for run in self.trials[number])
+
+    def _stopped(self) -> list[int]:
+        return [number for number in self._asked if not self.has_failed(number)]
+
+    def _best_first(self, numbers: Iterable[int]) -> list[int]:
+        return sorted(numbers, key=lambda n: (self.learned[n], self._scores[n]), reverse=True)
+
+    def _cost(self, number: int, until: int) -> int:
+        return _epochs(self.trials[number], until - self.learned[number])
+
+    def _affordable(self, numbers: Sequence[int], until: int, rest: int = 0) -> list[int]:
+        """The first of them that can be paid if the rest shall be left."""
+        costs = accumulate(self._cost(number, until) for number in numbers)
+        return [n for n, cost in zip(numbers, costs, strict=True) if cost + rest <= self.left]
+
+
+def rungs(tasks: int, all_at_once: bool = False) -> list[int]:
+    """After how many tasks it is decided which trials go on.
+
+    >>> rungs(10), rungs(10, all_at_once=True)
+    ([1, 3, 9, 10], [10])
+    """
+    if all_at_once:
+        return [tasks]
+    powers = (_GO_ON**power for power in range(tasks))
+    return [*(power for power in powers if power < tasks), tasks]
+
+
+def matrix_after(run: SeedRun, tasks: int) -> AccuracyMatrix:
+    """Its accuracy after as many tasks, even if it has learned more since."""
+    return AccuracyMatrix([line["accuracy"] for line in read_lines(run.folder)[:tasks]])
+
+
+def whole_cost(trials: Trials) -> list[int]:
+    """The epochs of each trial if it learns all tasks."""
+    return [_epochs(runs, runs[0].config.tasks) for runs in trials]
+
+
+def _epochs(runs: Sequence[SeedRun], tasks: int) -> int:
+    return tasks * sum(int(run.config.recipe["epochs"]) for run in runs)
+
+
+def _asked_of_optuna(count: int, seed: int) -> "dict[int, Trial]":
+    """Optuna's trials by their number in the grid, in the order in which it asks for them. They are
+    never told to have ended: the study ends with them, and the sampler would end Optuna's own loop,
+    which is not used."""
+    from optuna import create_study, logging
+    from optuna.pruners import SuccessiveHalvingPruner
+    from optuna.samplers import GridSampler
+
+    logging.set_verbosity(logging.WARNING)
+    numbers = [*range(count)]
+    study = create_study(
+        direction="maximize",
+        sampler=GridSampler({"number": numbers}, seed=seed),
+        pruner=SuccessiveHalvingPruner(min_resource=1, reduction_factor=_GO_ON),
+    )
+    asked = [study.ask() for _ in numbers]
+    return {trial.suggest_categorical("number", numbers): trial for trial in asked}
