@@ -197,14 +197,15 @@ def _tensors(adapter: _Adapter, plain: nn.Module) -> dict[str, Tensor]:
 
 
 def _config(adapter: _Adapter, plain: Any) -> dict[str, Any]:
-    ranks = {name: len(pair.A) for name, pair in adapter.pairs.items()}
+    name = getattr(getattr(plain, "config", None), "name_or_path", None)
+    ranks = {layer: len(pair.A) for layer, pair in adapter.pairs.items()}
     rank = max(ranks.values())
     # A pattern also matches the ends of names, and the first that matches counts.
-    others = {re.escape(name): ranks[name] for name in sorted(ranks, key=len, reverse=True)}
+    others = {re.escape(layer): ranks[layer] for layer in sorted(ranks, key=len, reverse=True)}
     patterns = others if len(set(ranks.values())) > 1 else {}
     return {
         "peft_type": "LORA",
-        "base_model_name_or_path": getattr(getattr(plain, "config", None), "name_or_path", None),
+        "base_model_name_or_path": name or None,
         "r": rank,
         "lora_alpha": rank,  # so that the pairs are not scaled
         "rank_pattern": patterns,
@@ -212,6 +213,6 @@ def _config(adapter: _Adapter, plain: Any) -> dict[str, Any]:
         "target_modules": "|".join(map(re.escape, ranks)),
         "modules_to_save": sorted(adapter.whole),
         "lora_bias": any(pair.shift is not None for pair in adapter.pairs.values()),
-        "fan_in_fan_out": any(_has_inputs_first(plain.get_submodule(name)) for name in ranks),
+        "fan_in_fan_out": any(_has_inputs_first(plain.get_submodule(layer)) for layer in ranks),
         "inference_mode": True,
     }
