@@ -23,6 +23,7 @@ ORDER = (
     "growing",
     "net",
     "storage",
+    "interop",
     "kernels",
     "training",
     "methods",

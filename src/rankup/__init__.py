@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rankup import data, layers, models
     from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
+    from rankup.interop.lora_export import to_lora
+    from rankup.interop.lora_import import from_lora
     from rankup.net.grow import grow
     from rankup.net.network import IncrementalNet
     from rankup.net.size import Size
@@ -42,9 +44,11 @@ _HOME = {
     "accuracy": "rankup.training.fit",
     "fit": "rankup.training.fit",
     "grow": "rankup.net.grow",
+    "from_lora": "rankup.interop.lora_import",
     "load": "rankup.storage.store",
     "run": "rankup.runs.launch",
     "save": "rankup.storage.store",
+    "to_lora": "rankup.interop.lora_export",
     "verify": "rankup.storage.store",
 }
 
@@ -66,12 +70,14 @@ __all__ = [
     "accuracy",
     "data",
     "fit",
+    "from_lora",
     "grow",
     "layers",
     "load",
     "models",
     "run",
     "save",
+    "to_lora",
     "verify",
 ]
 

@@ -285,7 +285,7 @@ class FactoredLayer(TaskLayer):
 
     def added(self, task: int) -> Tensors:
         start, end = self.ends[task : task + 2]
-        added = {"selector": self._block(task)[2]}
+        added = {"selector": self.block(task)[2]}
         if end > start:
             added |= {"U": self.U[start:end], "V": self.V[start:end]}
         return added | {"bias": self.B[task]} if self.spec.bias else added
@@ -315,7 +315,7 @@ class FactoredLayer(TaskLayer):
 
     def _blocks(self, task: int) -> list[Block]:
         if task < self.count:
-            return [self._block(task)]
+            return [self.block(task)]
         # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
         # of the old ones, which give several tasks the same shapes, do no harm.
         old = len(self.old_U)
@@ -324,7 +324,7 @@ class FactoredLayer(TaskLayer):
             blocks.append((self.new_U, self.new_V, self.new_selector[old:]))
         return blocks
 
-    def _block(self, task: int) -> Block:
+    def block(self, task: int) -> Block:
         """The factors that a committed task selects from, in its own order, and its selector. They
         begin where memory of their own would, so that their bits do not depend on other tasks."""
         U, V, S, *_ = read_tables(self._buffers)
