@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all campaign lint docs bench format lock clean
+.PHONY: setup demo serve-demo test test-all campaign lint docs bench format lock clean
 
 setup: $(VENV)/installed
 
@@ -28,6 +28,12 @@ demo: setup
 	$(BIN)/rankup run --method rank --threads 1 --out runs/demo/rank > /dev/null
 	$(BIN)/rankup run --method finetune --threads 1 --out runs/demo/finetune > /dev/null
 	$(BIN)/rankup report runs/demo/rank runs/demo/finetune --out runs/demo/report.html
+
+# Five small tasks, and the page to ask them on http://127.0.0.1:8000.
+serve-demo: setup
+	$(INSTALL) '.[serve]'
+	test -d nets/digits || $(BIN)/python examples/serve_demo.py nets/digits
+	$(BIN)/rankup serve nets/digits
 
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Lightning imports torchvision, whose operators the CPU build of torch lacks.
+# Lightning and transformers import torchvision, whose operators the CPU build of torch lacks.
 _torchvision = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
     if not hasattr(torch.ops.torchvision, _name):
@@ -70,3 +70,13 @@ def test_lightning_resumes(run) -> None:
     text = run("lightning_module.py")
     assert "10 epochs" in text
     assert percentages(text)[0] > 85
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_resumes_and_forgets_nothing(run) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    text = run("transformers_trainer.py")
+    assert text.count("10 epochs") == 2
+    assert min(percentages(text)) > 85
+    assert "the same bits" in text

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from rankup import data, layers, models
     from rankup.data.tasks import Task
     from rankup.errors import RankupError, StoreError, TaskStateError
-    from rankup.net.network import IncrementalNet, grow
+    from rankup.interop.lora_export import to_lora
+    from rankup.interop.lora_import import from_lora
+    from rankup.net.grow import grow
+    from rankup.net.network import IncrementalNet
     from rankup.net.size import Size
     from rankup.rank import Rank
     from rankup.runs.launch import RunResult, run
@@ -40,10 +43,12 @@ _HOME = {
     "Verification": "rankup.storage.store",
     "accuracy": "rankup.training.fit",
     "fit": "rankup.training.fit",
-    "grow": "rankup.net.network",
+    "grow": "rankup.net.grow",
+    "from_lora": "rankup.interop.lora_import",
     "load": "rankup.storage.store",
     "run": "rankup.runs.launch",
     "save": "rankup.storage.store",
+    "to_lora": "rankup.interop.lora_export",
     "verify": "rankup.storage.store",
 }
 
@@ -65,12 +70,14 @@ __all__ = [
     "accuracy",
     "data",
     "fit",
+    "from_lora",
     "grow",
     "layers",
     "load",
     "models",
     "run",
     "save",
+    "to_lora",
     "verify",
 ]
 

@@ -212,7 +212,8 @@ def assert_bits_stay(draw: random.Random, steps: int, folder: Path) -> None:
         match draw.choice(["learn", "learn", "remove", "join", "save", "load some"]):
             case "learn":
                 some = draw.sample(net.tasks, draw.randint(0, len(net.tasks)))
-                learn(net, f"{step}" * draw.randint(1, 4), uses=draw.choice(["all", "own", some]))
+                name = f"{step}{'x' * draw.randint(0, 4)}"
+                learn(net, name, uses=draw.choice(["all", "own", some]))
             case "remove" if net.tasks:
                 name = draw.choice(net.tasks)
                 try:
@@ -221,13 +222,11 @@ def assert_bits_stay(draw: random.Random, steps: int, folder: Path) -> None:
                     assert any(name in net.describe(task).uses for task in net.tasks)
             case "join":
                 net.join(nets[1 - number])
-            case "save":
-                rankup.save(net, folder / f"{number}")
+            case "save" if saved(net, folder / f"{number}"):
                 assert rankup.verify(folder / f"{number}", module("mlp"))
                 nets[number] = rankup.load(folder / f"{number}", module("mlp"))
                 assert {*net.tasks} <= {*nets[number].tasks}
-            case "load some" if (folder / f"{number}").exists() and net.tasks:
-                rankup.save(net, folder / f"{number}")
+            case "load some" if net.tasks and saved(net, folder / f"{number}"):
                 name = draw.choice(net.tasks)
                 nets[number] = rankup.load(folder / f"{number}", module("mlp"), tasks=[name])
         for one in nets:
@@ -241,3 +240,15 @@ def assert_bits_stay(draw: random.Random, steps: int, folder: Path) -> None:
                 for row, task in enumerate(ids.tolist()):
                     alone = now[one.tasks[task]][row]
                     torch.testing.assert_close(mixed[row, : len(alone)], alone)
+
+
+def saved(net: rankup.IncrementalNet, folder: Path) -> bool:
+    """Save a network, unless it has removed a task that one in the folder, which it has not loaded,
+    selects from."""
+    try:
+        rankup.save(net, folder)
+    except rankup.StoreError as error:
+        if "which was saved there, selects from its factors" not in str(error):
+            raise
+        return False
+    return True

@@ -101,7 +101,7 @@ def test_unanswerable_questions_are_refused(call: Call, run: Path) -> None:
     refused(call("predict", run, file, "--task", "3"), "knows no task '3', only 'split 01'")
     refused(call("predict", run, run / "no.png", "--task", "1"), "no.png cannot be read: No such")
     refused(call("predict", run, run / "config.json", "--task", "1"), "the image is broken or in")
-    refused(call("predict", run / "net", file, "--task", "1"), "is not a run folder")
+    refused(call("predict", run / "net", file, "--task", "1"), "does not say what inputs")
     large = run.parent / "large.png"
     large.write_bytes(encoded(pictures(1, 9, 8, seed=0)[0]))
     refused(call("predict", run, large, "--task", "1"), "large.png: the image is")

@@ -131,6 +131,12 @@ def test_damaged_comparison_is_refused(tmp_path: Path, call: Call) -> None:
         seal_again(folder)
         with pytest.raises(RankupError, match="truncated or edited"):
             read_index(folder)
+    (folder / "compare.json").write_text(json.dumps(index))
+    config = folder / "rank" / "seed-0" / "config.json"
+    config.unlink()
+    config.symlink_to("nowhere")  # its run would be missing from the table
+    with pytest.raises(RankupError, match="config.json .*"):
+        read_comparison(folder)
 
 
 def test_run_that_took_for_ever_is_broken(tmp_path: Path, call: Call) -> None:

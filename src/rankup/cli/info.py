@@ -24,7 +24,7 @@ def info(path: NetworkPath) -> None:
             layers.add_row(Text(spec.name), *map(str, numbers))
     print_table(console, layers)
     tasks = right_aligned("task", "classes", "numbers stored", "bytes of file")
-    counts = stored_by_task(manifest.specs, [task.classes for task, _ in manifest.tasks])
+    counts = stored_by_task(manifest.specs, manifest.task_list())
     for (task, file), count in zip(manifest.tasks, counts, strict=True):
         tasks.add_row(Text(task.name), str(task.classes), f"{count:,}", f"{file.size:,}")
     if base := manifest.base:

@@ -20,8 +20,9 @@ from rankup.errors import RankupError, plain_warnings, want_of_memory
 
 # In the order of `rankup --help`: each is the function of its name in the module of its name.
 COMMANDS = (
-    *("run", "compare", "tune", "paper", "report"),
-    *("info", "verify", "seal", "predict", "serve", "streams", "methods"),
+    *("new", "learn", "predict", "test", "tasks", "rename", "remove", "join", "diff", "export"),
+    *("serve", "info", "verify", "seal"),
+    *("run", "compare", "tune", "paper", "report", "streams", "methods"),
 )
 
 

@@ -155,7 +155,7 @@ def _run(
     from rankup.runs.ray_pool import pool_on
 
     left, done, failed, reasons = runner.left(experiments), 0, [], set()
-    with bars(again="the same command") as shown, pool_on(on) as pool:
+    with bars("run the same command to continue") as shown, pool_on(on) as pool:
         lines = ExperimentBars(shown, len(left))
 
         def show(message: Message) -> None:

@@ -18,9 +18,9 @@ _OFTEN = 30.0  # seconds between two lines if there is no terminal for bars
 
 
 @contextmanager
-def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
-    """Bars on the terminal that vanish when all is done. Ctrl-C exits with a sentence that says how
-    to go on."""
+def bars(then: str = "run the same command with --resume to continue") -> "Iterator[Bars]":
+    """Bars on the terminal that vanish when all is done. Ctrl-C exits with a sentence that says
+    what then."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -58,7 +58,7 @@ def bars(again: str = "the same command with --resume") -> "Iterator[Bars]":
         with shown:
             yield shown
     except KeyboardInterrupt:
-        print(f"rankup: stopped; run {again} to continue", file=sys.stderr)
+        print(f"rankup: stopped; {then}", file=sys.stderr)
         sys.exit(STOPPED)
 
 

@@ -76,6 +76,15 @@ def find(root: Path) -> ImageFolder | None:
     )
 
 
+def to_test(root: Path) -> tuple[tuple[str, ...], tuple[tuple[Path, int], ...]]:
+    """The classes and images of a folder to test with: those of a split of that name, else all."""
+    splits = (root / name for name in TEST_FOLDERS if (root / name).is_dir())
+    folder = next((split for split in splits if _classes(split)), root)
+    if not (classes := _classes(folder)):
+        raise DataError(f"{root} holds no folders of images, expected one for each class")
+    return classes, _labelled(folder, classes)
+
+
 @dataclass(frozen=True)
 class FolderSplit:
     pictures: tuple[tuple[Path, int], ...]

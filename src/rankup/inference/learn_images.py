@@ -8,22 +8,16 @@ It tells its progress as lines of JSON, and saves the task to the network's fold
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from rankup.data.folders import find
 from rankup.data.inputs import ImageInput
-from rankup.data.tasks import Task
 from rankup.errors import RankupError, plain_warnings
+from rankup.life.learning import Progress, learn
+from rankup.life.samples import find
+from rankup.net.tasks import checked_name
 from rankup.storage.store import load, save
-from rankup.training.fit import accuracy, default_recipe, fit
-from rankup.training.loop import Epoch
 
-_MOST_NUMBERS = 1 << 30  # of all images, as float32
+_MOST_NUMBERS = 1 << 30  # of all images
 
 
 def learn_images(folder: Path, images: Path, name: str, epochs: int | None) -> None:
@@ -31,40 +25,25 @@ def learn_images(folder: Path, images: Path, name: str, epochs: int | None) -> N
     inputs = net.inputs
     if not isinstance(inputs, ImageInput):
         raise RankupError("the network does not take images: this page teaches images only")
-    found = find(images)
-    if found is None:
-        raise RankupError("no images were found")
-    numbers = len(found.files) * inputs.channels * inputs.size**2
-    if numbers > _MOST_NUMBERS:
+    checked_name(name, net.tasks)
+    found = find(images, inputs)
+    if len(found) * inputs.channels * inputs.size**2 > _MOST_NUMBERS:
         raise RankupError(
-            f"{len(found.files):,} images of {inputs.size}×{inputs.size} pixels are too many for "
-            "the page: use the command line"
+            f"{len(found):,} images of {inputs.size}×{inputs.size} pixels are too many for the "
+            "page: use the command line"
         )
-    tell(stage="reading", classes=list(found.classes), images=len(found.files))
-    train_x, train_y = _read(found.train, inputs)
-    test_x, test_y = _read(found.test, inputs)
-    task = Task(
-        name, len(found.classes), train_x, train_y, test_x, test_y, class_names=found.classes
-    )
-    recipe = default_recipe(net, task)
-    if epochs is not None:
-        recipe = replace(recipe, epochs=epochs)
+    tell(stage="reading", classes=list(found.classes), images=len(found))
 
-    def on_epoch(now: Epoch, _: Any) -> None:
-        tell(stage="learning", epoch=now.number, epochs=now.epochs, loss=now.loss)
+    def hear(now: Progress) -> None:
+        if now.stage == "learning":
+            loss = {} if now.loss is None else {"loss": now.loss}
+            tell(stage=now.stage, epoch=now.done, epochs=now.total, **loss)
 
-    tell(stage="learning", epoch=0, epochs=recipe.epochs)
-    fit(net, task, recipe, on_epoch=on_epoch)
-    tested = accuracy(net, task, recipe)
-    net.annotate(name, class_names=found.classes, accuracy=tested)
+    options = {} if epochs is None else {"epochs": epochs}
+    learned = learn(net, name, found, inputs, tell=hear, recipe_options=options)
     tell(stage="saving")
     save(net, folder)
-    tell(stage="done", accuracy=tested)
-
-
-def _read(pictures: tuple[tuple[Path, int], ...], inputs: ImageInput) -> tuple[Tensor, Tensor]:
-    rows = [inputs.batch([file])[0] for file, _ in pictures]
-    return torch.stack(rows), torch.tensor([label for _, label in pictures])
+    tell(stage="done", accuracy=learned.accuracy)
 
 
 def tell(**message: object) -> None:
@@ -78,7 +57,8 @@ def main() -> None:
         learn_images(Path(folder), Path(images), name, int(epochs[0]) if epochs else None)
     except RankupError as error:
         # Without the folder of the upload, which tells the one who asked nothing.
-        tell(stage="failed", error=str(error).replace(f"{images}/", ""))
+        said = str(error).replace(f"{images}/", "").replace(images, "the zip")
+        tell(stage="failed", error=said)
         sys.exit(1)
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
-from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, without_row
+from rankup.layers.base import Selection, Start, TaskLayer, Tensors, without_row
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
+from rankup.layers.spans import after_removal, cut_out, rows_of, spans_of
 from rankup.layers.spec import FactoredSpec
 from rankup.rank import Place
 
-Span = tuple[int, int]  # of rows of a table
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
 
@@ -226,9 +226,9 @@ class FactoredLayer(TaskLayer):
         start = start or Start()
         self.place = start.place or Place.number(self.count)
         if start.selection is not None:
-            spans = _spans(self.ends, start.selection)
+            spans = spans_of(self.ends, start.selection)
             for key in ("U", "V"):
-                chosen = _rows(getattr(self, key), spans)
+                chosen = rows_of(getattr(self, key), spans)
                 self.register_buffer(f"chosen_{key}", chosen, persistent=False)
         super().open(values)
 
@@ -248,7 +248,7 @@ class FactoredLayer(TaskLayer):
         S[: self.count, : self.S.shape[1]] = self.S
         new = zip(added, selections, strict=True)
         for task, (tensors, selection) in enumerate(new, self.count):
-            spans = _spans(ends, selection, task)
+            spans = spans_of(ends, selection, task)
             parts = torch.split(tensors["selector"], [end - start for start, end in spans])
             for (start, end), part in zip(spans, parts, strict=True):
                 S[task, start:end] = part
@@ -272,8 +272,8 @@ class FactoredLayer(TaskLayer):
 
     def without(self, task: int) -> Tensors:
         start, end = self.ends[task : task + 2]
-        tables = {key: _cut(getattr(self, key), start, end) for key in ("U", "V")}
-        tables["S"] = _cut(without_row(self.S, task).t(), start, end).t().contiguous()
+        tables = {key: cut_out(getattr(self, key), start, end) for key in ("U", "V")}
+        tables["S"] = cut_out(without_row(self.S, task).t(), start, end).t().contiguous()
         return tables | {"B": without_row(self.B, task)} if self.spec.bias else tables
 
     def drop(self, task: int, tables: Tensors) -> None:
@@ -285,7 +285,7 @@ class FactoredLayer(TaskLayer):
 
     def added(self, task: int) -> Tensors:
         start, end = self.ends[task : task + 2]
-        added = {"selector": self._block(task)[2]}
+        added = {"selector": self.block(task)[2]}
         if end > start:
             added |= {"U": self.U[start:end], "V": self.V[start:end]}
         return added | {"bias": self.B[task]} if self.spec.bias else added
@@ -296,7 +296,7 @@ class FactoredLayer(TaskLayer):
         old = rank.used(place) - rank.added(place)
         previous = start.previous(self.count)
         if start.selectors == "previous" and previous is not None:
-            spans = _spans(self.ends, start.selection)
+            spans = spans_of(self.ends, start.selection)
             selector[:old] = torch.cat([self.S[previous, first:end] for first, end in spans])
             return selector
         if start.selectors != "previous":
@@ -315,7 +315,7 @@ class FactoredLayer(TaskLayer):
 
     def _blocks(self, task: int) -> list[Block]:
         if task < self.count:
-            return [self._block(task)]
+            return [self.block(task)]
         # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
         # of the old ones, which give several tasks the same shapes, do no harm.
         old = len(self.old_U)
@@ -324,7 +324,7 @@ class FactoredLayer(TaskLayer):
             blocks.append((self.new_U, self.new_V, self.new_selector[old:]))
         return blocks
 
-    def _block(self, task: int) -> Block:
+    def block(self, task: int) -> Block:
         """The factors that a committed task selects from, in its own order, and its selector. They
         begin where memory of their own would, so that their bits do not depend on other tasks."""
         U, V, S, *_ = read_tables(self._buffers)
@@ -332,8 +332,8 @@ class FactoredLayer(TaskLayer):
         if selection is None:
             end = self.ends[task + 1]
             return U[:end], V[:end], S[task, :end]
-        spans = _spans(self.ends, selection, task)
-        return _rows(U, spans), _rows(V, spans), _rows(S[task], spans)
+        spans = spans_of(self.ends, selection, task)
+        return rows_of(U, spans), rows_of(V, spans), rows_of(S[task], spans)
 
     def _bias(self, task: int) -> Tensor:
         return self.B[task] if task < self.count else self.new_bias
@@ -408,36 +408,6 @@ class FactoredLayer(TaskLayer):
     @abstractmethod
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
         """`rows [B, n]`, shaped to multiply a result of `x` with n channels."""
-
-
-def after_removal(selection: Selection, task: int) -> Selection:
-    """A selection once a task that is not in it has been removed."""
-    return None if selection is None else tuple(i - (i > task) for i in selection)
-
-
-def _spans(ends: Sequence[int], selection: Selection, own: int | None = None) -> list[Span]:
-    """Where in the tables the factors are that a task selects from: the seeded ones, those of other
-    tasks, and `own` for its own. Neighbours are one span."""
-    if selection is None:
-        return [(0, ends[-1] if own is None else ends[own + 1])]
-    spans = [(0, ends[0])]
-    for task in selection if own is None else (*selection, own):
-        start, end = ends[task : task + 2]
-        if start == spans[-1][1]:
-            spans[-1] = spans[-1][0], end
-        else:
-            spans.append((start, end))
-    return [span for span in spans if span[0] < span[1]] or [(0, 0)]
-
-
-def _rows(table: Tensor, spans: Sequence[Span]) -> Tensor:
-    if len(spans) == 1:
-        return aligned_rows(table, *spans[0])
-    return torch.cat([table[start:end] for start, end in spans])
-
-
-def _cut(table: Tensor, start: int, end: int) -> Tensor:
-    return torch.cat([table[:start], table[end:]])
 
 
 def _scaled(U: Tensor, selectors: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class FactoredLinear(FactoredLayer):
         learned, matrix = task < self.count, x.dim() == 2
         if not (x.is_cpu and learned and matrix and not _transformed(x)):
             return super()._of_one_task(x, task)
-        U, V, selector = self._block(task)
+        U, V, selector = self.block(task)
         if self._takes_dense(x, len(selector), learned):
             return super()._of_one_task(x, task)
         # The same in fewer operations: on a CPU, launching one takes longer than its arithmetic.

@@ -84,6 +84,11 @@ class RankOptions(Options):
         least=0,
     )
     reuse: bool = option(True, "Let tasks select from factors of earlier tasks.")
+    uses: Literal["all", "own"] = option(
+        "all",
+        "Tasks select from factors of all before them, or stand by themselves with their own: each "
+        "then adds the first rank, and can be removed or joined.",
+    )
     store: Literal["full", "float16", "int8"] = option(
         "full", "What a task's numbers are rounded to and stored as; fewer bits make smaller files."
     )

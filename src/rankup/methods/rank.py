@@ -39,7 +39,9 @@ class RankUpdate(Method):
         folder = options.teacher
         if folder and self.learned < len(setting.tasks):  # now, while it can still be refused
             teacher = load(_taught_in(Path(folder), setting.seed)).to(net.device)
-        self._pupil = NetPupil(net, setting.recipe, setting.seed, options.reuse, teacher)
+        self._pupil = NetPupil(
+            net, setting.recipe, setting.seed, options.reuse, teacher, options.uses
+        )
 
     @property
     def learned(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors, rounding
 from rankup.layers.spec import Spec
-from rankup.rank import Place
+from rankup.net.tasks import TaskList
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -102,14 +102,13 @@ def kept_from_module(specs: Sequence[Spec]) -> int:
     return sum(math.prod(shape) for spec in specs for shape in spec.base_shapes().values())
 
 
-def stored_by_task(specs: Sequence[Spec], classes: Sequence[int]) -> list[int]:
-    """How many numbers each task of a network stores, from its description alone, if each selects
-    from all before it."""
+def stored_by_task(specs: Sequence[Spec], known: TaskList) -> list[int]:
+    """How many numbers each task of a network stores, from its description alone."""
     return [
         sum(
             math.prod(shape)
             for spec in specs
-            for shape in spec.shapes(Place.number(task), count).values()
+            for shape in spec.shapes(known.place(task, index), task.classes).values()
         )
-        for task, count in enumerate(classes)
+        for index, task in enumerate(known.tasks)
     ]

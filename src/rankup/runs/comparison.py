@@ -5,6 +5,7 @@ compare.json    what was asked for, sealed
 METHOD/seed-K/  a run folder for each
 """
 
+import os
 import statistics
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -76,7 +77,7 @@ class Comparison:
 
 
 def is_comparison(path: Path) -> bool:
-    return (path / INDEX).exists()
+    return os.path.lexists(path / INDEX)
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -124,7 +125,7 @@ def seed_folder(path: Path, method: str, seed: int) -> Path:
 
 def read_entry(path: Path, index: Index, method: str) -> Entry:
     folders = [seed_folder(path, method, seed) for seed in index.seeds]
-    begun = {f: read_config(f / CONFIG) for f in folders if (f / CONFIG).exists()}
+    begun = {f: read_config(f / CONFIG) for f in folders if os.path.lexists(f / CONFIG)}
     # Not the number in the run's own config: it may have been taught more tasks since.
     tasks = {f: index.asked.get("tasks", config.get("tasks")) for f, config in begun.items()}
     runs = [read_run(f, selectors=False) for f in begun if len(read_lines(f)) == tasks[f]]

@@ -26,6 +26,9 @@ from rankup.storage.seal import sealed
 
 _LOCK = ".lock"  # stays behind
 
+# Options that version 0.1 did not have, as it behaved without them.
+_SINCE_VERSION_0_1 = {"uses": "all"}
+
 
 class RunError(RankupError):
     """A run folder cannot be used."""
@@ -259,6 +262,8 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
     # The checksum last: what else differs may be why that does.
     for name, now in sorted(wanted.items(), key=lambda item: item[0] == "data"):
         before = stored.get(name)
+        if name == "options" and isinstance(before, dict):
+            before = {k: v for k, v in _SINCE_VERSION_0_1.items() if k in now} | before
         if name == "options" and isinstance(before, dict) and before.get("teacher"):
             # Its folder may have moved; whether it has learned these tasks is checked elsewhere.
             before = before | {"teacher": now.get("teacher") or before["teacher"]}

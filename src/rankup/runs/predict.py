@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankup.data.decode import pixels_of, progress_bar, words_for
 from rankup.data.encoded import Pixels, read_image
-from rankup.data.inputs import ImageInput, from_json
+from rankup.data.inputs import ImageInput, Input, from_json
 from rankup.data.streams import stream_info
 from rankup.data.transforms import Scaling
 from rankup.errors import DataError, RankupError
@@ -30,6 +30,8 @@ from rankup.training.batches import as_floats, as_inputs
 from rankup.training.memory_format import for_answers
 
 _TOGETHER = 256  # images
+# What a recipe does to pixels from 0 to 1, as a mean to subtract and a deviation to divide by.
+_SCALED = {"unit": ((0.0,), (1.0,)), "centred": ((0.5,), (0.5,)), "raw": ((0.0,), (1 / 255,))}
 
 Shape = tuple[int, int, int]  # of an image: channels, height and width
 
@@ -82,6 +84,28 @@ def predict_classes(run: Path, task: str | None, files: Sequence[Path]) -> list[
             order = row.argsort(descending=True).tolist()
             predictions.append([Prediction(names[index], float(row[index])) for index in order])
     return predictions
+
+
+def inputs_of_run(run: Path) -> Input | None:
+    """How a run's inputs were prepared; None where that cannot be said of one's own, such as if
+    every task permutes its pixels."""
+    path = run / CONFIG
+    config = read_config(path)
+    if stream_info(setting(path, config, "stream", str)).kind != "split":
+        return None
+    if config.get("preprocessing") is not None:
+        inputs = from_json(config["preprocessing"])
+        if not isinstance(inputs, ImageInput):
+            return inputs
+    channels, height, width = _image_shape(path, config)
+    pixels, scaling = (
+        recipe_of(setting(path, config, "recipe", dict)).pixels,
+        _scaling(path, config),
+    )
+    if height != width or channels not in (1, 3) or (scaling and pixels != "unit"):
+        return None
+    mean, std = (scaling.mean, scaling.std) if scaling else _SCALED[pixels]
+    return ImageInput(height, 1 if channels == 1 else 3, mean=mean, std=std)
 
 
 def _known_tasks(run: Path, manifest: Manifest) -> list[TaughtTask]:

@@ -45,7 +45,7 @@ _LARGEST_METRICS = 1 << 28  # those of 1000 tasks take 20 million
 
 def runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run's, or the folders of all its seeds if it holds several."""
-    if (folder / CONFIG).exists():
+    if os.path.lexists(folder / CONFIG):
         return [folder]
     seeds = (path.parent for path in folder.glob(f"seed-*/{CONFIG}"))
     return sorted(seeds, key=lambda run: (len(run.name), run.name))  # 10 after 9
@@ -110,7 +110,9 @@ def read_json(path: Path, otherwise: str) -> Any:
 
 def unsealed_note(folders: Iterable[Path]) -> str:
     """What to say of runs among these that have no seals; nothing if all have."""
-    old = [folder for folder in folders if (folder / CONFIG).exists() and not is_sealed(folder)]
+    old = [
+        folder for folder in folders if os.path.lexists(folder / CONFIG) and not is_sealed(folder)
+    ]
     if not old:
         return ""
     others = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
@@ -153,7 +155,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
     """A line for each task learned, without its seal, and the matrix of their accuracies."""
     folder, config, are_sealed = path.parent, dict[str, Any](), False
-    if (folder / CONFIG).exists():
+    if os.path.lexists(folder / CONFIG):
         config, are_sealed = _read_settings(folder / CONFIG)
     saved = saved_tasks(folder)  # before its lines: meanwhile a run may have learned more
     lines: list[dict[str, Any]] = []

@@ -70,6 +70,7 @@ class Manifest:
     tasks: tuple[tuple[KnownTask, File], ...]
     updating: tuple[str, ...] = ()  # dense buffers that their modules would change by themselves
     inputs: Input | None = None  # how inputs are prepared, unless a task says otherwise
+    base_from: str | None = None  # where the base lies, if not in the folder
 
     @property
     def version(self) -> int:
@@ -98,13 +99,18 @@ class Manifest:
                 "version": seeds.SIGNS_VERSION,
                 "sha256": seeded_hash(self.options.seed, self.specs),
             },
-            "base": asdict(self.base) if self.base else None,
+            "base": self._base_to_json(),
             "tasks": [self._task_to_json(task) | asdict(file) for task, file in self.tasks],
             **({"updating": list(self.updating)} if self.updating else {}),
             **({"inputs": self.inputs.to_json()} if self.inputs and self.version > 1 else {}),
         }
         sealed = {**data, "sha256": seal(data)}
         return json_bytes(sealed)
+
+    def _base_to_json(self) -> dict[str, Any] | None:
+        if self.base is None:
+            return None
+        return asdict(self.base) | ({"from": self.base_from} if self.base_from else {})
 
     def _task_to_json(self, task: KnownTask) -> dict[str, Any]:
         data = {"name": task.name, "classes": task.classes}
@@ -174,10 +180,11 @@ class Manifest:
             getattr(torch, data["dtype"]),
             options,
             parts,
-            File(**{**data["base"], "file": BASE}) if data["base"] else None,
+            File(BASE, data["base"]["size"], data["base"]["sha256"]) if data["base"] else None,
             tuple(tasks),
             tuple(data.get("updating", [])),
             from_json_input(data["inputs"]) if "inputs" in data else None,
+            (data["base"] or {}).get("from"),
         )
 
     def _check(self, seeded: dict[str, Any], most_memory: int) -> None:

@@ -22,7 +22,7 @@ from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList
-from rankup.storage.manifest import File, Manifest
+from rankup.storage.manifest import BASE, File, Manifest
 from rankup.utils.files import read_regular
 
 
@@ -61,11 +61,29 @@ def network_without_tasks(
     return net
 
 
+def base_path(folder: Path, base_from: str | None) -> Path:
+    """Where the base of a network lies: in its folder, in that of another network, which may be
+    named relative to it, or on the Hub, as `hf://user/name@revision`."""
+    if base_from is None or (folder / BASE).exists():
+        return folder / BASE
+    if not base_from.startswith("hf://"):
+        return folder / base_from / BASE
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    repository, _, revision = base_from.removeprefix("hf://").partition("@")
+    try:
+        return Path(hf_hub_download(repository, BASE, revision=revision or None))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise StoreError(f"the base of {folder}, {base_from}, cannot be had: {reason}") from error
+
+
 def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
     shapes = [(spec, spec.base_shapes()) for spec in manifest.specs]
     if manifest.base is None:
         return [{} for _ in shapes]
-    path = folder / manifest.base.file
+    path = base_path(folder, manifest.base_from)
     tensors = read_checked(path, manifest.base)
     return _by_part(path, tensors, shapes, "full", manifest.dtype)
 

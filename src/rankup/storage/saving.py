@@ -20,6 +20,7 @@ from rankup.net.tasks import KnownTask, TaskList
 from rankup.storage import notes
 from rankup.storage.atomic import make_folder, sync, write_file
 from rankup.storage.manifest import BASE, MANIFEST, File, Manifest, task_file
+from rankup.storage.reading import base_path
 from rankup.utils.files import read_regular
 
 Entry = tuple[KnownTask, File]
@@ -27,8 +28,12 @@ Entry = tuple[KnownTask, File]
 _TASK_FILE = "*-" + "[0-9a-f]" * 8 + ".safetensors"  # as the second format version names them
 
 
-def save_changes(net: IncrementalNet, folder: Path, old: Manifest | None) -> None:
+def save_changes(
+    net: IncrementalNet, folder: Path, old: Manifest | None, base_from: str | None
+) -> None:
     """Save a network to a locked folder that has this manifest, or none."""
+    if base_from is None and old is not None:
+        base_from = old.base_from
     model = models.describe(net.body)
     if old is not None and models.are_alike(old.model, model):
         model = old.model  # made by an older version of its package: still the same network
@@ -41,10 +46,17 @@ def save_changes(net: IncrementalNet, folder: Path, old: Manifest | None) -> Non
         (),
         tuple(sorted(net._shared.self_updating)),
         net.inputs,
+        base_from,
     )
     files = _Files(net, folder, old, new.version)
     if net.options.base == "keep":
         new = replace(new, base=files.of(None))
+        if base_from is not None:
+            files.leave_base(base_from)
+    elif base_from is not None:
+        raise StoreError("base_from is for networks that were grown with base='keep'")
+    if base_from is not None and new.version == 1:
+        raise StoreError("a network of the first format version keeps its base in its folder")
     mine = [(task, files.of(index)) for index, task in enumerate(files.tasks)]
     if old is not None:
         _refuse_other_network(folder, old, new)
@@ -84,6 +96,13 @@ class _Files:
         if not is_whole or known[key] != there:
             self._unwritten[name] = content, known[key]
         return known[key]
+
+    def leave_base(self, base_from: str) -> None:
+        """Do not write the base, which lies elsewhere; refused if another one does."""
+        path, file = base_path(self._folder, base_from), self._net.saved_files[BASE]
+        if path != self._folder / BASE and not _is_as_written(path, file):
+            raise StoreError(f"{path} is not the base of this network, or cannot be read")
+        self._unwritten.pop(BASE, None)
 
     def write(self) -> None:
         make_folder(self._folder / "tasks")
@@ -125,7 +144,7 @@ def files_of(manifest: Manifest) -> Iterator[File]:
 
 
 def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
-    nothing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None}
+    nothing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None, "base_from": None}
     if replace(old, **nothing) != replace(new, **nothing):
         raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
 

@@ -318,7 +318,7 @@ check_manifest: Check = fields(
         ),
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),
-        "base": optional(fields(_FILE)),
+        "base": optional(fields({**_FILE, "from": name}, may_lack=("from",))),
         "tasks": listed(
             fields(
                 {

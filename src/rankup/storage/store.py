@@ -54,7 +54,7 @@ class Verification:
         return f"{self.path} is whole: {tasks}, every file as it was written"
 
 
-def save(net: IncrementalNet, path: StrPath) -> None:
+def save(net: IncrementalNet, path: StrPath, *, base_from: str | None = None) -> None:
     """Save a network to a folder, or what has changed since it was saved there.
 
     Tasks that somebody else has saved there in the meantime stay: the folder then has both.
@@ -62,6 +62,9 @@ def save(net: IncrementalNet, path: StrPath) -> None:
     Args:
         net: a network between two tasks.
         path: the folder, which need not exist.
+        base_from: for a network with a kept base, where else that lies: the folder of another
+            network with the same base, relative to `path` or absolute, or `"hf://user/name"` with
+            `@revision`. It is then not stored again; its SHA-256 is, and is compared on loading.
     """
     folder = _folder(path)
     if not isinstance(net, IncrementalNet):
@@ -81,7 +84,7 @@ def save(net: IncrementalNet, path: StrPath) -> None:
         with _locked(folder):
             old = Manifest.read(folder) if (folder / MANIFEST).exists() else None
             there = len(old.tasks) if old else 0
-            save_changes(net, folder, old)
+            save_changes(net, folder, old, base_from)
     except OSError as error:
         raise StoreError(
             f"cannot save to {folder}: {error.strerror or error}; "

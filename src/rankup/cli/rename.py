@@ -1,0 +1,30 @@
+"""The command `rankup rename`."""
+
+from typing import Annotated
+
+import typer
+
+from rankup.cli.network import NetworkPath, network_folder
+
+
+def rename(
+    path: NetworkPath,
+    task: Annotated[str, typer.Argument(help="The task, by the name it was learned under.")],
+    title: Annotated[str, typer.Argument(help="A name for people.")],
+    description: Annotated[str | None, typer.Option(help="What it is about.")] = None,
+    tags: Annotated[str | None, typer.Option(help="Words with commas.")] = None,
+) -> None:
+    """Give a task a name for people, a description or tags.
+
+    Programs go on using the name that it was learned under: by that name its numbers were drawn
+    and other tasks select from it.
+
+    Example: rankup rename nets/shop shoes "Shoes, summer 2026"
+    """
+    from rankup.life.moving import renamed
+
+    said = {"title": title, "description": description}
+    words = None if tags is None else [word.strip() for word in tags.split(",") if word.strip()]
+    given = {key: value for key, value in {**said, "tags": words}.items() if value is not None}
+    renamed(network_folder(path), task, **given)
+    print(f"{task!r} of {path} is now called {title!r}")

@@ -1,0 +1,1 @@
+"""Tasks to and from the formats of other libraries."""

@@ -1,0 +1,42 @@
+"""Where in a layer's tables the factors are that a task selects from."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rankup.layers.base import Selection, aligned_rows
+
+Span = tuple[int, int]  # of rows of a table
+
+
+def after_removal(selection: Selection, task: int) -> Selection:
+    """A selection once a task that is not in it has been removed."""
+    return None if selection is None else tuple(i - (i > task) for i in selection)
+
+
+def spans_of(ends: Sequence[int], selection: Selection, own: int | None = None) -> list[Span]:
+    """Where in the tables the factors are that a task selects from: the seeded ones, those of other
+    tasks, and `own` for its own. Neighbours are one span."""
+    if selection is None:
+        return [(0, ends[-1] if own is None else ends[own + 1])]
+    spans = [(0, ends[0])]
+    for task in selection if own is None else (*selection, own):
+        start, end = ends[task : task + 2]
+        if start == spans[-1][1]:
+            spans[-1] = spans[-1][0], end
+        else:
+            spans.append((start, end))
+    return [span for span in spans if span[0] < span[1]] or [(0, 0)]
+
+
+def rows_of(table: Tensor, spans: Sequence[Span]) -> Tensor:
+    """Rows in memory of their own, or as they would be there."""
+    if len(spans) == 1:
+        return aligned_rows(table, *spans[0])
+    return torch.cat([table[start:end] for start, end in spans])
+
+
+def cut_out(table: Tensor, start: int, end: int) -> Tensor:
+    """A table without some of its rows."""
+    return torch.cat([table[:start], table[end:]])

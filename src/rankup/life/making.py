@@ -1,0 +1,57 @@
+"""New networks by name, with the preparation of their inputs."""
+
+from rankup import models
+from rankup.data.inputs import ImageInput
+from rankup.errors import RankupError
+from rankup.net.grow import grow
+from rankup.net.network import IncrementalNet
+from rankup.rank import parse_rank
+from rankup.runs.request import check_net, is_published
+
+DEFAULT = "resnet18"
+SIZE = 64  # pixels each way of the images of a network that is not published
+_WIDTHS = {"mlp": 256, "resnet18": 20}
+_RANKS = {"mlp": "11,1", "resnet18": "0.1,0.02"}
+_PUBLISHED_RANK = "4,1"
+
+
+def new_network(
+    net: str = DEFAULT,
+    *,
+    pretrained: bool = False,
+    size: int | None = None,
+    width: int | None = None,
+    rank: str | None = None,
+    seed: int = 0,
+) -> IncrementalNet:
+    """A network that knows no task yet.
+
+    Args:
+        net: mlp, resnet18, timm:NAME or hf:NAME_OR_PATH.
+        pretrained: keep the weights that come with a published one.
+        size: pixels each way of its images; by default 64, or what a published one was made for.
+        width: as for `rankup run`, of mlp and resnet18.
+        rank: what the first and each later task add, such as 8,2 or 0.1,0.02.
+    """
+    check_net(net)
+    if pretrained and not is_published(net):
+        raise RankupError(f"--pretrained is for published networks, such as timm:NAME, not {net}")
+    if width is not None and is_published(net):
+        raise RankupError(f"--width is for mlp and resnet18: {net} has its own")
+    rule = parse_rank(rank or _RANKS.get(net, _PUBLISHED_RANK), None)
+    inputs = ImageInput(SIZE if size is None else size)
+    kind, _, name = net.partition(":")
+    if kind == "hf":
+        if size is not None:
+            raise RankupError(f"--size is for networks of images by name: {net} has its own")
+        module = models.hf(name, pretrained=pretrained)
+    elif kind == "timm":
+        module = models.timm(name, pretrained=pretrained, img_size=size)
+    elif net == "mlp":
+        each = width or _WIDTHS[net]
+        module = models.mlp(3 * inputs.size**2, hidden=[each, each])
+    else:
+        module = models.resnet18(width or _WIDTHS[net], image_size=inputs.size)
+    made = grow(module, rule, base="keep" if pretrained else "new", seed=seed)
+    made.inputs = models.inputs_of(module) if is_published(net) else inputs
+    return made

@@ -1,0 +1,156 @@
+"""What a network is taught from: folders of images, one for each class, or tables of texts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankup.data import folders, texts
+from rankup.data.inputs import ImageInput, Input, TextInput
+from rankup.data.tasks import Task
+from rankup.data.transforms import Scaling
+from rankup.errors import DataError
+
+Labelled = Sequence[tuple[Path, int]]
+Advance = Callable[[int], None]
+
+_TOGETHER = 64  # images that threads read at a time
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in a folder, before anything of it is decoded."""
+
+    root: Path
+    what: str  # "images" or "texts"
+    classes: tuple[str, ...]
+    train: Sequence[tuple[Path | str, int]]  # files or texts, with the number of their class
+    test: Sequence[tuple[Path | str, int]]
+    odd: tuple[str, ...] = ()  # files beside the images that are none
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many samples each class has."""
+        count = Counter(label for _, label in (*self.train, *self.test))
+        return {name: count[label] for label, name in enumerate(self.classes)}
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.test)
+
+
+def find(root: Path, inputs: Input | None) -> Found:
+    """Find what a network that takes such inputs can be taught from."""
+    if not root.exists():
+        raise DataError(f"there is no folder {root}")
+    if isinstance(inputs, TextInput):
+        return _find_texts(root)
+    if not isinstance(inputs, ImageInput):
+        takes = "is not known" if inputs is None else f"is {inputs}"
+        raise DataError(f"what the network takes {takes}, and only images and texts can be taught")
+    if not root.is_dir():
+        raise DataError(f"{root} is a file, expected a folder with a folder of images per class")
+    found = folders.find(root)
+    if found is None:
+        raise DataError(
+            f"{root} holds no folders of images, expected one for each class, such as "
+            f"{root / 'boots'} and {root / 'sandals'}"
+        )
+    if len(found.classes) < 2:
+        raise DataError(f"{root} has one class, {found.classes[0]!r}, expected at least 2")
+    odd = _odd_files(root, {*found.files})
+    return Found(root, "images", found.classes, found.train, found.test, odd)
+
+
+def _odd_files(root: Path, known: set[Path]) -> tuple[str, ...]:
+    files = (f for f in root.rglob("*") if f not in known and not f.is_dir())
+    names = (str(f.relative_to(root)) for f in files)
+    return tuple(sorted(name for name in names if not name.rpartition("/")[2].startswith(".")))
+
+
+def _find_texts(root: Path) -> Found:
+    files = texts.find(root)
+    if files is None:
+        raise DataError(
+            f"{root} holds no texts, expected a CSV or parquet file with columns text and label"
+        )
+    train, test = files.read()
+    classes = tuple(sorted(set(train.classes)))
+    if len(classes) < 2:
+        raise DataError(f"{root} has one class, {classes[0]!r}, expected at least 2")
+    number = {name: index for index, name in enumerate(classes)}
+    if unknown := set(test.classes) - set(classes):
+        raise DataError(f"{root}: class {min(unknown)!r} has texts to test with, but none to learn")
+    learned, tested = (
+        [(text, number[name]) for text, name in zip(rows.texts, rows.classes, strict=True)]
+        for rows in (train, test)
+    )
+    return Found(root, "texts", classes, learned, tested)
+
+
+def read_task(
+    name: str, found: Found, inputs: Input, advance: Advance
+) -> tuple[Task, tuple[str, ...]]:
+    """A task of what was found, and what is wrong with images that are left out of it."""
+    (train_x, train_y), broken = read(found.train, inputs, advance)
+    (test_x, test_y), more = read(found.test, inputs, advance)
+    for split, labels in (("to learn from", train_y), ("to test with", test_y)):
+        left = torch.bincount(labels, minlength=len(found.classes))
+        if not left.all():
+            empty = found.classes[int(left.argmin())]
+            raise DataError(
+                f"class {empty!r} has no {found.what} {split} that can be read: "
+                f"{(*broken, *more)[0]}"
+            )
+    task = Task(
+        name,
+        len(found.classes),
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        transform=scaling_of(inputs),
+        class_names=found.classes,
+    )
+    return task, (*broken, *more)
+
+
+def read(
+    samples: Sequence[tuple[Path | str, int]], inputs: Input, advance: Advance
+) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
+    """Inputs and labels, with images as bytes, before they are scaled; and what is wrong with
+    those that cannot be read."""
+    labels = [label for _, label in samples]
+    if isinstance(inputs, TextInput):
+        x = inputs.batch([str(text) for text, _ in samples])
+        advance(len(samples))
+        return (x, torch.tensor(labels)), ()
+    assert isinstance(inputs, ImageInput)
+    shape = (len(samples), inputs.channels, inputs.size, inputs.size)
+    pixels, kept, broken = np.empty(shape, np.uint8), list[int](), list[str]()
+
+    def one(number: int) -> str | None:
+        try:
+            pixels[number] = inputs.pixels(samples[number][0])
+        except DataError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(samples), _TOGETHER):
+            numbers = range(start, min(start + _TOGETHER, len(samples)))
+            for number, error in zip(numbers, pool.map(one, numbers), strict=True):
+                kept.append(number) if error is None else broken.append(error)
+            advance(len(numbers))
+    return (torch.from_numpy(pixels[kept]), torch.tensor(labels)[kept]), tuple(broken)
+
+
+def scaling_of(inputs: Input) -> Scaling | None:
+    """What is left to do with bytes of images after they were read."""
+    if isinstance(inputs, ImageInput) and not inputs.is_plain:
+        return Scaling(inputs.mean, inputs.std)
+    return None

@@ -1,0 +1,91 @@
+"""`grow` turns any module into a network that learns one task after another."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from torch import nn
+
+from rankup.errors import RankupError
+from rankup.growing.options import GrowOptions
+from rankup.layers.rounding import Store
+from rankup.net.network import IncrementalNet
+from rankup.rank import RankRule
+
+Patterns = str | Sequence[str]
+
+
+def grow(
+    module: nn.Module,
+    rank: RankRule,
+    *,
+    base: Literal["new", "keep"] = "new",
+    include: Patterns | None = None,
+    exclude: Patterns | None = None,
+    last: int | None = None,
+    head: Patterns | None = None,
+    seed: int = 0,
+    store: Store = "full",
+    per_task: Patterns | None = None,
+    copy: bool = True,
+) -> IncrementalNet:
+    """A network with the module's architecture that learns task after task.
+
+    Linear and convolutional layers become sums of factors; normalisation layers and the head are
+    kept per task. The module itself is not modified.
+
+    Args:
+        module: any module; parts that cannot be factored are named in the error.
+        rank: how many factors a task adds: one rule, or rules by layer name (`{"blocks.*": …}`).
+        base: `"new"` discards the module's weights (except for a parameter that none of its
+            modules knows how to redraw: that keeps its values); `"keep"` leaves them as a constant
+            part of every layer, to which the factors add, for a pretrained module.
+        include: name patterns of the layers to factor.
+        exclude: name patterns of what not to factor. What is not factored is trained with the
+            first task (with `base="keep"` not even then) and constant after it.
+        last: factor only this many last layers, not counting the head; what runs before them,
+            norms included, is treated like what is not factored.
+        head: the name of the output layer, if it is neither what the model itself calls so nor the
+            Linear that runs last; several names if they answer together; `"new"` puts one behind a
+            module that gives features.
+        seed: for everything random in the network.
+        store: what a task's numbers are rounded to when it is committed, and stored as: `"full"`
+            leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
+        per_task: name patterns of parameters of which each task gets its own, such as
+            `"cls_token"`; norms and biases are kept per task anyway.
+        copy: whether the module's weights are copied. Without, for a large module with
+            `base="keep"`, the network takes them over: they must not be changed any more.
+
+    >>> import rankup
+    >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
+    >>> net.begin_task("digits", classes=10)
+    >>> net(torch.zeros(3, 784), task="digits").shape
+    torch.Size([3, 10])
+    >>> net.commit_task()
+    >>> net.size().total
+    20176
+    """
+    heads = head if head is None or isinstance(head, str) else _patterns(head)
+    options = GrowOptions(
+        rank,
+        base,
+        _patterns(include),
+        _patterns(exclude) or (),
+        last,
+        heads,
+        seed,
+        store,
+        _patterns(per_task) or (),
+    )
+    if not copy and base != "keep":
+        raise RankupError("copy=False takes over a module's weights, which needs base='keep'")
+    net = IncrementalNet(module, options, copy=copy)
+    net.plan.warn(net.options)
+    return net
+
+
+def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return (given,)
+    return tuple(given)
