@@ -71,10 +71,11 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
         plain = net.merged(index)
     adapter = _collect(net, plain, index)
     if "" in adapter.whole:
-        at_root = [layer.spec.name for layer in net.layers if _owner(layer) == ""]
+        own = [layer for layer in net.layers if _owner(layer) == "" and _differs(layer, index)]
+        at_root = [layer.spec.name for layer in own]
         raise RankupError(
-            f"a LoRA adapter cannot hold the task's own {folded(at_root)}, which no module of "
-            "their own has: use net.merged(task), which holds everything"
+            f"a LoRA adapter cannot hold the task's own {folded(at_root)}, which lies in no module "
+            "that could be saved: use net.merged(task), which holds everything"
         )
     if not adapter.pairs:
         raise RankupError(f"task {net.tasks[index]!r} changes no layer that LoRA can adapt")
