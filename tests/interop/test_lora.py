@@ -116,9 +116,9 @@ def test_adapter_becomes_task(
 ) -> None:
     build, batch = MODULES[name][0], inputs(name)
     config = peft.LoraConfig(
-        r=3, lora_alpha=5, target_modules=targets, modules_to_save=saved, use_rslora=rslora, bias=bias,
-        lora_bias=name != "ViT", init_lora_weights=False, rank_pattern={targets[0]: 2},
-        alpha_pattern={targets[0]: 7},
+        r=3, lora_alpha=5, target_modules=targets, modules_to_save=saved, use_rslora=rslora,
+        bias=bias, lora_bias=name != "ViT", init_lora_weights=False,
+        rank_pattern={targets[0]: 2}, alpha_pattern={targets[0]: 7},
     )  # fmt: skip
     adapted = peft.get_peft_model(build(), config).eval()
     with torch.no_grad():
@@ -242,6 +242,9 @@ class Tied(nn.Module):
 def test_tied_weights_are_not_parted(tmp_path: Path) -> None:
     net = rankup.grow(Tied(), rankup.Rank(2, 1), base="keep")
     net.begin_task("a", 2)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1)
     net.commit_task()
     with pytest.raises(rankup.RankupError, match="one.weight and two.weight are one parameter"):
         rankup.to_lora(net, "a", tmp_path)

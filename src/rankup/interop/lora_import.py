@@ -87,6 +87,8 @@ class _Adapter:
         for full, tensor in tensors_of(folder / TENSORS, content).items():
             key = full.removeprefix(PREFIX)
             layer, is_pair, part = key.partition(".lora_")
+            if ".original_module." in key or ".modules_to_save." in key:
+                continue  # with bias="all", biases of saved modules once more, before and after
             if not is_pair:
                 adapter.saved[key.replace(".base_layer.", ".")] = tensor
             elif part in _OF_PAIR:
