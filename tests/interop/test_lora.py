@@ -102,7 +102,7 @@ def test_task_becomes_adapter(name: str, tmp_path: Path) -> None:
     assert (answer(MODULES[name][0](), batch) - expected).abs().max() > 1e-2 * expected.abs().max()
 
 
-@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize(("rslora", "bias"), [(False, "none"), (True, "none"), (False, "all")])
 @pytest.mark.parametrize(
     ("name", "targets", "saved"),
     [
@@ -112,13 +112,13 @@ def test_task_becomes_adapter(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_adapter_becomes_task(
-    name: str, targets: list[str], saved: list[str], rslora: bool, tmp_path: Path
+    name: str, targets: list[str], saved: list[str], rslora: bool, bias: str, tmp_path: Path
 ) -> None:
     build, batch = MODULES[name][0], inputs(name)
     config = peft.LoraConfig(
         r=3, lora_alpha=5, target_modules=targets, modules_to_save=saved, use_rslora=rslora,
-        lora_bias=name != "ViT", init_lora_weights=False, rank_pattern={targets[0]: 2},
-        alpha_pattern={targets[0]: 7},
+        bias=bias, lora_bias=name != "ViT", init_lora_weights=False,
+        rank_pattern={targets[0]: 2}, alpha_pattern={targets[0]: 7},
     )  # fmt: skip
     adapted = peft.get_peft_model(build(), config).eval()
     with torch.no_grad():
@@ -227,6 +227,41 @@ def test_what_no_adapter_holds_is_said(tmp_path: Path) -> None:
     with pytest.raises(rankup.RankupError, match="cannot hold the task's own cls_token"):
         rankup.to_lora(net, "a", tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x).relu()))
+
+
+def test_tied_weights_are_not_parted(tmp_path: Path) -> None:
+    net = rankup.grow(Tied(), rankup.Rank(2, 1), base="keep")
+    net.begin_task("a", 2)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1)
+    net.commit_task()
+    with pytest.raises(rankup.RankupError, match="one.weight and two.weight are one parameter"):
+        rankup.to_lora(net, "a", tmp_path)
+
+
+def test_adapter_of_another_module_is_said(tmp_path: Path) -> None:
+    net = rankup.grow(bert(), rankup.Rank(4, 2), base="keep")
+    rankup.to_lora(learned("BERT"), "a", tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(path)
+    key = "base_model.model.classifier.weight"
+    save_file(tensors | {key: tensors[key][:, :-1].contiguous()}, path)
+    with pytest.raises(rankup.RankupError, match="weight of 'classifier' has the shape"):
+        rankup.from_lora(net, "a", tmp_path)
+    assert net.learning is None
+    with pytest.raises(rankup.RankupError, match="adds to layer 'bert"):
+        rankup.from_lora(rankup.grow(vit(), rankup.Rank(4, 2), base="keep"), "a", tmp_path)
 
 
 def test_needs_kept_weights_and_files(tmp_path: Path) -> None:

@@ -71,10 +71,11 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
         plain = net.merged(index)
     adapter = _collect(net, plain, index)
     if "" in adapter.whole:
-        at_root = [layer.spec.name for layer in net.layers if _owner(layer) == ""]
+        own = [layer for layer in net.layers if _owner(layer) == "" and _differs(layer, index)]
+        at_root = [layer.spec.name for layer in own]
         raise RankupError(
-            f"a LoRA adapter cannot hold the task's own {folded(at_root)}, which no module of "
-            "their own has: use net.merged(task), which holds everything"
+            f"a LoRA adapter cannot hold the task's own {folded(at_root)}, which lies in no module "
+            "that could be saved: use net.merged(task), which holds everything"
         )
     if not adapter.pairs:
         raise RankupError(f"task {net.tasks[index]!r} changes no layer that LoRA can adapt")
@@ -88,7 +89,7 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
 
 
 def _collect(net: IncrementalNet, plain: nn.Module, index: int) -> _Adapter:
-    _refuse_tied(net, plain)
+    _refuse_tied(net, plain, index)
     found = _Adapter()
     shifts: dict[str, Tensor] = {}
     for layer in net.layers:
@@ -122,13 +123,13 @@ def _is_within(name: str, modules: set[str]) -> bool:
     return name.startswith(tuple(f"{module}." for module in modules if module))
 
 
-def _refuse_tied(net: IncrementalNet, plain: nn.Module) -> None:
+def _refuse_tied(net: IncrementalNet, plain: nn.Module, index: int) -> None:
     names: dict[int, list[str]] = {}
     for name, parameter in plain.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    factored = {f"{_owner(layer)}." for layer in net.layers if isinstance(layer, FactoredLayer)}
+    learned = tuple(f"{_owner(layer)}." for layer in net.layers if _differs(layer, index))
     for tied in names.values():
-        if len(tied) > 1 and any(name.startswith(tuple(factored)) for name in tied):
+        if len(tied) > 1 and any(name.startswith(learned) for name in tied):
             raise RankupError(
                 f"{' and '.join(tied[:2])} are one parameter, which a LoRA adapter would part: use "
                 "net.merged(task), which keeps them one"

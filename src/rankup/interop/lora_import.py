@@ -54,10 +54,12 @@ def from_lora(
         net.begin_task(name, outputs=1, uses="own")
     else:
         net.begin_task(name, found, uses="own")
-    with torch.no_grad():
+    try:
         for layer, key, value in values:
-            parameter = layer.get_parameter(f"new_{key}")
-            parameter.copy_(_padded(value, len(parameter)).reshape(parameter.shape))
+            _set(layer, key, value)
+    except BaseException:
+        net.abandon_task()
+        raise
 
 
 Values = list[tuple[TaskLayer, str, Tensor]]  # what a layer's tensor of a name becomes
@@ -85,6 +87,8 @@ class _Adapter:
         for full, tensor in tensors_of(folder / TENSORS, content).items():
             key = full.removeprefix(PREFIX)
             layer, is_pair, part = key.partition(".lora_")
+            if ".original_module." in key or ".modules_to_save." in key:
+                continue  # with bias="all", biases of saved modules once more, before and after
             if not is_pair:
                 adapter.saved[key.replace(".base_layer.", ".")] = tensor
             elif part in _OF_PAIR:
@@ -173,7 +177,8 @@ def _of_pairs(adapter: _Adapter, places: _Places) -> Values:
                 f"{spec.rank.first} factors: grow it with Rank(first={rank}, …) or more"
             )
         scaling = adapter.scaling(name, rank)
-        values += [(layer, "U", B.t() * scaling), (layer, "V", A)]
+        first = spec.rank.first
+        values += [(layer, "U", _padded(B.t() * scaling, first)), (layer, "V", _padded(A, first))]
         if (shift := pair.get("B.bias")) is not None and bool(shift.any()):
             if f"{name}.bias" not in places.own:
                 raise RankupError(f"the adapter adds a bias to layer {name!r}, which has none")
@@ -194,12 +199,6 @@ def _of_saved(adapter: _Adapter, places: _Places) -> Values:
     for name, tensor in adapter.saved.items():
         owner, _, key = name.rpartition(".")
         if name in places.own:
-            base = places.bases.get(name)
-            if base is not None and base.numel() != tensor.numel():
-                raise RankupError(
-                    f"the adapter's {name!r} has the shape {list(tensor.shape)}, but the network's "
-                    f"is {list(base.shape)}"
-                )
             values.append((*places.own[name], tensor))
         elif not (owner in places.norms and key in _STATISTICS):
             base = places.bases.get(name)
@@ -225,6 +224,17 @@ def _classes(places: _Places, adapter: _Adapter, given: int | None) -> int:
             "task has, and train its head before the commit"
         )
     return found.pop()
+
+
+@torch.no_grad()
+def _set(layer: TaskLayer, key: str, value: Tensor) -> None:
+    parameter = layer.get_parameter(f"new_{key}")
+    if value.numel() != parameter.numel():
+        raise RankupError(
+            f"the adapter's {key} of {layer.spec.name!r} has the shape {list(value.shape)}, but "
+            f"that of the network is {list(parameter.shape)}"
+        )
+    parameter.copy_(value.reshape(parameter.shape))
 
 
 def _padded(value: Tensor, rows: int) -> Tensor:
