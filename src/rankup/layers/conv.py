@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from rankup.errors import RankupError
 from rankup.layers.base import over_space
 from rankup.layers.dispatch import samples_to_plan
-from rankup.layers.factored import Block, FactoredLayer
+from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
+from rankup.layers.tables import Block
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

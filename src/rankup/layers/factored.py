@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,28 +14,17 @@ from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
 from rankup.layers.base import Selection, Start, TaskLayer, Tensors, without_row
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
-from rankup.layers.spans import after_removal, cut_out, rows_of, spans_of
 from rankup.layers.spec import FactoredSpec
+from rankup.layers.tables import (
+    Block,
+    Tables,
+    after_removal,
+    cut_out,
+    read_tables,
+    rows_of,
+    spans_of,
+)
 from rankup.rank import Place
-
-Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
-
-
-def read_tables(buffers: Mapping[str, Any]) -> tuple[Any, ...]:
-    """U, V, S, B and the kept weight: reading a module's attributes takes longer than using them.
-    (Not an itemgetter, which torch.compile cannot trace.)"""
-    return buffers["U"], buffers["V"], buffers["S"], buffers["B"], buffers["base_weight"]
-
-
-class Tables(NamedTuple):
-    """A consistent snapshot of what a mixed batch reads of a layer: another thread may commit a
-    task in the meantime."""
-
-    U: Tensor
-    V: Tensor
-    S: Tensor
-    B: Tensor
-    base: Tensor | None
 
 
 class FactoredLayer(TaskLayer):

@@ -10,8 +10,9 @@ from torch.autograd import forward_ad
 from rankup.layers.autograd import FactoredMap
 from rankup.layers.base import over_last
 from rankup.layers.dispatch import length_to_plan, samples_to_plan
-from rankup.layers.factored import FactoredLayer, read_tables
+from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
+from rankup.layers.tables import read_tables
 
 _MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
 

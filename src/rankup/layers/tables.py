@@ -1,6 +1,7 @@
-"""Where in a layer's tables the factors are that a task selects from."""
+"""The tables of a factored layer, and where in them the factors are that a task selects from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +9,24 @@ from torch import Tensor
 from rankup.layers.base import Selection, aligned_rows
 
 Span = tuple[int, int]  # of rows of a table
+Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
+
+
+def read_tables(buffers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """U, V, S, B and the kept weight: reading a module's attributes takes longer than using them.
+    (Not an itemgetter, which torch.compile cannot trace.)"""
+    return buffers["U"], buffers["V"], buffers["S"], buffers["B"], buffers["base_weight"]
+
+
+class Tables(NamedTuple):
+    """A consistent snapshot of what a mixed batch reads of a layer: another thread may commit a
+    task in the meantime."""
+
+    U: Tensor
+    V: Tensor
+    S: Tensor
+    B: Tensor
+    base: Tensor | None
 
 
 def after_removal(selection: Selection, task: int) -> Selection:
