@@ -55,7 +55,7 @@ def grow(
         copy: whether the module's weights are copied. Without, for a large module with
             `base="keep"`, the network takes them over: they must not be changed any more.
 
-    >>> import rankup
+    >>> import rankup, torch
     >>> net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rankup.Rank(first=11, step=1))
     >>> net.begin_task("digits", classes=10)
     >>> net(torch.zeros(3, 784), task="digits").shape
