@@ -59,7 +59,7 @@ def join(net: IncrementalNet, other: IncrementalNet) -> None:
             "and these differ"
         )
     tasks = [other._tasks.explicit(index) for index in new]
-    added = [[_moved(part.added(index), net.device) for index in new] for part in other.parts]
+    added = [[moved(part.added(index), net.device) for index in new] for part in other.parts]
     if tasks:
         net._append(net._tasks.following(tasks), added)
     net.notes = {name: other.notes[name] for name in other.notes} | net.notes
@@ -90,7 +90,8 @@ def _refuse_grown_otherwise(net: IncrementalNet, other: IncrementalNet) -> None:
             )
 
 
-def _moved(tensors: Tensors, device: torch.device) -> Tensors:
+def moved(tensors: Tensors, device: torch.device) -> Tensors:
+    """Tensors on a device."""
     return {key: tensor.to(device) for key, tensor in tensors.items()}
 
 

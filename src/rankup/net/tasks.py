@@ -101,9 +101,13 @@ class TaskList:
         """The task at an index, with the names of all that it uses."""
         return replace(self.tasks[index], uses=self.uses(index))
 
+    def _copy(self) -> "TaskList":
+        """The committed tasks, to try what comes after them."""
+        return TaskList(list(self.tasks), None, dict(self._indices))
+
     def following(self, tasks: Sequence[KnownTask]) -> list[KnownTask]:
         """Tasks that name all that they use, as they are once they come after the known ones."""
-        known = TaskList(list(self.tasks), None, dict(self._indices))
+        known = self._copy()
         for task in tasks:
             assert task.uses is not None
             known.append(replace(task, uses=known.shortened(task.uses, len(known.tasks))))
@@ -121,7 +125,7 @@ class TaskList:
 
     def selections(self, tasks: Sequence[KnownTask]) -> list[Selection]:
         """Those of tasks that will come after the known ones, and may select from each other."""
-        known = TaskList(list(self.tasks), None, dict(self._indices))
+        known = self._copy()
         found = []
         for task in tasks:
             found.append(known.selection(task))

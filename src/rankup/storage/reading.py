@@ -20,6 +20,7 @@ from rankup.growing.planner import make_plan
 from rankup.layers import Tensors, rounding
 from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
+from rankup.net.moving import moved
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList
 from rankup.storage.manifest import BASE, File, Manifest
@@ -109,15 +110,11 @@ def append_tasks(
         return
     # All of them at once: tables that grew by a task at a time would be copied as often.
     read = [read_task(folder, manifest, known, index) for index in indices]
-    by_part = [[_moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
+    by_part = [[moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
     net._append(net._tasks.following([known.explicit(index) for index in indices]), by_part)
     for index in indices:
         task, file = manifest.tasks[index]
         net.saved_files[task.name] = file
-
-
-def _moved(tensors: Tensors, device: torch.device) -> Tensors:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _said_of_task(content: bytes) -> object:
