@@ -274,8 +274,13 @@ def row_by_row(
     return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
 
 
+def cut_out(table: Tensor, start: int, end: int) -> Tensor:
+    """A table without some of its rows."""
+    return torch.cat([table[:start], table[end:]])
+
+
 def without_row(table: Tensor, index: int) -> Tensor:
-    return torch.cat([table[:index], table[index + 1 :]])
+    return cut_out(table, index, index + 1)
 
 
 def aligned_rows(table: Tensor, start: int, end: int) -> Tensor:

@@ -12,14 +12,13 @@ from torch import Tensor
 from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
-from rankup.layers.base import Selection, Start, TaskLayer, Tensors, without_row
+from rankup.layers.base import Selection, Start, TaskLayer, Tensors, cut_out, without_row
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
     Block,
     Tables,
     after_removal,
-    cut_out,
     read_tables,
     rows_of,
     spans_of,
@@ -189,7 +188,10 @@ class FactoredLayer(TaskLayer):
         return self._of_one_task(x, self.count)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
-        y = self._combine(x, self._blocks(task), learned=task < self.count)
+        return self._of_blocks(x, self._blocks(task), task)
+
+    def _of_blocks(self, x: Tensor, blocks: list[Block], task: int) -> Tensor:
+        y = self._combine(x, blocks, learned=task < self.count)
         return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
 
     def matrix(self, task: int) -> Tensor:
@@ -253,10 +255,10 @@ class FactoredLayer(TaskLayer):
 
     def _ends_with(self, selections: Sequence[Selection]) -> list[int]:
         """Where tasks' own factors end in the tables, with more tasks."""
-        rank, ends = self.spec.rank, list(self.ends)
+        ends = list(self.ends)
         for index, selection in enumerate(selections, self.count):
-            is_root = not (index if selection is None else selection)
-            ends.append(ends[-1] + (rank.first if is_root else rank.step))
+            place = Place(roots=index if selection is None else len(selection))
+            ends.append(ends[-1] + self.spec.rank.added(place))
         return ends
 
     def without(self, task: int) -> Tensors:

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import Selection, Start, TaskLayer, Tensors, aligned_rows, over_last
+from rankup.layers.base import (
+    Selection,
+    Start,
+    TaskLayer,
+    Tensors,
+    aligned_rows,
+    cut_out,
+    over_last,
+)
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
@@ -93,13 +101,15 @@ class TaskHead(TaskLayer):
             self._refuse_shape(input, f"{self.in_features} features in {where}")
         self._check_dtype(input)
         task = self._task(input)
-        x = input.movedim(channels, -1)
-        if isinstance(task, Tensor):
-            return self._mixed(x, task).movedim(-1, channels)
+        x = input if channels == -1 else input.movedim(channels, -1)
+        y = self._mixed(x, task) if isinstance(task, Tensor) else self._of_one_task(x, task)
+        return y if channels == -1 else y.movedim(-1, channels)
+
+    def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         y = F.linear(x, *self._of_task(task))
         if answers_like_widest():
-            y = F.pad(y, (0, self.rows.shape[1] - y.shape[-1]), value=-math.inf)
-        return y.movedim(-1, channels)
+            return F.pad(y, (0, self.rows.shape[1] - y.shape[-1]), value=-math.inf)
+        return y
 
     def start(self, classes: int, start: Start) -> Tensors:
         return self._head_start(classes, self.spec, start.key)
@@ -117,7 +127,7 @@ class TaskHead(TaskLayer):
     def without(self, task: int) -> Tensors:
         start, end = self.ends[task : task + 2]
         tables = {"weights": self.weights, "biases": self.biases}
-        cut = {k: torch.cat([t[:start], t[end:]]) for k, t in tables.items() if t is not None}
+        cut = {k: cut_out(t, start, end) for k, t in tables.items() if t is not None}
         return cut | {"rows": self._rows([*self._classes[:task], *self._classes[task + 1 :]])}
 
     def drop(self, task: int, tables: Tensors) -> None:

@@ -54,8 +54,3 @@ def rows_of(table: Tensor, spans: Sequence[Span]) -> Tensor:
     if len(spans) == 1:
         return aligned_rows(table, *spans[0])
     return torch.cat([table[start:end] for start, end in spans])
-
-
-def cut_out(table: Tensor, start: int, end: int) -> Tensor:
-    """A table without some of its rows."""
-    return torch.cat([table[:start], table[end:]])
