@@ -43,15 +43,16 @@ def tune(
     search: Annotated[
         Search,
         typer.Option(
-            help="grid: every trial learns all tasks. asha: after 1, 3, 9, … tasks only the best "
-            "trials go on, as Optuna's successive halving decides."
+            help="grid: every trial learns all tasks. asha: after the first tasks, and again after "
+            "three times as many, only the best trials go on, as Optuna's successive halving "
+            "decides."
         ),
     ] = Search.grid,
     budget: Annotated[
         int | None,
         typer.Option(
             help="Epochs that each method's trials may take with --search asha, for all tasks and "
-            "seeds; by default half of what those of a grid take.",
+            "seeds; by default half of what those of a grid take. With more, decisions come later.",
             min=1,
         ),
     ] = None,
