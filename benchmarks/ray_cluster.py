@@ -126,9 +126,15 @@ RUN += ["--threads", "1"]
 
 
 def _rankup(*words: str, **env: str) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL
+    pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
     command = [sys.executable, "-m", "rankup", *words]
-    return subprocess.Popen(command, env={**os.environ, **env}, stdout=quiet, stderr=quiet)
+    return subprocess.Popen(command, env={**os.environ, **env}, stdout=quiet, stderr=pipe)
+
+
+def _must_end_well(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{process.args} ended with {process.returncode}:\n{errors.decode()}")
 
 
 def _nets(root: Path) -> dict[str, str]:
@@ -149,7 +155,7 @@ def _faults(repeat: int, fault: Callable[[Any, Path, int], None]) -> dict[str, o
     """Runs that are hit in the middle end with the same networks, and no line of a task that was
     finished before is ever written anew."""
     folder = Path(tempfile.mkdtemp())
-    assert _rankup(*RUN, "--out", str(folder / "whole")).wait() == 0
+    _must_end_well(_rankup(*RUN, "--out", str(folder / "whole")))
     expected = _nets(folder / "whole")
     made = cluster()
     same = 0
@@ -176,7 +182,7 @@ def nodes(repeat: int) -> dict[str, object]:
         assert driver.poll() is None, "it was over before"
         made.remove_node(sorted(made.worker_nodes, key=lambda node: node.unique_id)[number % 2])
         made.add_node(num_cpus=1, object_store_memory=STORE)
-        assert driver.wait() == 0
+        _must_end_well(driver)
         after = _first_lines(out)
         again += sum(lines != after[seed][: len(lines)] for seed, lines in before.items())
 
@@ -197,7 +203,7 @@ def drivers(repeat: int) -> dict[str, object]:
         driver.wait()
         time.sleep(1)  # its workers end, too
         before = _first_lines(out)
-        assert _rankup("run", "--resume", *options, RAY_ADDRESS=made.address).wait() == 0
+        _must_end_well(_rankup("run", "--resume", *options, RAY_ADDRESS=made.address))
         after = _first_lines(out)
         again += sum(lines != after[seed][: len(lines)] for seed, lines in before.items())
 

@@ -1,5 +1,5 @@
-"""Successive halving, for `rankup tune --search asha`: all trials learn the first tasks, the best of
-them the next ones, and a few all tasks, within a budget of epochs.
+"""Successive halving, for `rankup tune --search asha`: all trials learn the first tasks, the best
+of them the next ones, and a few all tasks, within a budget of epochs.
 
 Optuna orders the trials and decides which go on. Between its decisions all that go on learn
 together, as trials of a grid do, so that what is chosen does not depend on which is done first. The

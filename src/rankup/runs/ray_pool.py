@@ -69,6 +69,8 @@ class RayPool:
         self.address = address
         self._connected = False
         self._sent: list[tuple[object, Any]] = []  # what was put into the object store
+        self._mailbox: Any = None
+        self._calls = 0  # of `run`
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +81,11 @@ class RayPool:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if self._connected:
-            with undisturbed():
+        with undisturbed():
+            if self._mailbox is not None:
+                self._ray.kill(self._mailbox)
+                self._mailbox = None
+            if self._connected:
                 self._ray.shutdown()
 
     @cached_property
@@ -134,7 +139,7 @@ class RayPool:
             return
         ray = self._ray
         self._refuse_unmet(needs)
-        outbox = _outbox(ray)
+        outbox = self._outbox()
         remote = ray.remote(
             num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0, scheduling_strategy="SPREAD"
         )(_work)
@@ -151,7 +156,7 @@ class RayPool:
             try:
                 while pending:
                     done, _ = ray.wait([*pending], timeout=_LISTEN)
-                    for message in _messages_in(ray, outbox):
+                    for message in self._messages_in(outbox):
                         _receive(message, hear)
                     for reference in done:
                         item = pending.pop(reference)
@@ -173,7 +178,20 @@ class RayPool:
                 with undisturbed():
                     for reference in pending:
                         ray.cancel(reference, force=True)
-                    ray.kill(outbox.actor)
+
+    def _outbox(self) -> _Outbox:
+        """For one call of `run`. The actor stays: another would take a warm worker's place."""
+        self._mailbox = self._mailbox or _mailbox(self._ray)
+        self._calls += 1
+        return _Outbox(self._mailbox, self._calls)
+
+    def _messages_in(self, outbox: _Outbox) -> list[Any]:
+        try:
+            told = self._ray.get(outbox.actor.take.remote())
+        except self._ray.exceptions.RayError:  # lost with its node: progress is not shown, but made
+            self._mailbox = None
+            return []
+        return [message for call, message in told if call == outbox.call]
 
     def _refuse_unmet(self, needs: Needs) -> None:
         """Ray would wait for ever for what no node has."""
@@ -238,9 +256,10 @@ class Mailbox:
 
 class _Outbox(NamedTuple):
     actor: Any
+    call: int  # of `run`: work of an earlier one may have been ended while it was telling
 
     def put(self, message: Any) -> None:
-        self.actor.put.remote(message)
+        self.actor.put.remote((self.call, message))
 
 
 class _Token(NamedTuple):
@@ -320,25 +339,17 @@ def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("RANKUP_")}
 
 
-def _outbox(ray: Any) -> _Outbox:
+def _mailbox(ray: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
     here = On(_own_node(ray), soft=True)
     actor = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here)
-    return _Outbox(actor.remote())
+    return actor.remote()
 
 
 def _own_node(ray: Any) -> str:
     node: str = ray.get_runtime_context().get_node_id()
     return node
-
-
-def _messages_in(ray: Any, outbox: _Outbox) -> list[Any]:
-    try:
-        messages: list[Any] = ray.get(outbox.actor.take.remote())
-    except ray.exceptions.RayError:  # lost with its node: progress is not shown, but made
-        return []
-    return messages
 
 
 def _import_ray() -> Any:
