@@ -1,6 +1,7 @@
 """Ray on two nodes of this machine, a CPU and a thread each: speed, own cost, and faults.
 
 python benchmarks/ray_cluster.py speed --repeat 3    # 12 settings of `rankup paper`
+python benchmarks/ray_cluster.py scale --repeat 3    # its model on one and on two workers
 python benchmarks/ray_cluster.py cost                # of a run of 10 s on a warm worker
 python benchmarks/ray_cluster.py nodes --repeat 20   # a node removed in the middle
 python benchmarks/ray_cluster.py drivers --repeat 20 # the driver killed in the middle
@@ -15,12 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import write_result
 from scale import makespan
+
+from rankup.paper.experiment import Experiment
+from rankup.paper.results import Results
+from rankup.paper.runner import Runner, phases
+from rankup.runs.ray_pool import Needs, RayPool
+from rankup.runs.request import Device
 
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1")
 
@@ -48,55 +56,81 @@ def shut_down(made: Any) -> None:
     made.shutdown()
 
 
+def _experiments(*epochs: int) -> list[Experiment]:
+    """A dozen small settings of `rankup paper`, the longest first."""
+    of = partial(Experiment.of, "p-digits", tasks=10, seeds=1)
+    methods = ("rank", "finetune", "ewc", "parallel")
+    return [of(method, epochs=each) for method in methods for each in epochs]
+
+
+def _run_all(
+    experiments: Sequence[Experiment], pool: RayPool | None
+) -> tuple[float, dict[Experiment, float]]:
+    """The seconds of all of them, and of each."""
+    runner = Runner(Results(Path(tempfile.mkdtemp())), Device.cpu, None, "benchmark")
+    begun = time.perf_counter()
+    ended = list(runner.run_all(experiments, lambda _: None, jobs=2, pool=pool))
+    took = time.perf_counter() - begun
+    assert not any(each.failed for each in ended)
+    return took, {each.experiment: each.seconds for each in ended}
+
+
 def speed(repeat: int) -> dict[str, object]:
-    from rankup.paper.experiment import Experiment
-    from rankup.paper.results import Results
-    from rankup.paper.runner import Finished, Runner
-    from rankup.runs.ray_pool import RayPool
-    from rankup.runs.request import Device
-
-    experiments = [
-        Experiment.of("p-digits", method, epochs=epochs, tasks=10, seeds=1)
-        for method in ("rank", "finetune", "ewc", "parallel")
-        for epochs in (20, 25, 30)
-    ]
-
-    def run(pool: RayPool | None) -> tuple[float, list[Finished], Path]:
-        root = Path(tempfile.mkdtemp())
-        runner = Runner(Results(root), Device.cpu, None, "benchmark")
-        begun = time.perf_counter()
-        ended = list(runner.run_all(experiments, lambda _: None, jobs=2, pool=pool))
-        return time.perf_counter() - begun, ended, root
-
+    experiments = _experiments(20, 25, 30)
     begun = time.perf_counter()
     made = cluster()
     started = time.perf_counter() - begun
     pool = RayPool("ray")
-    run(pool)  # warm
-    ratios, packing, rows = [], [], []
+    _run_all(experiments, pool)  # warm
+    ratios, rows = [], []
     try:
         for _ in range(repeat):  # in turn: others may use the cores, too
-            jobs, by_jobs, _ = run(None)
-            on_ray, by_ray, _ = run(pool)
+            jobs, _ = _run_all(experiments, None)
+            on_ray, _ = _run_all(experiments, pool)
             ratios.append(jobs / on_ray)
-            packing.append(makespan([each.seconds for each in by_ray], 2) / on_ray)
             rows.append({"jobs": round(jobs, 2), "ray": round(on_ray, 2)})
-            print(f"--jobs 2: {jobs:.1f} s, Ray: {on_ray:.1f} s, ratio {ratios[-1]:.2f}, ", end="")
-            print(f"packing by the model over measured: {packing[-1]:.2f}")
-            assert not any(each.failed for each in (*by_jobs, *by_ray))
+            print(f"--jobs 2: {jobs:.1f} s, Ray: {on_ray:.1f} s, ratio {ratios[-1]:.2f}")
     finally:
         shut_down(made)
     return {
         "start_of_cluster_s": round(started, 1),
         "seconds": rows,
         "throughput_over_jobs_2": round(statistics.median(ratios), 3),
-        "packing_model_over_measured": round(statistics.median(packing), 3),
     }
 
 
-def cost(repeat: int) -> dict[str, object]:
-    from rankup.runs.ray_pool import Needs, RayPool
+def scale(repeat: int) -> dict[str, object]:
+    """The model of benchmarks/scale.py, from the times of each setting on one worker, against the
+    time of all on one and on two."""
+    import ray
 
+    experiments = _experiments(8, 10, 12)
+    rows, made = [], cluster()
+    try:
+        pool = RayPool("ray")
+        _run_all(experiments[:6], pool)  # warm
+        for _ in range(repeat):
+            occupied = ray.remote(num_cpus=1)(Idle).remote()  # so that one worker is left
+            ray.get(occupied.ready.remote())
+            one, seconds = _run_all(experiments, pool)
+            ray.kill(occupied)
+            two, _ = _run_all(experiments, pool)
+            ((_, order),) = phases(experiments, 2)
+            expected = [makespan([seconds[each] for each in order], count) for count in (1, 2)]
+            rows.append([round(expected[0] / one, 3), round(expected[1] / two, 3)])
+            print(f"one worker: {expected[0]:.1f} by the model, {one:.1f} s measured; ", end="")
+            print(f"two: {expected[1]:.1f}, {two:.1f} s", flush=True)
+    finally:
+        shut_down(made)
+    medians = [statistics.median(each) for each in zip(*rows, strict=True)]
+    return {"model_over_measured_1_and_2_workers": rows, "medians": medians}
+
+
+class Idle:
+    def ready(self) -> None: ...
+
+
+def cost(repeat: int) -> dict[str, object]:
     made = cluster()
     try:
         pool = RayPool("ray")
@@ -210,7 +244,7 @@ def drivers(repeat: int) -> dict[str, object]:
     return _faults(repeat, kill) | {"finished_tasks_run_again": again}
 
 
-PARTS = {"speed": speed, "cost": cost, "nodes": nodes, "drivers": drivers}
+PARTS = {"speed": speed, "scale": scale, "cost": cost, "nodes": nodes, "drivers": drivers}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
