@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -153,6 +154,20 @@ def test_what_is_sent_is_put_once(pool: RayPool) -> None:
 def test_other_places_are_refused(wrong: str) -> None:
     with pytest.raises(RankupError, match=r"--on takes ray or ray://HOST:10001, got"):
         ray_pool.check_address(wrong)
+
+
+def test_cluster_that_does_not_answer_is_refused_before_anything_is_written(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rankup[ray]'")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", closed)
+    for on, named in (("ray", closed), (f"ray://{closed}", f"ray://{closed}")):
+        done = call("run", "--on", on, "--out", tmp_path / "run")
+        refused = f"rankup: cannot connect to Ray at {named}: Connection refused\n"
+        assert (done.code, done.err) == (1, refused)
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_ray_is_one_sentence(tmp_path: Path) -> None:

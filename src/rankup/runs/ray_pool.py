@@ -8,6 +8,7 @@ work goes on from its last checkpoint.
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -31,6 +32,7 @@ RAY = "ray"  # a Ray of one's own, or the one that RAY_ADDRESS names
 _CLIENT = "ray://"
 
 _LISTEN = 0.1  # seconds between two looks at the messages
+_PATIENCE = 10.0  # seconds for a cluster to answer
 _MOST_TRIES = 5  # how often the same work may be lost
 
 
@@ -49,7 +51,26 @@ def check_address(on: str | None) -> str | None:
         raise RankupError(f"--on takes ray or ray://HOST:10001, got {on!r}")
     if find_spec("ray") is None:
         raise RankupError(f"--on {on} needs Ray: pip install 'rankup[ray]'")
+    if found := _cluster(on):
+        _refuse_unreachable(found)
     return on
+
+
+def _cluster(on: str) -> str | None:
+    """The address of one that runs already."""
+    return os.environ.get("RAY_ADDRESS") if on == RAY else on
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if not (host and port.isdigit()):
+        return  # such as auto, which Ray looks up
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RankupError(f"cannot connect to Ray at {address}: {reason}") from error
 
 
 def pool_on(address: str | None) -> AbstractContextManager[RayPool | None]:
@@ -93,7 +114,7 @@ class RayPool:
         ray = _import_ray()
         if ray.is_initialized():
             return ray
-        found = os.environ.get("RAY_ADDRESS") if self.address == RAY else self.address
+        found = _cluster(self.address)
         quiet = {"log_to_driver": False, "logging_level": "error"}
         try:
             with undisturbed():  # or half of a cluster would be left
