@@ -185,30 +185,35 @@ def _first_lines(root: Path) -> dict[str, list[str]]:
     return {p.parent.name: p.read_text().splitlines() for p in root.glob("*/metrics.jsonl")}
 
 
-def _faults(repeat: int, fault: Callable[[Any, Path, int], None]) -> dict[str, object]:
+def _faults(repeat: int, fault: Callable[[Any, Path, int], int]) -> dict[str, object]:
     """Runs that are hit in the middle end with the same networks, and no line of a task that was
-    finished before is ever written anew."""
+    finished before is ever written anew: how many are, the fault returns. Ctrl-C ends the series
+    with what was found so far."""
     folder = Path(tempfile.mkdtemp())
     _must_end_well(_rankup(*RUN, "--out", str(folder / "whole")))
     expected = _nets(folder / "whole")
     made = cluster()
-    same = 0
+    count = same = again = 0
     try:
-        for number in range(repeat):
-            out = folder / str(number)
-            fault(made, out, number)
+        for count in range(1, repeat + 1):
+            out = folder / str(count)
+            again += fault(made, out, count - 1)
             same += _nets(out) == expected
-            print(f"{number + 1}: {same} of {number + 1} with the same networks", flush=True)
+            print(f"{same} of {count} with the same networks, {again} tasks again", flush=True)
+    except KeyboardInterrupt:
+        count -= 1
     finally:
         shut_down(made)
-    return {"faults": repeat, "same_networks": same}
+    return {"faults": count, "same_networks": same, "finished_tasks_run_again": again}
+
+
+def _written_anew(before: dict[str, list[str]], out: Path) -> int:
+    after = _first_lines(out)
+    return sum(lines != after[seed][: len(lines)] for seed, lines in before.items())
 
 
 def nodes(repeat: int) -> dict[str, object]:
-    again = 0
-
-    def remove(made: Any, out: Path, number: int) -> None:
-        nonlocal again
+    def remove(made: Any, out: Path, number: int) -> int:
         driver = _rankup(*RUN, "--out", str(out), "--on", "ray", RAY_ADDRESS=made.address)
         while sum(_learned(out).values()) < 1 + number % 8 and driver.poll() is None:
             time.sleep(0.05)
@@ -217,17 +222,13 @@ def nodes(repeat: int) -> dict[str, object]:
         made.remove_node(sorted(made.worker_nodes, key=lambda node: node.unique_id)[number % 2])
         made.add_node(num_cpus=1, object_store_memory=STORE)
         _must_end_well(driver)
-        after = _first_lines(out)
-        again += sum(lines != after[seed][: len(lines)] for seed, lines in before.items())
+        return _written_anew(before, out)
 
-    return _faults(repeat, remove) | {"finished_tasks_run_again": again}
+    return _faults(repeat, remove)
 
 
 def drivers(repeat: int) -> dict[str, object]:
-    again = 0
-
-    def kill(made: Any, out: Path, number: int) -> None:
-        nonlocal again
+    def kill(made: Any, out: Path, number: int) -> int:
         options = ("--out", str(out), "--on", "ray")
         driver = _rankup(*RUN, *options, RAY_ADDRESS=made.address)
         while sum(_learned(out).values()) < 1 + number % 8 and driver.poll() is None:
@@ -238,10 +239,9 @@ def drivers(repeat: int) -> dict[str, object]:
         time.sleep(1)  # its workers end, too
         before = _first_lines(out)
         _must_end_well(_rankup("run", "--resume", *options, RAY_ADDRESS=made.address))
-        after = _first_lines(out)
-        again += sum(lines != after[seed][: len(lines)] for seed, lines in before.items())
+        return _written_anew(before, out)
 
-    return _faults(repeat, kill) | {"finished_tasks_run_again": again}
+    return _faults(repeat, kill)
 
 
 PARTS = {"speed": speed, "scale": scale, "cost": cost, "nodes": nodes, "drivers": drivers}
