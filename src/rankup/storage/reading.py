@@ -25,6 +25,7 @@ from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList
 from rankup.storage.manifest import BASE, File, Manifest
 from rankup.utils.files import read_regular
+from rankup.utils.hub import SCHEME, Address, in_one_sentence
 
 
 def network_without_tasks(
@@ -67,17 +68,13 @@ def base_path(folder: Path, base_from: str | None) -> Path:
     named relative to it, or on the Hub, as `hf://user/name@revision`."""
     if base_from is None or (folder / BASE).exists():
         return folder / BASE
-    if not base_from.startswith("hf://"):
+    if not base_from.startswith(SCHEME):
         return folder / base_from / BASE
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    repository, _, revision = base_from.removeprefix("hf://").partition("@")
-    try:
-        return Path(hf_hub_download(repository, BASE, revision=revision or None))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise StoreError(f"the base of {folder}, {base_from}, cannot be had: {reason}") from error
+    with in_one_sentence(f"the base of {folder}, {base_from}, cannot be had", StoreError):
+        address = Address.parse(base_from)
+        return Path(hf_hub_download(address.repository, BASE, revision=address.revision))
 
 
 def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
