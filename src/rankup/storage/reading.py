@@ -93,7 +93,8 @@ def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> 
     shapes = [(spec, spec.shapes(place, task.classes)) for spec in manifest.specs]
     path = folder / file.file
     content = read_content(path, file)
-    if manifest.version > 1 and (said := _said_of_task(content)) != known.explicit(index).said():
+    said = _said_of_task(content)
+    if manifest.version > 1 and not _is_of_task(said, known, index):
         raise StoreError(f"{path} holds another task than {task.name!r}: it says {said}")
     tensors = tensors_of(path, content)
     return _by_part(path, tensors, shapes, manifest.options.store, manifest.dtype)
@@ -121,6 +122,15 @@ def _said_of_task(content: bytes) -> object:
         return json.loads(header["__metadata__"]["task"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
+
+
+def _is_of_task(said: object, known: TaskList, index: int) -> bool:
+    """Whether a file says that it is of a task. It never changes, so it may name tasks that were
+    removed since: such as add no factors, which their users can do without."""
+    if not isinstance(said, dict) or not isinstance(said.get("uses"), list):
+        return False
+    left = [name for name in said["uses"] if name in known.names]
+    return {**said, "uses": left} == known.explicit(index).said()
 
 
 def _by_part(

@@ -61,7 +61,7 @@ def save_changes(
     if old is not None:
         _refuse_other_network(folder, old, new)
         mine = _with_those_there(net, folder, old, mine)
-    new = replace(new, tasks=tuple(_shortened(mine)))
+    new = replace(new, tasks=tuple(shortened(mine)))
     files.write()
     if new != old:
         write_file(folder / MANIFEST, new.to_bytes())
@@ -185,7 +185,7 @@ def _fits(net: IncrementalNet, old: Manifest, mine: Sequence[Entry]) -> bool:
     return mine[0][1] == old.tasks[0][1]
 
 
-def _shortened(entries: Sequence[Entry]) -> Iterator[Entry]:
+def shortened(entries: Sequence[Entry]) -> Iterator[Entry]:
     tasks = TaskList().following([task for task, _ in entries])
     return zip(tasks, (file for _, file in entries), strict=True)
 
