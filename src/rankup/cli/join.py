@@ -38,5 +38,6 @@ def join(
         print(json.dumps(told) if as_json else f"{path} would get {listed}; nothing was changed")
         return
     edit.carry_out()
-    text = f"{path} got {listed} from {other}, and now knows {len(names)} tasks"
+    count = f"{len(names)} task{'s' if len(names) != 1 else ''}"
+    text = f"{path} got {listed} from {other}, and now knows {count}"
     print(json.dumps(told) if as_json else text)

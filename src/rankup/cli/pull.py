@@ -34,7 +34,7 @@ def pull(
 
     Example: rankup pull user/shop nets/shop
     """
-    from rankup.cli.transfer import hub_bars, sizes, tasks_named
+    from rankup.cli.transfer import confirm_removal, hub_bars, sizes, would
     from rankup.storage.hub import plan_pull
     from rankup.utils.hub import Address
 
@@ -52,16 +52,10 @@ def pull(
         "tasks_removed": plan.removed,
     }
     if dry_run:
-        text = f"Would fetch {sizes(fetched)} to {folder}"
-        text += f" and remove {tasks_named(plan.removed)} there" if plan.removed else ""
-        print(json.dumps(told) if as_json else f"{text}; nothing was changed")
+        text = would(f"fetch {sizes(fetched)} to {folder}", plan.removed)
+        print(json.dumps(told) if as_json else text)
         return
-    if plan.removed and not yes:
-        typer.confirm(
-            f"{folder} has {tasks_named(plan.removed)} otherwise than {address}; remove here?",
-            abort=True,
-            err=True,
-        )
+    confirm_removal(str(folder), plan.removed, str(address), yes)
     with hub_bars():
         plan.carry_out()
     count = len(plan.new.tasks)

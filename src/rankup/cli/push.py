@@ -37,7 +37,7 @@ def push(
 
     Example: rankup push nets/shop user/shop --private
     """
-    from rankup.cli.transfer import hub_bars, sizes, tasks_named
+    from rankup.cli.transfer import confirm_removal, hub_bars, sizes, would
     from rankup.life.pushing import local_tokenizers, plan_push
 
     folder = network_folder(path)
@@ -56,16 +56,10 @@ def push(
     for tokenizer in local_tokenizers(plan.manifest):
         print(f"rankup: texts need the tokenizer in {tokenizer}, which stays here", file=sys.stderr)
     if dry_run:
-        text = f"Would upload {sizes(plan.uploads)} to {repository}"
-        text += f" and remove {tasks_named(plan.removed)} there" if plan.removed else ""
-        print(json.dumps(told) if as_json else f"{text}; nothing was changed")
+        text = would(f"upload {sizes(plan.uploads)} to {repository}", plan.removed)
+        print(json.dumps(told) if as_json else text)
         return
-    if plan.removed and not yes:
-        typer.confirm(
-            f"{repository} has {tasks_named(plan.removed)} otherwise than {path}; remove there?",
-            abort=True,
-            err=True,
-        )
+    confirm_removal(str(repository), plan.removed, str(path), yes)
     if plan.uploads or plan.deletes:
         with hub_bars():
             told["commit"] = plan.carry_out(private)

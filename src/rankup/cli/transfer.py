@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import typer
+
 
 @contextmanager
 def hub_bars() -> Iterator[None]:
@@ -45,3 +47,20 @@ def tasks_named(names: Sequence[str]) -> str:
     from rankup.net.tasks import listed
 
     return f"task{'s' if len(names) != 1 else ''} {listed(names)}"
+
+
+def would(change: str, removed: Sequence[str]) -> str:
+    """What a dry run says.
+
+    >>> would("upload 1 file", ["a"])
+    "Would upload 1 file and remove task 'a' there; nothing was changed"
+    """
+    gone = f" and remove {tasks_named(removed)} there" if removed else ""
+    return f"Would {change}{gone}; nothing was changed"
+
+
+def confirm_removal(there: str, removed: Sequence[str], other: str, yes: bool) -> None:
+    """Ask before tasks are removed; without a yes, nothing is done."""
+    if removed and not yes:
+        question = f"{there} has {tasks_named(removed)} otherwise than {other}; remove there?"
+        typer.confirm(question, abort=True, err=True)
