@@ -17,6 +17,7 @@ from helpers.hub import FolderHub, failure
 from helpers.zoo import assert_same_bits, hashes, inputs, logits, module, taught, teach
 from rankup.data.inputs import TensorInput
 from rankup.life import card
+from rankup.life.pushing import plan_push
 
 SHOP = "user/shop"
 HF = f"hf://{SHOP}"
@@ -299,6 +300,10 @@ def test_push_that_another_overtook_is_refused(
         "command again\n"
     )
     pushed.before_commit = lambda: None
+    plan = plan_push(tmp_path / "net", SHOP)
+    pushed._commit(SHOP, {"note.txt": b"mine, again"}, [])  # while the user is being asked
+    with pytest.raises(rankup.StoreError, match="somebody else has pushed meanwhile"):
+        plan.carry_out()
     assert call("push", tmp_path / "net", SHOP).code == 0
     assert (pushed.folder(SHOP) / "note.txt").exists()
 
