@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rankup.storage.store import Verification, load, save, verify
     from rankup.training.checkpoint import Checkpoint
     from rankup.training.fit import accuracy, fit
+    from rankup.training.logs import Log
     from rankup.training.loop import Epoch, OnEpoch, TaskFailed
     from rankup.training.recipe import Recipe
 
@@ -30,6 +31,7 @@ _HOME = {
     "Checkpoint": "rankup.training.checkpoint",
     "Epoch": "rankup.training.loop",
     "IncrementalNet": "rankup.net.network",
+    "Log": "rankup.training.logs",
     "OnEpoch": "rankup.training.loop",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
@@ -56,6 +58,7 @@ __all__ = [
     "Checkpoint",
     "Epoch",
     "IncrementalNet",
+    "Log",
     "OnEpoch",
     "Rank",
     "RankupError",

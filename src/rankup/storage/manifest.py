@@ -7,7 +7,7 @@ import json
 import os
 import re
 import reprlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,14 @@ class Manifest:
         for task, _ in self.tasks:
             known.append(task)
         return known
+
+    def is_of_same_network(self, other: "Manifest") -> bool:
+        """Whether both are of one network, which may have learned or lost tasks in between."""
+        if not models.are_alike(self.model, other.model):
+            return False
+        changing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None, "base_from": None}
+        same = replace(other, model=self.model, **changing)
+        return replace(self, **changing) == same
 
     def to_bytes(self) -> bytes:
         options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
