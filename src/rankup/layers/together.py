@@ -21,6 +21,7 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
+from rankup.layers.substitute import TaskTensor
 
 
 class _Stacked(TaskLayer):
@@ -151,6 +152,16 @@ class StackedHead(_Stacked, TaskHead):
         return y.view(*x.shape[:-1], weight.shape[1])
 
 
+class StackedTensor(_Stacked, TaskTensor):
+    """A vector that a module with a forward of its own scales or shifts channels by."""
+
+    def rows(self, x: Tensor) -> Tensor:
+        self._task(x)  # compares the number of rows
+        own = self.stacked["value"][:, None]  # [A, 1, …]
+        each = len(x) // self.tasks
+        return own.expand(-1, each, *own.shape[2:]).reshape(len(x), *own.shape[2:])
+
+
 _FORMS: dict[type[TaskLayer], type[_Stacked]] = {
     FactoredLinear: StackedLinear,
     FactoredConv1d: StackedConv1d,
@@ -158,6 +169,7 @@ _FORMS: dict[type[TaskLayer], type[_Stacked]] = {
     FactoredConv3d: StackedConv3d,
     TaskNorm: StackedNorm,
     TaskHead: StackedHead,
+    TaskTensor: StackedTensor,
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import RowsError, TaskNorm
+from rankup.layers.substitute import reads_one_task
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import Uses, listed
 from rankup.rank import as_whole
@@ -123,10 +124,10 @@ def _check(
             "tasks learned at once share what is constant, but this network's first task decides "
             "that: learn it with fit, or grow a module with base='keep'"
         )
-    if named := net.plan.substituted:
+    if reads_one_task(net.body):
         raise RankupError(
-            f"the module runs one task at a time, as parts of it read their weights themselves "
-            f"({listed(named)}): {_ONE_BY_ONE}"
+            "the module runs for one task at a time, as some of its parts compute with their "
+            f"weights themselves: {_ONE_BY_ONE}"
         )
 
 
