@@ -21,6 +21,7 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
+from rankup.layers.stacked_map import StackedMap
 from rankup.layers.substitute import TaskTensor
 
 
@@ -34,6 +35,12 @@ class _Stacked(TaskLayer):
     def hold(self, tasks: int, stacked: Tensors) -> None:
         self.tasks, self.stacked = tasks, stacked
 
+    def lower(self, dtype: torch.dtype) -> None:
+        """Keep what is constant in the dtype of autocast, and not cast it in every step."""
+        for key in ("base_weight", "U", "V", "chosen_U", "chosen_V"):
+            if (tensor := self._buffers.get(key)) is not None:
+                self._buffers[key] = tensor.to(dtype)
+
 
 class _StackedFactored(_Stacked, FactoredLayer):
     def _split_selector(self) -> tuple[Tensor, Tensor]:
@@ -46,24 +53,15 @@ class StackedLinear(_StackedFactored, FactoredLinear):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         own = self.stacked
         old, new = self._split_selector()
-        grouped = x.reshape(self.tasks, -1, self.in_features)  # [A, n, in]
-        y = None if self.base_weight is None else F.linear(grouped, self.base_weight)
+        grouped = x.to(_dtype_of_activations(x)).reshape(self.tasks, -1, self.in_features)
+        rows = [own["U"] * new[:, :, None]] if "U" in own else []
+        if self.spec.bias:  # one factor more, whose hidden channel is 1
+            rows.append(own["bias"][:, None])
+        U = torch.cat(rows, 1) if rows else new.new_zeros(len(new), 0, self.out_features)
+        y: Tensor = StackedMap.apply(grouped, U, own.get("V"), self.base_weight)  # type: ignore[no-untyped-call]
         if old.shape[1]:
             hidden = F.linear(grouped, self.old_V)  # [A, n, R]
-            shared = (hidden * old[:, None].to(hidden.dtype)) @ self.old_U
-            y = shared if y is None else y + shared
-        columns, rows = list[Tensor](), list[Tensor]()
-        if "U" in own:
-            hidden = torch.bmm(grouped, own["V"].mT)  # [A, n, r]
-            columns, rows = [hidden * new[:, None].to(hidden.dtype)], [own["U"]]
-        if self.spec.bias:
-            # As one factor more, whose hidden channel is 1: spares a pass over the outputs.
-            like = columns[0] if columns else grouped if y is None else y
-            columns.append(like.new_ones(*grouped.shape[:2], 1))
-            rows.append(own["bias"][:, None])
-        if columns:
-            y = _add_product(y, torch.cat(columns, 2), torch.cat(rows, 1))
-        assert y is not None
+            y = y + (hidden * old[:, None]) @ self.old_U
         return y.view(*x.shape[:-1], self.out_features)
 
 
@@ -187,14 +185,6 @@ def stacked_form(layer: TaskLayer) -> _Stacked:
     stand_in._parameters.clear()
     stand_in.__class__ = form
     return stand_in  # type: ignore[no-any-return]
-
-
-def _add_product(y: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """`y + left @ right` for each task. In place, as nothing needs y itself; autocast does not
-    bring what is added in place to one dtype."""
-    if y is None:
-        return torch.bmm(left, right)
-    return y.baddbmm_(left.to(y.dtype), right.to(y.dtype))
 
 
 def _dtype_of_activations(x: Tensor) -> torch.dtype:

@@ -83,9 +83,9 @@ def fit_together(
     failures = dict[str, TaskFailed]()
     try:
         with modes_kept(net), learning_on(net.device):
-            lanes, body = _opened(net, pupils, tasks)
+            lanes, body = _opened(net, pupils, tasks, half)
             for group in _that_share_batches(net, lanes):
-                _learn(body, group, clip, half, on_epoch)
+                _learn(body, group, clip, on_epoch)
             body.check_constants()
             for lane in lanes:
                 lane.failure = lane.failure or _commit(lane)
@@ -132,7 +132,7 @@ def _check(
 
 
 def _opened(
-    net: IncrementalNet, pupils: Sequence[NetPupil], tasks: Sequence[Task]
+    net: IncrementalNet, pupils: Sequence[NetPupil], tasks: Sequence[Task], half: bool
 ) -> tuple[list[Lane], StackedBody]:
     """Begin each task in turn, to see that it can be learned and with which values it starts; the
     network is then again as it was."""
@@ -144,7 +144,8 @@ def _opened(
             feed, recipe = pupil.prepare(task), pupil.recipe
             steps = rates(recipe, peak_rate(pupil), recipe.epochs * feed.steps_per_epoch)
             lanes.append(Lane(pupil, task, feed, begun(net), steps))
-            body = body or StackedBody(net)
+            low = torch.bfloat16 if recipe.precision == "bfloat16" else None
+            body = body or StackedBody(net, torch.float16 if half else low)
         finally:
             pupil.abandon()
     assert body is not None
@@ -177,7 +178,6 @@ def _learn(
     body: StackedBody,
     lanes: list[Lane],
     clip: float | None,
-    half: bool,
     on_epoch: OnTaskEpoch | None,
 ) -> None:
     """Train the tasks of one group until each of them is learned or has failed."""
@@ -187,7 +187,6 @@ def _learn(
         [lane.task.classes for lane in lanes],
         [lane.recipe for lane in lanes],
         clip=clip,
-        half=half,
     )
     samples, at = Samples(lanes), 0
     _try(body, lanes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,15 +35,23 @@ def adopt(net: IncrementalNet, values: Tensors) -> None:
 
 class StackedBody:
     """A copy of a network's body. It shares what is constant with the network, which must have
-    begun a task of the kind that it is to run for."""
+    begun a task of the kind that it is to run for.
 
-    def __init__(self, net: IncrementalNet) -> None:
+    Args:
+        autocast: the dtype to run in under autocast, if any.
+    """
+
+    def __init__(self, net: IncrementalNet, autocast: torch.dtype | None = None) -> None:
         own = {n: layer for n, layer in enumerate(net.layers) if not _is_shared(layer)}
         self.layers = {n: stacked_form(layer) for n, layer in own.items()}
         self.heads = [n for n, layer in own.items() if isinstance(layer, TaskHead)]
         taken = {id(layer): self.layers[n] for n, layer in own.items()}
         self.module = copy_of(net.body, net._shared.constants() | taken)
-        self._net, self._device = net, net.device
+        self.autocast = None if net.dtype == torch.float64 else autocast
+        if self.autocast is not None:
+            for layer in self.layers.values():
+                layer.lower(self.autocast)
+        self._net, self._device, self.dtype = net, net.device, net.dtype
 
     def check_constants(self) -> None:
         """Raise if the module has changed its buffers, on which all answers depend."""
@@ -64,9 +73,14 @@ class StackedBody:
             layer.hold(len(classes), own)
 
     def __call__(self, x: Tensor) -> Tensor:
-        with active(torch.zeros(len(x), dtype=torch.long, device=self._device)):
+        with active(torch.zeros(len(x), dtype=torch.long, device=self._device)), self._cast():
             logits: Tensor = self.module(x)
         return logits
+
+    def _cast(self) -> AbstractContextManager[object]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, self.autocast)
 
 
 def stacked(values: Sequence[Tensors]) -> Tensors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ class TogetherSteps:
 
     Args:
         values: what each task starts with.
-        half: compute in float16, with a scale for each task's loss.
     """
 
     def __init__(
@@ -39,15 +37,15 @@ class TogetherSteps:
         recipes: Sequence[Recipe],
         *,
         clip: float | None = None,
-        half: bool = False,
     ) -> None:
-        self.body, self.recipe, self.half = body, recipes[0], half
+        self.body, self.recipe = body, recipes[0]
         self.values, self.classes = list(values), list(classes)
         together = stacked(values)
         self.device = next(iter(together.values())).device
         self._like = {name: tensor[0] for name, tensor in together.items()}
         flat = flattened(together.values(), 1)  # [A, P]
-        self.optimiser = PerTaskOptimiser(recipes, flat, clip, half)
+        scales = body.autocast == torch.float16  # whose smallest numbers are not small enough
+        self.optimiser = PerTaskOptimiser(recipes, flat, clip, scales)
         self.totals = torch.zeros(len(flat), dtype=torch.float32, device=self.device)  # of losses
         self._begin()
 
@@ -83,6 +81,7 @@ class TogetherSteps:
     @torch.no_grad()
     def predict(self, number: int, x: Tensor) -> Tensor:
         """One task's logits with what it has learned so far."""
+        self._hold()
         alone = {name: leaf[number : number + 1] for name, leaf in self._leaves.items()}
         self.body.hold(alone, [self.classes[number]])
         try:
@@ -92,12 +91,18 @@ class TogetherSteps:
             self.body.hold(self._leaves, self.classes)
 
     def _begin(self) -> None:
-        flat = self.optimiser.state["flat"]
-        self._leaves = {k: t.detach().requires_grad_() for k, t in views(flat, self._like).items()}
-        self.body.hold(self._leaves, self.classes)
+        self._hold()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static: Tensors = {}
         self._captures = self.device.type == "cuda"
+
+    def _hold(self) -> None:
+        """Let the body run on what was learned so far. Under autocast on a copy that is made once
+        for all layers, not by each of them."""
+        flat = self.optimiser.state["flat"].to(self.body.autocast or self.body.dtype)
+        leaves = views(flat, self._like)
+        self._leaves = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
+        self.body.hold(self._leaves, self.classes)
 
     def _one(self, batch: Batch, inputs: Tensors) -> None:
         if self._captures and self._graph is None:
@@ -112,13 +117,15 @@ class TogetherSteps:
     def _step(self, batch: Batch, inputs: Tensors) -> None:
         weights, lr, learns = (inputs[name] for name in ("weights", "lr", "learns"))
         x, y = batch({k: t for k, t in inputs.items() if k not in ("weights", "lr", "learns")})
-        with self._autocast():
-            each = losses_of(self.recipe, self.body(x), y).view(weights.shape)  # [A, b]
-            losses = (each * weights).sum(1) / weights.sum(1)
+        if self.body.autocast is not None:
+            self._hold()
+        logits = self.body(x).to(self.optimiser.state["flat"].dtype)
+        each = losses_of(self.recipe, logits, y).view(weights.shape)  # [A, b]
+        losses = (each * weights).sum(1) / weights.sum(1)
         scaled = losses * self.optimiser.state["scale"][:, 0].to(losses.dtype)
         leaves = list(self._leaves.values())
         grads = torch.autograd.grad(scaled.sum(), leaves, materialize_grads=True)
-        self.optimiser.step(flattened(grads, 1), lr, learns)
+        self.optimiser.step(flattened(grads, 1).to(losses.dtype), lr, learns)
         self.totals += losses.detach()
 
     def _capture(self, batch: Batch, inputs: Tensors) -> None:
@@ -148,10 +155,3 @@ class TogetherSteps:
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"steps are not captured in a CUDA graph: {reason}", stacklevel=2)
         self.totals.copy_(totals)
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.half:
-            return torch.autocast(self.device.type, torch.float16)
-        if self.recipe.precision == "bfloat16":
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
