@@ -12,7 +12,6 @@ CLINC150, every domain of it is learned alone and with the nine others, and test
 import argparse
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +105,7 @@ class Watch:
         self.device, self.ends = device, dict[tuple[Any, int], float]()
 
     def epoch(self, name: object, epoch: rankup.Epoch) -> None:
+        """Called at the end of an epoch of a task."""
         wait(self.device)
         self.ends[name, epoch.number] = time.perf_counter()
 
@@ -139,6 +139,7 @@ def at_once(
 def seconds(
     case: Case, module: nn.Module, batch: int, epochs: int, device: str, both: bool
 ) -> dict[str, float]:
+    """Of the whole, of a later epoch, and of what is before and after all but the first epoch."""
     tasks = [task.to(torch.device(device)) for task in random_tasks(case, batch)]
     recipe = rankup.Recipe(epochs=epochs, batch=batch, lr=1e-3, precision=case.precision)
     net = rankup.grow(module, RANK, base="keep").to(device)
@@ -147,20 +148,21 @@ def seconds(
     began = time.perf_counter()
     (at_once if both else one_after_another)(net, tasks, recipe, watch)
     wait(device)
-    return {"whole": time.perf_counter() - began, "epoch": watch.steady(epochs, both)}
+    whole, epoch = time.perf_counter() - began, watch.steady(epochs, both)
+    return {"whole": whole, "epoch": epoch, "apart from epochs": whole - epochs * epoch}
 
 
-def measure_times(device: str, epochs: int, repeats: int) -> Iterator[dict[str, Any]]:
-    for case in cases(device):
+def measure_times(
+    chosen: list[Case], batches: list[int], device: str, epochs: int, repeats: int
+) -> Iterator[dict[str, Any]]:
+    for case in chosen:
         module = case.make()
-        for batch in case.batches:
+        for batch in batches or case.batches:
             found: dict[str, list[dict[str, float]]] = {"one by one": [], "at once": []}
             try:
                 for _ in range(repeats):
                     for name, runs in found.items():
-                        runs.append(
-                            seconds(case, module, batch, epochs, device, name == "at once")
-                        )
+                        runs.append(seconds(case, module, batch, epochs, device, name == "at once"))
             except torch.OutOfMemoryError:
                 print(f"{case.name}, batch {batch}: too large for this device")
                 torch.cuda.empty_cache()
@@ -171,7 +173,7 @@ def measure_times(device: str, epochs: int, repeats: int) -> Iterator[dict[str, 
                 "batch of each task": batch,
                 "steps": case.steps * epochs,
             }
-            for what in ("whole", "epoch"):
+            for what in ("whole", "epoch", "apart from epochs"):
                 each = {
                     name: statistics.median(run[what] for run in runs)
                     for name, runs in found.items()
@@ -187,10 +189,16 @@ def measure_times(device: str, epochs: int, repeats: int) -> Iterator[dict[str, 
 
 
 def measure_accuracy(
-    minilm: Path, data: Path, device: str, seeds: int, epochs: int, per_class: int | None
+    minilm: Path,
+    data: Path,
+    device: str,
+    seeds: int,
+    epochs: int,
+    per_class: int | None,
+    precision: Any,
 ) -> dict[str, Any]:
     module = rankup.models.hf(minilm)
-    recipe = rankup.Recipe(epochs=epochs, batch=64, lr=1e-3, first_lr=0, weight_decay=0.01)
+    recipe = rankup.Recipe(epochs=epochs, batch=64, lr=1e-3, weight_decay=0.01, precision=precision)
     rows = []
     for seed in range(seeds):
         stream = rankup.data.make_stream(
@@ -249,10 +257,15 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=5, help="of the timed runs")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--models", default="", help="of those timed, whose name begins so")
+    parser.add_argument("--batches", type=int, nargs="*", help="of each task in the timed runs")
+    parser.add_argument("--precision", help="of the timed models, or of MiniLM's accuracy")
     parser.add_argument("--minilm", type=Path, help="a folder of MiniLM")
     parser.add_argument("--data", type=Path, help="the folder that holds clinc150")
     parser.add_argument("--seeds", type=int, default=5)
@@ -261,10 +274,15 @@ def main() -> None:
     parser.add_argument("--only", choices=("times", "accuracy"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
     measured: dict[str, Any] = {"tasks": TASKS, "rank": RANK.first}
     if options.only != "accuracy":
-        measured["times"] = list(measure_times(options.device, options.epochs, options.repeats))
+        chosen = [
+            case
+            for case in cases(options.device)
+            if case.name.startswith(options.models) and options.precision in (None, case.precision)
+        ]
+        timed = chosen, options.batches, options.device, options.epochs, options.repeats
+        measured["times"] = list(measure_times(*timed))
     if options.minilm is not None and options.only != "times":
         measured["accuracy"] = measure_accuracy(
             options.minilm,
@@ -273,6 +291,7 @@ def main() -> None:
             options.seeds,
             options.accuracy_epochs,
             options.per_class,
+            options.precision or "float32",
         )
     threads = str(torch.get_num_threads())
     print(write_result("together", measured, threads=threads, folder=options.out))

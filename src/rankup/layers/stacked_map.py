@@ -15,9 +15,7 @@ class StackedMap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, U: Tensor, V: Tensor | None, base: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, U: Tensor, V: Tensor | None, base: Tensor | None) -> Tensor:
         hidden = _hidden(x, V, U.shape[1])
         ctx.save_for_backward(x, U, V, base, hidden)
         if base is None:

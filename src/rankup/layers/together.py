@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.layers.base import TaskLayer, Tensors, over_space
-from rankup.layers.conv import FactoredConv, FactoredConv1d, FactoredConv2d, FactoredConv3d, convolve
+from rankup.layers.conv import (
+    FactoredConv,
+    FactoredConv1d,
+    FactoredConv2d,
+    FactoredConv3d,
+    convolve,
+)
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear

@@ -109,7 +109,9 @@ def _check(
         check_arguments("fit_together takes", net, task, recipe)
     names = [task.name for task in tasks]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise RankupError(f"tasks learned at once need names of their own, got {listed(twice)} twice")
+        raise RankupError(
+            f"tasks learned at once need names of their own, got {listed(twice)} twice"
+        )
     if uses == "all":
         raise RankupError(
             "tasks learned at once cannot build on each other: they use their 'own' factors, or "
@@ -136,12 +138,14 @@ def _opened(
 ) -> tuple[list[Lane], StackedBody]:
     """Begin each task in turn, to see that it can be learned and with which values it starts; the
     network is then again as it was."""
-    lanes, body = list[Lane](), None
+    lanes, tried, body = list[Lane](), set[object](), None
     for pupil, task in zip(pupils, tasks, strict=True):
         try:
             with undisturbed():
                 pupil.open(task)
-            feed, recipe = pupil.prepare(task), pupil.recipe
+            kind, recipe = (task.train_x.shape[1:], task.train_x.dtype), pupil.recipe
+            feed = pupil.prepare(task, tried=kind in tried)
+            tried.add(kind)
             steps = rates(recipe, peak_rate(pupil), recipe.epochs * feed.steps_per_epoch)
             lanes.append(Lane(pupil, task, feed, begun(net), steps))
             low = torch.bfloat16 if recipe.precision == "bfloat16" else None

@@ -63,14 +63,15 @@ class StackedBody:
                     "on it: learn its tasks one after another, with fit"
                 )
 
-    def hold(self, tensors: Tensors, classes: Sequence[int]) -> None:
-        """Run for as many tasks as there are in `classes`, on their stacked tensors, `[A, …]`."""
+    def hold(self, tensors: Tensors, missing: Tensors) -> None:
+        """Run for A tasks on their stacked tensors, `[A, …]`, and what `lacking` says of them."""
+        tasks = len(next(iter(tensors.values())))
         for number, layer in self.layers.items():
             prefix = f"{number}."
             own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
             if number in self.heads:
-                own |= _missing(classes, own["weight"])
-            layer.hold(len(classes), own)
+                own |= missing
+            layer.hold(tasks, own)
 
     def __call__(self, x: Tensor) -> Tensor:
         with active(torch.zeros(len(x), dtype=torch.long, device=self._device)), self._cast():
@@ -103,13 +104,12 @@ def _padded(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     return F.pad(tensor, [gap for pair in reversed(gaps) for gap in pair])
 
 
-def _missing(classes: Sequence[int], weights: Tensor) -> Tensors:
+def lacking(classes: Sequence[int], widest: int, device: torch.device) -> Tensors:
     """Which of a stacked head's classes each task lacks, `[A, C]`, if any lacks one."""
-    widest = weights.shape[1]
     if {*classes} == {widest}:
         return {}
-    counts = torch.tensor(classes, device=weights.device)[:, None]
-    return {"missing": torch.arange(widest, device=weights.device) >= counts}
+    counts = torch.tensor(classes, device=device)[:, None]
+    return {"missing": torch.arange(widest, device=device) >= counts}
 
 
 def _is_shared(layer: TaskLayer) -> bool:

@@ -14,7 +14,7 @@ from rankup.training.batches import Draws
 from rankup.training.engine.eager import matmul_precision
 from rankup.training.engine.module import losses_of
 from rankup.training.engine.per_task import PerTaskOptimiser
-from rankup.training.engine.stacked import StackedBody, cut, stacked
+from rankup.training.engine.stacked import StackedBody, cut, lacking, stacked
 from rankup.training.optim import flattened, views
 from rankup.training.recipe import Recipe
 from rankup.utils.torch_modes import evaluating
@@ -39,7 +39,7 @@ class TogetherSteps:
         clip: float | None = None,
     ) -> None:
         self.body, self.recipe = body, recipes[0]
-        self.values, self.classes = list(values), list(classes)
+        self.values, self.classes, self._widest = list(values), list(classes), max(classes)
         together = stacked(values)
         self.device = next(iter(together.values())).device
         self._like = {name: tensor[0] for name, tensor in together.items()}
@@ -73,7 +73,9 @@ class TogetherSteps:
             learns: `[A, 1]`, whether a task is still being learned.
             seed: for random operations of the module, such as dropout.
         """
-        entries = [dict(zip(draws, entry, strict=True)) for entry in zip(*draws.values(), strict=True)]
+        entries = [
+            dict(zip(draws, entry, strict=True)) for entry in zip(*draws.values(), strict=True)
+        ]
         with seeds.seeded_rng(self.device, seed), matmul_precision(self.recipe):
             for draw, lr in zip(entries, rates, strict=True):
                 self._one(batch, draw | {"weights": weights, "lr": lr, "learns": learns})
@@ -82,15 +84,17 @@ class TogetherSteps:
     def predict(self, number: int, x: Tensor) -> Tensor:
         """One task's logits with what it has learned so far."""
         self._hold()
-        alone = {name: leaf[number : number + 1] for name, leaf in self._leaves.items()}
-        self.body.hold(alone, [self.classes[number]])
+        one = slice(number, number + 1)
+        leaves = {name: leaf[one] for name, leaf in self._leaves.items()}
+        self.body.hold(leaves, {name: missing[one] for name, missing in self._missing.items()})
         try:
             with evaluating(self.body.module):
                 return self.body(x)[:, : self.classes[number]]
         finally:
-            self.body.hold(self._leaves, self.classes)
+            self.body.hold(self._leaves, self._missing)
 
     def _begin(self) -> None:
+        self._missing = lacking(self.classes, self._widest, self.device)
         self._hold()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static: Tensors = {}
@@ -102,7 +106,7 @@ class TogetherSteps:
         flat = self.optimiser.state["flat"].to(self.body.autocast or self.body.dtype)
         leaves = views(flat, self._like)
         self._leaves = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
-        self.body.hold(self._leaves, self.classes)
+        self.body.hold(self._leaves, self._missing)
 
     def _one(self, batch: Batch, inputs: Tensors) -> None:
         if self._captures and self._graph is None:
