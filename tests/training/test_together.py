@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import rankup
-from rankup import Rank, Recipe, RankupError
+from rankup import Rank, RankupError, Recipe
 
 QUICK = Recipe(epochs=8, batch=16)
 
@@ -182,8 +182,10 @@ def test_nan_in_one_task_reaches_no_other() -> None:
         assert rankup.fit_together(clean, tasks, QUICK) == {}
         tasks[1].train_x[20] = float("nan")
         failed = rankup.fit_together(broken, tasks, QUICK)
-        assert list(failed) == ["b"] and "diverged" in str(failed["b"])
-        assert broken.tasks == ["a", "c"] and broken.learning is None
+        assert list(failed) == ["b"]
+        assert "diverged" in str(failed["b"])
+        assert broken.tasks == ["a", "c"]
+        assert broken.learning is None
         for name in "ac":
             for key, tensor in values(clean, name).items():
                 assert torch.equal(values(broken, name)[key], tensor), (kind, name, key)
@@ -194,9 +196,11 @@ def test_task_that_cannot_be_learned_is_left_out() -> None:
     lost.train_y[:] = torch.randint(3, (64,), generator=torch.Generator().manual_seed(0))
     net = mlp()
     failed = rankup.fit_together(net, [task("a"), lost, task("b")], Recipe(epochs=1, batch=16))
-    assert set(failed) <= {"a", "lost", "b"} and "lost" in failed
+    assert set(failed) <= {"a", "lost", "b"}
+    assert "lost" in failed
     assert "not three standard errors above guessing" in str(failed["lost"])
-    assert "lost" not in net.tasks and net.learning is None
+    assert "lost" not in net.tasks
+    assert net.learning is None
 
 
 @pytest.mark.parametrize("at", [("a", 1), ("b", 5)])
@@ -211,7 +215,9 @@ def test_interruption_leaves_network_as_it_was(at: tuple[str, int]) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         rankup.fit_together(net, unequal(12), QUICK, on_epoch=stop)
-    assert net.tasks == ["first"] and net.learning is None and not list(net.parameters())
+    assert net.tasks == ["first"]
+    assert net.learning is None
+    assert not list(net.parameters())
     assert [m.training for m in net.modules()] == modes
     after = net.state_dict()
     assert before.keys() == after.keys()
@@ -278,7 +284,8 @@ def test_half_precision_learns_as_well() -> None:
                 object.__setattr__(each, key, getattr(each, key).float())
         assert rankup.fit_together(net, tasks, Recipe(epochs=40, batch=16), half=half) == {}
         found.append([rankup.accuracy(net, each) for each in tasks])
-    assert found[1] == pytest.approx(found[0], abs=0.05) and min(found[0]) > 0.8
+    assert found[1] == pytest.approx(found[0], abs=0.05)
+    assert min(found[0]) > 0.8
 
 
 class FirstDimension(nn.Module):
@@ -324,4 +331,5 @@ def test_refusals_say_what_to_do(make: Any, options: dict[str, Any], message: st
     options = {"tasks": unequal(12), **options}
     with pytest.raises(RankupError, match=message):
         rankup.fit_together(net, options.pop("tasks"), QUICK, **options)
-    assert net.tasks == [] and net.learning is None
+    assert net.tasks == []
+    assert net.learning is None

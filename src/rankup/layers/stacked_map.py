@@ -1,5 +1,5 @@
-"""The hand-written autograd node of linear layers that run for several tasks at once: it adds to one
-tensor in place where autograd would make two and their sum, forwards and backwards."""
+"""The hand-written autograd node of linear layers that run for several tasks at once: forwards and
+backwards it adds to one tensor in place, where autograd would make two and their sum."""
 
 from typing import Any
 
@@ -23,18 +23,17 @@ class StackedMap(torch.autograd.Function):
         return F.linear(x, base).baddbmm_(hidden, U)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, U, V, base, hidden = ctx.saved_tensors
         wants_x, wants_U, wants_V, _ = ctx.needs_input_grad
-        to_x = to_V = to_hidden = None
+        to_x = to_V = None
+        if wants_x:
+            to_x = torch.zeros_like(x) if base is None else grad @ base
         if V is not None:
             to_hidden = torch.bmm(grad, U[:, : V.shape[1]].mT)  # [A, n, r]
             to_V = torch.bmm(to_hidden.mT, x) if wants_V else None
-        if wants_x:
-            to_x = torch.zeros_like(x) if base is None else grad @ base
-            if V is not None:
-                to_x.baddbmm_(to_hidden, V)
+            to_x = None if to_x is None else to_x.baddbmm_(to_hidden, V)
         return to_x, torch.bmm(hidden.mT, grad) if wants_U else None, to_V, None
 
 

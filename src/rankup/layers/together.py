@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankup.errors import RankupError
 from rankup.layers.base import TaskLayer, Tensors, over_space

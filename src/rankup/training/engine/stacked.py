@@ -45,8 +45,8 @@ class StackedBody:
         own = {n: layer for n, layer in enumerate(net.layers) if not _is_shared(layer)}
         self.layers = {n: stacked_form(layer) for n, layer in own.items()}
         self.heads = [n for n, layer in own.items() if isinstance(layer, TaskHead)]
-        taken = {id(layer): self.layers[n] for n, layer in own.items()}
-        self.module = copy_of(net.body, net._shared.constants() | taken)
+        taken: dict[int, object] = {id(layer): self.layers[n] for n, layer in own.items()}
+        self.module = copy_of(net.body, {**net._shared.constants(), **taken})
         self.autocast = None if net.dtype == torch.float64 else autocast
         if self.autocast is not None:
             for layer in self.layers.values():
