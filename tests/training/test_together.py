@@ -225,6 +225,33 @@ def test_interruption_leaves_network_as_it_was(at: tuple[str, int]) -> None:
     assert rankup.fit_together(net, unequal(12), QUICK) == {}
 
 
+def test_interrupted_commit_keeps_what_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def check(pupil: Any, feed: Any) -> None:
+        checked.append(feed.task.name)
+        if len(checked) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankup.training.together.why_not_learned", check)
+    net, whole = mlp(), mlp()
+    rankup.fit_together(whole, unequal(12)[:2], QUICK)
+    checked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        rankup.fit_together(net, unequal(12), QUICK)
+    assert net.tasks == ["a", "b"]
+    assert net.learning is None
+    assert_alike(whole, net, "b")
+
+
+def test_selects_from_seeded_factors_alone() -> None:
+    alone, both = (mlp(rank=Rank(0, 0, seeded=32)) for _ in range(2))
+    recipe = Recipe(epochs=10, batch=16, lr=2e-2)
+    after_another(alone, unequal(12)[:2], recipe)
+    assert rankup.fit_together(both, unequal(12)[:2], recipe) == {}
+    assert_alike(alone, both, "b")
+
+
 def test_progress_is_each_tasks_own() -> None:
     told: dict[str, list[tuple[int, int]]] = {}
     accuracies: dict[str, float] = {}
@@ -262,15 +289,17 @@ def test_saved_removed_and_joined_as_any_task(tmp_path: Path) -> None:
         assert torch.equal(loaded(x, name), answers[name])
 
 
-def test_clipping_reaches_the_long_gradient_alone() -> None:
-    tasks = [task("a"), task("b")]
-    tasks[0].train_x.mul_(1000)  # its gradients are by far the longest
-    plain, clipped = mlp(), mlp()
-    recipe = Recipe(epochs=8, batch=16, optimiser="sgd", lr=1e-3)
-    rankup.fit_together(plain, [tasks[1]], recipe)
-    rankup.fit_together(clipped, tasks, recipe, clip=10.0)
-    for key, tensor in values(plain, "b").items() if "b" in plain.tasks else ():
-        torch.testing.assert_close(values(clipped, "b")[key], tensor, rtol=0, atol=1e-9)
+def test_clipping_is_each_tasks_own() -> None:
+    long, short = task("long"), task("b")
+    long.train_x.mul_(100)  # its gradients are by far the longest
+    recipe = Recipe(epochs=10, batch=16, optimiser="sgd", lr=0.3)
+    alone, both, free = mlp(), mlp(), mlp()
+    rankup.fit_together(alone, [short], recipe, clip=0.5)
+    rankup.fit_together(both, [long, short], recipe, clip=0.5)
+    rankup.fit_together(free, [short], recipe)
+    assert_alike(alone, both, "b")
+    with pytest.raises(AssertionError):
+        assert_alike(alone, free, "b")
 
 
 def test_half_precision_learns_as_well() -> None:
