@@ -341,7 +341,8 @@ class Gates(nn.Module):
     ("make", "options", "message"),
     [
         (mlp, {"uses": "all"}, "cannot build on each other"),
-        (mlp, {"tasks": []}, "takes a list of tasks, got list"),
+        (mlp, {"tasks": []}, "takes at least one task, got none"),
+        (mlp, {"tasks": task("a")}, "takes several tasks, got a Task"),
         (mlp, {"tasks": ["a"]}, "takes a rankup.data.Task, got str"),
         (mlp, {"tasks": [task("a"), task("a")]}, "names of their own, got 'a' twice"),
         (mlp, {"clip": 0.0}, "clip must be a positive number, got 0.0"),
@@ -353,7 +354,7 @@ class Gates(nn.Module):
             "cannot run samples of several tasks in one pass",
         ),
     ],
-    ids=["all", "none", "no task", "names", "clip", "new", "own forward", "steps first"],
+    ids=["all", "none", "one", "no task", "names", "clip", "new", "own forward", "steps first"],
 )
 def test_refusals_say_what_to_do(make: Any, options: dict[str, Any], message: str) -> None:
     net = make()

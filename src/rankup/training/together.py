@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ _LEAVING = 0.25  # share of a GPU's tasks that are over, at which a graph withou
 
 def fit_together(
     net: IncrementalNet,
-    tasks: Sequence[Task],
+    tasks: Iterable[Task],
     recipe: Recipe | None = None,
     *,
     uses: Uses = "own",
@@ -56,7 +56,7 @@ def fit_together(
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(64), rankup.Rank(first=4, step=1), base="keep")
-    >>> tasks = list(rankup.data.make_stream("s-digits"))
+    >>> tasks = rankup.data.make_stream("s-digits")
     >>> rankup.fit_together(net, tasks, rankup.Recipe(epochs=5))
     {}
     >>> net.tasks
@@ -77,7 +77,7 @@ def fit_together(
         half: compute in float16, with a scale for each task's loss.
         on_epoch: called with a task's name and progress after each of its epochs.
     """
-    _check(net, tasks, recipe, uses, clip)
+    tasks = _checked(net, tasks, recipe, uses, clip)
     seed = net.options.seed if seed is None else as_whole("seed", seed)
     pupils = [NetPupil(net, recipe or default_recipe(net, t), seed, uses=uses) for t in tasks]
     failures = dict[str, TaskFailed]()
@@ -96,18 +96,21 @@ def fit_together(
     return failures
 
 
-def _check(
+def _checked(
     net: IncrementalNet,
-    tasks: Sequence[Task],
+    tasks: Iterable[Task],
     recipe: Recipe | None,
     uses: Uses,
     clip: float | None,
-) -> None:
-    if not isinstance(tasks, Sequence) or not tasks:
-        raise RankupError(f"fit_together takes a list of tasks, got {type(tasks).__name__}")
-    for task in tasks:
+) -> list[Task]:
+    if not isinstance(tasks, Iterable):
+        raise RankupError(f"fit_together takes several tasks, got a {type(tasks).__name__}")
+    listed_tasks = list(tasks)
+    if not listed_tasks:
+        raise RankupError("fit_together takes at least one task, got none")
+    for task in listed_tasks:
         check_arguments("fit_together takes", net, task, recipe)
-    names = [task.name for task in tasks]
+    names = [task.name for task in listed_tasks]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise RankupError(
             f"tasks learned at once need names of their own, got {listed(twice)} twice"
@@ -119,12 +122,22 @@ def _check(
         )
     if clip is not None and not 0 < clip < math.inf:
         raise RankupError(f"clip must be a positive number, got {clip!r}")
+    _check_network(net)
+    return listed_tasks
+
+
+def _check_network(net: IncrementalNet) -> None:
     if net.ranks is not None or net.is_undecided:
         raise RankupError("fit_together runs in one process: give each its own tasks and network")
     if not net._shared.is_constant:
         raise RankupError(
             "tasks learned at once share what is constant, but this network's first task decides "
             "that: learn it with fit, or grow a module with base='keep'"
+        )
+    if net.options.draws == "number":
+        raise RankupError(
+            "tasks of a network of the first format version each use all before them: learn them "
+            "one after another, with fit"
         )
     if reads_one_task(net.body):
         raise RankupError(
