@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankup.training.logs import Log
     from rankup.training.loop import Epoch, OnEpoch, TaskFailed
     from rankup.training.recipe import Recipe
+    from rankup.training.together import fit_together
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ _HOME = {
     "Verification": "rankup.storage.store",
     "accuracy": "rankup.training.fit",
     "fit": "rankup.training.fit",
+    "fit_together": "rankup.training.together",
     "grow": "rankup.net.grow",
     "from_lora": "rankup.interop.lora_import",
     "load": "rankup.storage.store",
@@ -73,6 +75,7 @@ __all__ = [
     "accuracy",
     "data",
     "fit",
+    "fit_together",
     "from_lora",
     "grow",
     "layers",

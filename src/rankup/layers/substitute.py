@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from rankup.errors import TaskStateError
+from rankup.layers.affine import Affine, affine_in
 from rankup.layers.base import (
     Selection,
     Start,
@@ -35,6 +36,7 @@ HEAD = "head"
 
 _PREFIX = "task_"  # of the names of layers that stand in for a module's tensors
 _STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
+_TAKES_ROWS = "_takes_rows_of_rankup"  # whether a mixed batch runs through it once
 _TORCHS_OWN = {*vars(nn.Module())}
 _running = threading.local()  # `known`: what the forward that runs has read so far
 
@@ -106,6 +108,14 @@ class TaskTensor(TaskLayer):
     def tensor(self, task: int) -> Tensor:
         return self.values[task]
 
+    def rows(self, x: Tensor) -> Tensor | None:
+        """Each sample's own, if `x` is of a mixed batch."""
+        task = active_task()
+        if not isinstance(task, Tensor):
+            return None
+        self._task(x)  # compares the number of rows
+        return self.values.index_select(0, task)
+
     def extra_repr(self) -> str:
         return f"shape={list(self.spec.shape)}, per task"
 
@@ -140,7 +150,9 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
             weight and bias of an output layer.
     """
     names: dict[str, list[str]] = {}
-    attributes: dict[str, Any] = {_STAND_INS: names}
+    only_vectors = all(isinstance(layers[0], TaskTensor) for layers in stand_ins.values())
+    affine = affine_in(module, [*stand_ins]) if only_vectors else None
+    attributes: dict[str, Any] = {_STAND_INS: names, _TAKES_ROWS: affine is not None}
     for key, layers in stand_ins.items():
         indices = range(len(layers)) if len(layers) > 1 else [""]
         names[key] = [f"{_PREFIX}{key}{index}" for index in indices]
@@ -157,7 +169,18 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
             if is_parametrized(module, key):
                 _freeze(module.get_submodule(f"parametrizations.{key}"))
     attributes |= {key: property(_cache(key), lambda self, value: None) for key in _caches(module)}
-    _derive(module, attributes)
+    forward = type(module).forward
+    if affine is None:
+        _derive(module, attributes | {"forward": _reading_once(forward)})
+    else:
+        of = {key: names[key][0] for key in affine.uses}
+        _derive(module, attributes | {"forward": _then_rows(forward, affine, of)})
+
+
+def reads_one_task(body: nn.Module) -> bool:
+    """Whether some module can run only for one task at a time."""
+    derived = (vars(type(module)) for module in body.modules())
+    return any(not names[_TAKES_ROWS] for names in derived if _STAND_INS in names)
 
 
 def restore(module: nn.Module, task: int, made: dict[TaskLayer, nn.Parameter]) -> None:
@@ -352,8 +375,7 @@ def _derive(module: nn.Module, attributes: dict[str, Any]) -> None:
     if issubclass(kind, nn.RNNBase):
         attributes = attributes | _RECURRENT
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    forward = {"forward": _reading_once(kind.forward)}
-    module.__class__ = type(kind.__name__, (kind,), names | forward | attributes)
+    module.__class__ = type(kind.__name__, (kind,), names | attributes)
 
 
 def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -367,3 +389,29 @@ def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
             _running.known = before
 
     return read_once
+
+
+def _then_rows(
+    forward: Callable[..., Any], affine: Affine, names: Mapping[str, str]
+) -> Callable[..., Any]:
+    """For a mixed batch, the module's forward with neutral vectors, and then each sample's own."""
+    alone = _reading_once(forward)
+
+    @wraps(forward)
+    def run(self: Any, *inputs: Tensor, **named: Tensor) -> Tensor:
+        (x,) = (*inputs, *named.values())  # all that such a module takes
+        layers = {key: self._modules[name] for key, name in names.items()}
+        rows = {key: layer.rows(x) for key, layer in layers.items()}
+        if any(row is None for row in rows.values()):
+            return alone(self, x)  # type: ignore[no-any-return]
+        before = getattr(_running, "known", None)
+        _running.known = {
+            layer: affine.neutral(key, layer.base_value) for key, layer in layers.items()
+        }
+        try:
+            y = forward(self, x)
+        finally:
+            _running.known = before
+        return affine.apply(y, rows)
+
+    return run

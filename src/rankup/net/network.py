@@ -19,6 +19,7 @@ from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
 from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
+from rankup.layers.substitute import reads_one_task
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind
@@ -73,7 +74,7 @@ class IncrementalNet(nn.Module):
                 layer.in_place = options.draws == "number"
         self._tasks = TaskList()
         self._together: bool | None = None  # whether the ranks of a process group learn as one
-        self._mixed = MixedBatches(self._tasks, one_by_one=self.plan.substitutes)
+        self._mixed = MixedBatches(self._tasks, one_by_one=reads_one_task(self.body))
         # For `save`: by task, descriptions of files that never change, and those of removed tasks.
         self.saved_files: dict[str, Any] = {}
         self.removed_files: list[Any] = []

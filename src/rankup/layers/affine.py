@@ -1,0 +1,108 @@
+"""Modules that run their own forward and scale or shift channels by vectors of their own, such as a
+norm: a mixed batch runs through them once, and each sample's own rows come after it."""
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rankup.layers.base import at_least_float32, over_channels, over_last
+
+Use = Literal["scale", "one plus", "shift"]  # the second as in a norm whose weight starts at zero
+
+_CLOSE = 1e-4
+_NEUTRAL = {"scale": 1.0, "one plus": 0.0, "shift": 0.0}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """How a module uses its vectors: its answer is what it gives with neutral ones, scaled and
+    shifted, along the last dimension or along the channels, the second."""
+
+    uses: Mapping[str, Use]
+    over_last: bool
+
+    def neutral(self, key: str, like: Tensor) -> Tensor:
+        return torch.full_like(like, _NEUTRAL[self.uses[key]])
+
+    def apply(self, y: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        """Scale and shift `y` by rows per sample, `[B, C]`."""
+        by_use = {use: self._fitted(rows[key], y) for key, use in self.uses.items()}
+        scale, shift = by_use.get("scale"), by_use.get("shift")
+        if "one plus" in by_use:
+            scale = 1 + by_use["one plus"]
+        if scale is None or shift is None:
+            whole = y * scale if scale is not None else y + shift  # type: ignore[operator]
+        else:
+            whole = torch.addcmul(shift, y.to(shift.dtype), scale)
+        return whole.to(y.dtype)
+
+    def _fitted(self, rows: Tensor, y: Tensor) -> Tensor:
+        wide = rows.to(at_least_float32(rows.dtype))
+        return over_last(wide, y) if self.over_last else over_channels(wide, y)
+
+
+def affine_in(module: nn.Module, keys: Sequence[str]) -> Affine | None:
+    """How a module uses its vectors of these names, which are all that it has, found by trial;
+    None if in no such way."""
+    vectors = [tensor for tensor in module._parameters.values() if tensor is not None]
+    width = vectors[0].numel() if vectors else 0
+    if (
+        len(vectors) != len(keys)
+        or not 1 <= len(keys) <= 2
+        or any(module._parameters.get(key) is None for key in keys)
+        or any(vector.shape != (width,) for vector in vectors)
+        or width < 2
+        or any(True for child in module.children() for _ in child.parameters())
+        or len(inspect.signature(module.forward).parameters) != 1
+    ):
+        return None
+    tried = copy.deepcopy(module).to("cpu", torch.float32)
+    return next((way for way in _ways(keys) if _computes(tried, way, width)), None)
+
+
+def _ways(keys: Sequence[str]) -> Iterator[Affine]:
+    scales: tuple[Use, ...] = ("scale", "one plus")
+    uses: list[tuple[Use, ...]] = [("scale",), ("one plus",), ("shift",)]
+    if len(keys) == 2:
+        uses = [order for scale in scales for order in permutations((scale, "shift"))]
+    for last, found in product((True, False), uses):
+        yield Affine(dict(zip(keys, found, strict=True)), last)
+
+
+@torch.no_grad()
+def _computes(module: nn.Module, way: Affine, width: int) -> bool:
+    """Whether the module computes this, in both modes and for inputs of several shapes."""
+    places = tuple(size for size in (2, 3, 5) if size != width)[:2]
+    last, channels = ((), places[:1], places), (places[:1], places)
+    shapes = [(3, *some, width) for some in last] if way.over_last else []
+    shapes = shapes or [(3, width, *some) for some in channels]
+    draw = torch.Generator().manual_seed(0)
+    vectors = {key: module.get_parameter(key) for key in way.uses}
+    rows = {key: torch.randn(width, generator=draw) for key in way.uses}
+    agreed = 0
+    for training in (False, True):
+        module.train(training)
+        for shape in shapes:
+            x = torch.randn(shape, generator=draw) + 0.5
+            try:
+                for key, vector in vectors.items():
+                    vector.copy_(way.neutral(key, vector))
+                neutral = module.forward(x.clone())
+                for key, vector in vectors.items():
+                    vector.copy_(rows[key])
+                answer = module.forward(x.clone())
+            except Exception:  # a module's own code, which may not take inputs of this shape
+                continue
+            if not isinstance(answer, Tensor) or answer.shape != x.shape:
+                return False
+            each = {key: row.expand(len(x), width) for key, row in rows.items()}
+            if not torch.allclose(answer, way.apply(neutral, each), _CLOSE, _CLOSE):
+                return False
+            agreed += 1
+    return agreed > 0
