@@ -296,6 +296,13 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What products of these activations are computed in. Autocast leaves double precision."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
 def over_last(rows: Tensor, x: Tensor) -> Tensor:
     """A row per sample, `[B, …]`, broadcast over what is between x's first and last dimensions."""
     between = x.dim() - rows.dim()

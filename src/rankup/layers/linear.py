@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from rankup.layers.autograd import FactoredMap
-from rankup.layers.base import over_last
+from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
+from rankup.layers.base import over_last, working_dtype
 from rankup.layers.dispatch import length_to_plan, samples_to_plan
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
@@ -35,11 +35,13 @@ class FactoredLinear(FactoredLayer):
     def _learning(self, x: Tensor) -> Tensor:
         rank, given = self.spec.rank, PROJECTED.value
         seen = given[1] if given is not None and given[0] == self.spec.name else None
+        new = rank.added(self.place) > 0
+        if self._adds_to_kept(x, rank.used(self.place)):
+            return self._learning_kept(x, new)
         if not self._takes_node(x, rank.used(self.place), seen):
             if seen is None:
                 return self._of_one_task(x, self.count)
             return self._projected_by_autograd(x, seen)
-        new = rank.added(self.place) > 0
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),
             self.new_selector,
@@ -49,6 +51,24 @@ class FactoredLinear(FactoredLayer):
             self.old_U,
             self.old_V,
             seen,
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def _adds_to_kept(self, x: Tensor, rank: int) -> bool:
+        """Whether a kept weight and all factors are applied side by side."""
+        return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
+
+    def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
+        by = kept_map if _needs_torchs_operations(x) else KeptMap.apply
+        y: Tensor = by(  # type: ignore[no-untyped-call]
+            x.reshape(-1, self.in_features).to(working_dtype(x)),
+            self.new_selector,
+            self.new_U if new else None,
+            self.new_V if new else None,
+            self.new_bias if self.spec.bias else None,
+            self.old_U,
+            self.old_V,
+            self.base_weight,
         )
         return y.view(*x.shape[:-1], self.out_features)
 
@@ -153,8 +173,11 @@ def _transformed(x: Tensor) -> bool:
     """Whether autocast, a transform of torch.func, forward-mode derivatives or a compiler are on:
     these support neither nodes of our own nor in-place operations on what they have not seen, and a
     compiler chooses such details itself."""
+    return torch.is_autocast_enabled(x.device.type) or _needs_torchs_operations(x)
+
+
+def _needs_torchs_operations(x: Tensor) -> bool:
+    """The same for nodes that bring their inputs to autocast's dtype themselves."""
     return torch.compiler.is_compiling() or (
-        torch.is_autocast_enabled(x.device.type)
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )
