@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from rankup.errors import RankupError
 from rankup.layers.rounding import STORES, Store
 from rankup.rank import RankRule, as_whole, is_match, is_named
@@ -24,10 +26,17 @@ class GrowOptions:
     # What a task's draws are seeded by: its name, or its number as in the first format version,
     # whose tasks always select from all before them.
     draws: Literal["name", "number"] = "name"
+    # What tasks learn, and what is kept of the module's large weights, if not in its own dtype.
+    dtype: str | None = None
+    base_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):
             raise RankupError(f"base must be 'new' or 'keep', got {self.base!r}")
+        for option in ("dtype", "base_dtype"):
+            object.__setattr__(self, option, _dtype_name(option, getattr(self, option)))
+        if self.base_dtype and self.base != "keep":
+            raise RankupError("base_dtype is of the weights that are kept: it needs base='keep'")
         if self.store not in STORES:
             raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
         options = {
@@ -69,3 +78,11 @@ class GrowOptions:
 
     def keeps_per_task(self, name: str) -> bool:
         return is_named(name, self.per_task)
+
+
+def _dtype_name(option: str, given: object) -> str | None:
+    name = str(given).removeprefix("torch.")
+    dtype = getattr(torch, name, None)
+    if given is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise RankupError(f"{option} takes a floating-point dtype of torch, got {given!r}")
+    return None if given is None else name

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.errors import RankupError
-from rankup.layers.base import over_space
+from rankup.layers.base import over_space, working_dtype
 from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import BUILT
@@ -63,7 +63,7 @@ class FactoredConv(FactoredLayer):
         )
         conv.weight = nn.Parameter(self._kernel(self.matrix(task)))
         if self.spec.bias:
-            conv.bias = nn.Parameter(self._bias(task).clone())
+            conv.bias = nn.Parameter(self._bias(task).to(self.computes_in, copy=True))
         return conv
 
     def _as_torchs(self, matrix: Tensor) -> Tensor:
@@ -105,6 +105,7 @@ class FactoredConv(FactoredLayer):
         return (
             self.conv.dims == 2
             and self.dtype == torch.float32
+            and self.has_one_dtype
             and self.base_weight is None
             and self.spec.rank.added(self.place) > 0
         )
@@ -112,7 +113,7 @@ class FactoredConv(FactoredLayer):
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         kernel = self._kernel(matrix)
         # Autocast leaves double precision alone.
-        if torch.is_autocast_enabled(x.device.type) and self.dtype != torch.float64:
+        if torch.is_autocast_enabled(x.device.type) and self.computes_in != torch.float64:
             # Cast and brought into the input's layout at once; torch would take two steps.
             images = self.conv.dims == 2
             last = images and x.is_contiguous(memory_format=torch.channels_last)
@@ -120,7 +121,7 @@ class FactoredConv(FactoredLayer):
                 torch.get_autocast_dtype(x.device.type),
                 memory_format=torch.channels_last if last else torch.preserve_format,
             )
-        return convolve(x, kernel, self.conv)
+        return convolve(x, kernel.to(working_dtype(x)), self.conv)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
         # A CPU takes hardly less time for a convolution to one channel than to sixteen, so new
@@ -134,7 +135,8 @@ class FactoredConv(FactoredLayer):
         return matrix.view(-1, self.in_channels, *self.conv.kernel_size)
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        return _FUNCTIONS[self.conv.dims](hidden, over_space(U.t(), self.conv.dims))
+        kernel = over_space(U.t(), self.conv.dims).to(hidden.dtype)
+        return _FUNCTIONS[self.conv.dims](hidden, kernel)
 
     @property
     def _pointwise(self) -> bool:

@@ -12,7 +12,15 @@ from torch import Tensor
 from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
-from rankup.layers.base import Selection, Start, TaskLayer, Tensors, cut_out, without_row
+from rankup.layers.base import (
+    Selection,
+    Start,
+    TaskLayer,
+    Tensors,
+    cut_out,
+    without_row,
+    working_dtype,
+)
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
@@ -52,7 +60,7 @@ class FactoredLayer(TaskLayer):
     ) -> None:
         super().__init__(spec, seed, dtype, device)
         for key, length in (("U", spec.outputs), ("V", spec.inputs)):
-            seeded = seeds.signs(seed, spec.name, key, spec.rank.seeded, length, dtype)
+            seeded = seeds.signs(seed, spec.name, key, spec.rank.seeded, length, self.dtype)
             self.register_buffer(key, seeded.to(device))
         self.register_buffer("S", torch.empty(0, spec.rank.seeded, **self._factory))
         self.register_buffer("B", torch.empty(0, spec.outputs, **self._factory))
@@ -105,7 +113,8 @@ class FactoredLayer(TaskLayer):
         """The bias of the active task: a module's forward may check whether there is one."""
         if not self.spec.bias:
             return None
-        return self._read_of_task("bias", (self.spec.outputs,), self._bias)
+        shape = (self.spec.outputs,)
+        return self._read_of_task("bias", shape, lambda task: self._bias(task).to(self.computes_in))
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **kwargs: Any
@@ -163,7 +172,7 @@ class FactoredLayer(TaskLayer):
         return y if start is None else y + start.to(y.dtype)
 
     def _mixed_by_factors(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
-        scaled = _scaled(tables.U, tables.S.index_select(0, tasks))
+        scaled = _scaled(tables.U, tables.S.index_select(0, tasks)).to(working_dtype(x))
         return self._map_each(self._map(x, tables.V), scaled, self._mixed_start(x, tasks, tables))
 
     def _mixed_by_weights(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
@@ -172,15 +181,16 @@ class FactoredLayer(TaskLayer):
         weights = _scaled(U, S if few else S.index_select(0, tasks)) @ V
         if base is not None:
             weights = weights + base
-        per_sample = weights.index_select(0, tasks) if few else weights
-        return self._map_own(x, per_sample, B.index_select(0, tasks) if self.spec.bias else None)
+        per_sample = (weights.index_select(0, tasks) if few else weights).to(working_dtype(x))
+        biases = B.index_select(0, tasks).to(working_dtype(x)) if self.spec.bias else None
+        return self._map_own(x, per_sample, biases)
 
     def _mixed_start(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor | None:
         """What the sum of the factors is added to: the biases and the output of a kept weight."""
         B, base = tables.B, tables.base
         biases = self._per_sample(B.index_select(0, tasks), x) if self.spec.bias else None
         if base is None:
-            return biases
+            return None if biases is None else biases.to(working_dtype(x))
         kept = self._map(x, base)
         return kept if biases is None else kept + biases.to(kept.dtype)
 
@@ -196,7 +206,7 @@ class FactoredLayer(TaskLayer):
 
     def matrix(self, task: int) -> Tensor:
         """The task's W as a matrix, `[out, in]`."""
-        return self._dense(self._blocks(task))
+        return self._dense(self._blocks(task)).to(self.computes_in)
 
     def start(self, classes: int, start: Start) -> Tensors:
         outputs, inputs = self.spec.outputs, self.spec.inputs
@@ -353,7 +363,8 @@ class FactoredLayer(TaskLayer):
     def _dense(self, blocks: list[Block]) -> Tensor:
         # In full precision: W is small, and casting its many factors would take longer.
         with torch.autocast(self.U.device.type, enabled=False):
-            weight = None if self.base_weight is None else whole(self.base_weight)
+            base = self.base_weight
+            weight = None if base is None else whole(base).to(self.dtype)
             for U, V, selector in blocks:
                 scaled = (U * selector[:, None]).t()
                 weight = scaled @ V if weight is None else torch.addmm(weight, scaled, V)

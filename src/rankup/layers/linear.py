@@ -60,7 +60,8 @@ class FactoredLinear(FactoredLayer):
 
     def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
         by = kept_map if _needs_torchs_operations(x) else KeptMap.apply
-        y: Tensor = by(  # type: ignore[no-untyped-call]
+        assert self.base_weight is not None
+        y: Tensor = by(
             x.reshape(-1, self.in_features).to(working_dtype(x)),
             self.new_selector,
             self.new_U if new else None,
@@ -74,7 +75,7 @@ class FactoredLinear(FactoredLayer):
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         learned, matrix = task < self.count, x.dim() == 2
-        if not (x.is_cpu and learned and matrix and not _transformed(x)):
+        if not (x.is_cpu and learned and matrix and self.has_one_dtype and not _transformed(x)):
             return super()._of_one_task(x, task)
         U, V, selector = block = self.block(task)
         if self._takes_dense(x, len(selector), learned):
@@ -91,7 +92,7 @@ class FactoredLinear(FactoredLayer):
     def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
         """Whether the hand-written autograd node can be used: not with a kept weight, not where
         building W is cheaper, and not under a transform that does not support such nodes."""
-        if _transformed(x):
+        if _transformed(x) or not self.has_one_dtype:
             return False
         return seen is not None or not (
             self.base_weight is not None or self._takes_dense(x, rank, learned=False)
@@ -111,7 +112,7 @@ class FactoredLinear(FactoredLayer):
         linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")
         linear.weight = nn.Parameter(self.matrix(task))
         if self.spec.bias:
-            linear.bias = nn.Parameter(self._bias(task).clone())
+            linear.bias = nn.Parameter(self._bias(task).to(self.computes_in, copy=True))
         return linear
 
     def _check(self, x: Tensor) -> None:
@@ -125,15 +126,15 @@ class FactoredLinear(FactoredLayer):
         return samples_to_plan(x) * length_to_plan(x)
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
-        return F.linear(x, matrix)
+        return F.linear(x, matrix.to(working_dtype(x)))
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        return hidden @ U
+        return hidden @ U.to(hidden.dtype)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         # A matrix per sample for just one position is never less work. In place, because adding a
         # product to something otherwise begins with a copy of that.
-        if x.dim() != 2 or _transformed(x):
+        if x.dim() != 2 or _transformed(x) or not self.has_one_dtype:
             return super()._mixed(x, tasks)
         U, V, S, B, base = read_tables(self._buffers)
         if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU

@@ -89,8 +89,8 @@ class TaskTensor(TaskLayer):
     def forward(self) -> Tensor:
         task = _one_task(self)
         if task < self.count:
-            return aligned_rows(self.values, task, task + 1)[0]
-        return self.get_parameter("new_value")
+            return aligned_rows(self.values, task, task + 1)[0].to(self.computes_in)
+        return self.get_parameter("new_value").to(self.computes_in)
 
     def start(self, classes: int, start: Start) -> Tensors:
         last = start.previous(self.count) if start.norms == "previous" else None
@@ -106,7 +106,7 @@ class TaskTensor(TaskLayer):
         return {"value": self.values[task]}
 
     def tensor(self, task: int) -> Tensor:
-        return self.values[task]
+        return self.values[task].to(self.computes_in)
 
     def rows(self, x: Tensor) -> Tensor | None:
         """Each sample's own, if `x` is of a mixed batch."""
@@ -406,7 +406,8 @@ def _then_rows(
             return alone(self, x)  # type: ignore[no-any-return]
         before = getattr(_running, "known", None)
         _running.known = {
-            layer: affine.neutral(key, layer.base_value) for key, layer in layers.items()
+            layer: affine.neutral(key, layer.base_value).to(layer.computes_in)
+            for key, layer in layers.items()
         }
         try:
             y = forward(self, x)

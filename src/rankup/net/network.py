@@ -108,7 +108,7 @@ class IncrementalNet(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it always computes in."""
+        """What it always computes in; of a module of several dtypes, the one of most numbers."""
         return self.plan.dtype
 
     def begin_task(
@@ -353,7 +353,11 @@ class IncrementalNet(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         # Before any layer is asked, so that a refusal leaves every part as it was.
-        refuse_other_dtype(fn, self.dtype)
+        dtypes = {
+            d for part in self.layers for d in (part.dtype, part.computes_in, part.base_dtype)
+        }
+        for dtype in {self.dtype, *dtypes}:
+            refuse_other_dtype(fn, dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._shared.tie()
         return self
