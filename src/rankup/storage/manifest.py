@@ -92,6 +92,8 @@ class Manifest:
         for option in ("dtype", "base_dtype"):  # the same
             if options[option] is None:
                 del options[option]
+        if options["vectors"] == "per task":  # the same
+            del options["vectors"]
         del options["draws"]  # follows from the version
         data = {
             "format": FORMAT,
@@ -168,6 +170,7 @@ class Manifest:
             draws="number" if data["version"] == 1 else "name",
             dtype=given.get("dtype"),
             base_dtype=given.get("base_dtype"),
+            vectors=given.get("vectors", "per task"),
         )
         parts = tuple(from_json(part) for part in data["parts"])
         tasks: list[tuple[KnownTask, File]] = []
