@@ -14,6 +14,7 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
 from rankup.layers.tables import Block
+from rankup.layers.task_context import LEARNING
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -95,7 +96,7 @@ class FactoredConv(FactoredLayer):
 
     def build(self, dtype: torch.dtype) -> Tensor:
         """The kernel of the task being learned, in the layout that is fastest on a GPU."""
-        kernel = self._kernel(self._dense(self._blocks(self.count)))
+        kernel = self._kernel(self._dense(self._blocks(LEARNING)))
         images = torch.channels_last if self.conv.dims == 2 else torch.preserve_format
         return kernel.to(dtype, memory_format=images)
 
