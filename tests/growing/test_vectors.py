@@ -1,4 +1,4 @@
-"""`vectors="shared"`: tasks have the kept module's norms and biases, and store none of their own."""
+"""`vectors="shared"`: tasks have a kept module's norms and biases and store none of their own."""
 
 import pytest
 import torch

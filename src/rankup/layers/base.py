@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers.spec import HeadSpec, LayerSpec, kept_dtype, learned_dtype
-from rankup.layers.task_context import active_task
+from rankup.layers.task_context import LEARNING, active_task
 from rankup.rank import Place
 
 Tensors = dict[str, Tensor]
@@ -201,6 +201,14 @@ class TaskLayer(nn.Module, ABC):
         # Some changes move nothing, so this one is tried on a tensor on the layer's device.
         self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
+
+    def _knows(self, task: int) -> bool:
+        """Whether a task is committed. How many there are is not looked at for the one that is
+        being learned, or compiled code would depend on it."""
+        return task != LEARNING and 0 <= task < self.count
+
+    def _learns(self, task: int) -> bool:
+        return bool(self._parameters) and (task == LEARNING or task == self.count)
 
     def _task_read(self, what: str) -> int:
         """The one active task, of which a module's forward reads something directly."""

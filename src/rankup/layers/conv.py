@@ -14,6 +14,7 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
 from rankup.layers.tables import Block
+from rankup.layers.task_context import LEARNING
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -91,11 +92,11 @@ class FactoredConv(FactoredLayer):
             return super()._learning(x)
         torch.cuda.current_stream().wait_event(built.ready)
         y = convolve(x, built.weight, self.conv)
-        return y + self._per_channel(self._bias(self.count)).to(y.dtype) if self.spec.bias else y
+        return y + self._per_channel(self._bias(LEARNING)).to(y.dtype) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype) -> Tensor:
         """The kernel of the task being learned, in the layout that is fastest on a GPU."""
-        kernel = self._kernel(self._dense(self._blocks(self.count)))
+        kernel = self._kernel(self._dense(self._blocks(LEARNING)))
         images = torch.channels_last if self.conv.dims == 2 else torch.preserve_format
         return kernel.to(dtype, memory_format=images)
 

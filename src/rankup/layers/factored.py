@@ -31,6 +31,7 @@ from rankup.layers.tables import (
     rows_of,
     spans_of,
 )
+from rankup.layers.task_context import LEARNING
 from rankup.rank import Place
 
 
@@ -88,9 +89,9 @@ class FactoredLayer(TaskLayer):
         task = self._task(input)
         if isinstance(task, Tensor):
             return self._mixed(input, task)
-        if 0 <= task < self.count:
+        if self._knows(task):
             return self._of_one_task(input, task)
-        if task == self.count and self._parameters:
+        if self._learns(task):
             return self._learning(input)
         raise TaskStateError(
             f"layer {self.spec.name!r} knows tasks 0 to {self.count - 1}, not {task}"
@@ -195,13 +196,13 @@ class FactoredLayer(TaskLayer):
         return kept if biases is None else kept + biases.to(kept.dtype)
 
     def _learning(self, x: Tensor) -> Tensor:
-        return self._of_one_task(x, self.count)
+        return self._of_one_task(x, LEARNING)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         return self._of_blocks(x, self._blocks(task), task)
 
     def _of_blocks(self, x: Tensor, blocks: list[Block], task: int) -> Tensor:
-        y = self._combine(x, blocks, learned=task < self.count)
+        y = self._combine(x, blocks, learned=self._knows(task))
         return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
 
     def matrix(self, task: int) -> Tensor:
@@ -320,13 +321,13 @@ class FactoredLayer(TaskLayer):
         return selector
 
     def _blocks(self, task: int) -> list[Block]:
-        if task < self.count:
+        if self._knows(task):
             return [self.block(task)]
         # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
         # of the old ones, which give several tasks the same shapes, do no harm.
         old = len(self.old_U)
         blocks = [(self.old_U, self.old_V, self.new_selector[:old])] if old else []
-        if self.spec.rank.added(self.place):
+        if "new_U" in self._parameters:
             blocks.append((self.new_U, self.new_V, self.new_selector[old:]))
         return blocks
 
@@ -345,7 +346,7 @@ class FactoredLayer(TaskLayer):
         if self.spec.shared_bias:
             assert self.base_bias is not None
             return self.base_bias
-        return self.B[task] if task < self.count else self.new_bias
+        return self.B[task] if self._knows(task) else self.new_bias
 
     def _combine(self, x: Tensor, blocks: list[Block], *, learned: bool) -> Tensor:
         rank = sum(len(selector) for _, _, selector in blocks)

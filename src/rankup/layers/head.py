@@ -171,7 +171,7 @@ class TaskHead(TaskLayer):
         return plain
 
     def _of_task(self, task: int) -> tuple[Tensor, Tensor | None]:
-        if task >= self.count:
+        if not self._knows(task):
             return self.new_weight, self.new_bias if self.spec.bias else None
         start, end = self.ends[task : task + 2]
         bias = None if self.biases is None else self.biases[start:end]

@@ -13,6 +13,7 @@ from rankup.layers.dispatch import length_to_plan, samples_to_plan
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import read_tables
+from rankup.layers.task_context import LEARNING
 
 _MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
 
@@ -33,21 +34,21 @@ class FactoredLinear(FactoredLayer):
         return x @ self.old_V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
-        rank, given = self.spec.rank, PROJECTED.value
+        given, rank = PROJECTED.value, len(self.new_selector)
         seen = given[1] if given is not None and given[0] == self.spec.name else None
-        new = rank.added(self.place) > 0
-        if self._adds_to_kept(x, rank.used(self.place)):
+        new = "new_U" in self._parameters
+        if self._adds_to_kept(x, rank):
             return self._learning_kept(x, new)
-        if not self._takes_node(x, rank.used(self.place), seen):
+        if not self._takes_node(x, rank, seen):
             if seen is None:
-                return self._of_one_task(x, self.count)
+                return self._of_one_task(x, LEARNING)
             return self._projected_by_autograd(x, seen)
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
-            self._bias(self.count) if self.spec.bias else None,
+            self._bias(LEARNING) if self.spec.bias else None,
             self.old_U,
             self.old_V,
             seen,
@@ -66,7 +67,7 @@ class FactoredLinear(FactoredLayer):
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
-            self._bias(self.count) if self.spec.bias else None,
+            self._bias(LEARNING) if self.spec.bias else None,
             self.old_U,
             self.old_V,
             self.base_weight,
@@ -74,7 +75,7 @@ class FactoredLinear(FactoredLayer):
         return y.view(*x.shape[:-1], self.out_features)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
-        learned, matrix = task < self.count, x.dim() == 2
+        learned, matrix = self._knows(task), x.dim() == 2
         if not (x.is_cpu and learned and matrix and self.has_one_dtype and not _transformed(x)):
             return super()._of_one_task(x, task)
         U, V, selector = block = self.block(task)
@@ -100,12 +101,12 @@ class FactoredLinear(FactoredLayer):
 
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in torch's own operations."""
-        old, added = len(self.old_U), self.spec.rank.added(self.place)
+        old, added = len(self.old_U), "new_U" in self._parameters
         y = (seen * self.new_selector[:old].to(seen.dtype)) @ self.old_U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
             y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
-        y = y + self._bias(self.count).to(y.dtype) if self.spec.bias else y
+        y = y + self._bias(LEARNING).to(y.dtype) if self.spec.bias else y
         return y.view(*x.shape[:-1], self.out_features)
 
     def merged(self, task: int) -> nn.Module:

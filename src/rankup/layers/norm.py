@@ -79,7 +79,7 @@ class TaskNorm(TaskLayer):
     def _answer(self, input: Tensor, task: int | Tensor) -> Tensor:
         if isinstance(task, Tensor):
             return self._mixed(input, task)
-        if task < self.count:
+        if self._knows(task):
             return self._normalise(input, **{key: rows[task] for key, rows in self._rows().items()})
         if self.pool is not None:
             self.pool.add(input)
@@ -164,7 +164,7 @@ class TaskNorm(TaskLayer):
 
     def _read(self, key: str) -> Tensor:
         def read(task: int) -> Tensor:
-            return self.added(task)[key] if task < self.count else self.get_parameter(f"new_{key}")
+            return self.added(task)[key] if self._knows(task) else self.get_parameter(f"new_{key}")
 
         return read(0) if self.spec.shared else self._read_of_task(key, self.spec.shape, read)
 
