@@ -30,7 +30,7 @@ def start_heads_from_means(
     index = len(net.tasks)
     features: dict[TaskHead, list[Tensor]] = {head: [] for head in heads}
     hooks = [
-        head.register_forward_pre_hook(lambda layer, inputs: features[layer].append(inputs[0]))  # type: ignore[index]
+        head.register_forward_pre_hook(lambda layer, inputs: features[layer].append(inputs[0]))
         for head in heads
     ]
     labels: list[Tensor] = []
