@@ -48,17 +48,25 @@ def start_heads_from_means(
 
 
 def _start(head: TaskHead, features: Tensor, labels: Tensor, classes: int) -> None:
-    x = features.to(torch.float32)  # [N, in]
-    members = F.one_hot(labels, classes).to(x.dtype)  # [N, classes]
-    counts = members.sum(0)[:, None]
-    middle = x.mean(0)
-    # A class without a sample has no mean: it starts in the middle.
-    means = torch.where(counts > 0, members.t() @ x / counts.clamp(min=1), middle) - middle
-    spread = means.square().sum(1).mean()
-    if head.new_weight.shape != means.shape or not spread > 0:
+    start = nearest_mean(features, labels, classes)
+    if start is None or head.new_weight.shape != start[0].shape:
         return
-    # −|x − mean|² without what all classes have in common.
-    weight = means * (_SHARPNESS / spread)
+    weight, bias = start
     head.new_weight.copy_(weight)
     if head.spec.bias:
-        head.new_bias.copy_(-((means / 2 + middle) * weight).sum(1))
+        head.new_bias.copy_(bias)
+
+
+def nearest_mean(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor] | None:
+    """The weight and bias of a Linear that answers with the class whose mean is nearest; None where
+    the means do not differ. A class without samples starts in the middle of all."""
+    x = features.to(torch.float32)  # [N, in]
+    members = F.one_hot(labels, classes).to(x.dtype)  # [N, classes]
+    counts, middle = members.sum(0)[:, None], x.mean(0)
+    means = torch.where(counts > 0, members.t() @ x / counts.clamp(min=1), middle) - middle
+    spread = means.square().sum(1).mean()
+    if not spread > 0:
+        return None
+    # −|x − mean|² without what all classes have in common.
+    weight = means * (_SHARPNESS / spread)
+    return weight, -((means / 2 + middle) * weight).sum(1)
