@@ -201,7 +201,7 @@ CANNOT_GROW: dict[str, tuple[Callable[[], object], dict[str, object], str]] = {
     "two dtypes": (
         lambda: changed(lambda m: m.hidden[0].double()),
         {},
-        "one dtype .* got torch.float32, torch.float64",
+        "learn in torch.float64 beside weights in torch.float32 .* must be in one dtype",
     ),
 }
 

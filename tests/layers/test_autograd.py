@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import rankup
 from helpers.zoo import inputs, module, relative_error, teach
-from rankup.layers.autograd import FactoredMap
+from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
 from rankup.rank import Rank
 
 F64 = torch.float64
@@ -112,3 +112,60 @@ def test_frozen_tensors_leave_other_gradients_alone() -> None:
         parameter.requires_grad_(True)
         assert found.keys() == named.keys() - {name}
         assert all(torch.equal(gradient, expected[key]) for key, gradient in found.items())
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 2), (3, 0), (0, 2)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_node_beside_kept_weight_has_second_derivatives(old: int, new: int, bias: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int, learned: bool = True) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=F64, requires_grad=learned)
+
+    frozen = drawn(old, 4, learned=False), drawn(old, 5, learned=False), drawn(4, 5, learned=False)
+    x, learned = drawn(3, 5), {"selector": drawn(old + new), "U": None, "V": None, "bias": None}
+    learned |= {"U": drawn(new, 4), "V": drawn(new, 5)} if new else {}
+    learned |= {"bias": drawn(4)} if bias else {}
+    keys = [key for key, value in learned.items() if value is not None]
+
+    def run(by: Callable[..., Tensor], x: Tensor, *given: Tensor) -> Tensor:
+        values = {**learned, **dict(zip(keys, given, strict=True))}
+        return by(x, *values.values(), *frozen)
+
+    given = [x, *(learned[key] for key in keys)]
+    assert torch.autograd.gradcheck(lambda *given: run(KeptMap.apply, *given), given)
+    assert torch.autograd.gradgradcheck(lambda *given: run(KeptMap.apply, *given), given)
+    node, plain = run(KeptMap.apply, *given), run(kept_map, *given)
+    assert relative_error(node, plain) < 1e-12
+    upstream = torch.randn(node.shape, generator=draw, dtype=F64)
+    pairs = (torch.autograd.grad(y, given, upstream) for y in (node, plain))
+    for one, other in zip(*pairs, strict=True):
+        assert relative_error(one, other) < 1e-12
+
+
+def test_kept_layer_learns_in_autocast_dtype_with_gradients_in_full_one() -> None:
+    torch.manual_seed(0)
+    net = rankup.grow(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), Rank(2, 1), base="keep")
+    teach(net, "a", torch.randn(9, 6))
+    net.begin_task("b", 3)
+    layer, saved = net.body[0], []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+    ):
+        x = torch.randn(9, 6)
+        y = net(x, task="b")
+    assert y.dtype == torch.bfloat16
+    weight = layer.base_weight
+    # The base is kept as it is, not once more in the other dtype.
+    assert any(t.untyped_storage().data_ptr() == weight.data_ptr() for t in saved)
+    assert not any(t.shape == weight.shape and t.dtype != weight.dtype for t in saved)
+    y.float().square().sum().backward()
+    half = {name: p.grad for name, p in net.named_parameters()}
+    net.zero_grad()
+    net(x, task="b").square().sum().backward()
+    for name, parameter in net.named_parameters():
+        found = half[name]
+        assert found is not None
+        assert found.dtype == torch.float32
+        assert relative_error(found, parameter.grad) < 0.05

@@ -1,11 +1,15 @@
 """Options of `grow`, checked."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+import torch
 
 from rankup.errors import RankupError
 from rankup.layers.rounding import STORES, Store
 from rankup.rank import RankRule, as_whole, is_match, is_named
+
+Vectors = Literal["per task", "shared"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,23 @@ class GrowOptions:
     # What a task's draws are seeded by: its name, or its number as in the first format version,
     # whose tasks always select from all before them.
     draws: Literal["name", "number"] = "name"
+    # What tasks learn, and what is kept of the module's large weights, if not in its own dtype.
+    dtype: str | None = None
+    base_dtype: str | None = None
+    # Whether tasks have norms and biases of their own; with a kept base they may share the kept.
+    vectors: Vectors = "per task"
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):
             raise RankupError(f"base must be 'new' or 'keep', got {self.base!r}")
+        for option in ("dtype", "base_dtype"):
+            object.__setattr__(self, option, _dtype_name(option, getattr(self, option)))
+        if self.base_dtype and self.base != "keep":
+            raise RankupError("base_dtype is of the weights that are kept: it needs base='keep'")
+        if self.vectors not in get_args(Vectors):
+            raise RankupError(f"vectors must be 'per task' or 'shared', got {self.vectors!r}")
+        if self.vectors == "shared" and self.base != "keep":
+            raise RankupError("vectors='shared' are those that are kept: it needs base='keep'")
         if self.store not in STORES:
             raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
         options = {
@@ -69,3 +86,11 @@ class GrowOptions:
 
     def keeps_per_task(self, name: str) -> bool:
         return is_named(name, self.per_task)
+
+
+def _dtype_name(option: str, given: object) -> str | None:
+    name = str(given).removeprefix("torch.")
+    dtype = getattr(torch, name, None)
+    if given is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise RankupError(f"{option} takes a floating-point dtype of torch, got {given!r}")
+    return None if given is None else name

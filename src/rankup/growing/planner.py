@@ -1,7 +1,7 @@
 """The plan of a network: what becomes of each layer of a module, or why it is refused, before
 anything is changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from rankup.errors import RankupError
 from rankup.growing.copying import refuse_hidden_layers
+from rankup.growing.dtypes import choose_dtypes, with_dtypes
 from rankup.growing.heads import choose_heads, head_spec
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan, is_substituted, owner_of
@@ -65,9 +66,13 @@ class _Planner:
         self._check_patterns(heads)
         self.heads = {name: head_spec(name, self.modules, self.training.read) for name in heads}
 
+    @property
+    def shares_vectors(self) -> bool:
+        return self.options.vectors == "shared"
+
     def plan(self) -> Plan:
         factored, norms = self._choose_factored(), self._choose_norms()
-        dtype, device = self._dtype_and_device()
+        dtype, device = choose_dtypes(self.modules[""], self.options), self._device()
         early = self._early_norms(factored, norms)
         if self.options.base == "keep":
             # What runs before the factored layers stays as it was given, norms included.
@@ -79,7 +84,8 @@ class _Planner:
         for name, layer in self.modules.items():
             if name in ranks:
                 feeds_norm = self.training.feeds_batch_norm(name)
-                layers.append(factored_spec(name, layer, shapes[name], ranks[name], feeds_norm))
+                size, rank, shares = shapes[name], ranks[name], self.shares_vectors
+                layers.append(factored_spec(name, layer, size, rank, feeds_norm, shares))
             elif name in norms:
                 layers.append(norm_spec(name, layer, shared=name in early))
             elif name in self.heads:
@@ -91,14 +97,14 @@ class _Planner:
         also = self.evaluation.folds()
         folds = [fold for fold in self.training.folds() if fold in also]
         return Plan(
-            layers=tuple(layers),
+            layers=tuple(with_dtypes(spec, self.modules, dtype) for spec in layers),
             dense=self._dense(layers),
             folds=tuple(fold for fold in folds if fold[0] not in owners and fold[1] in norms),
             capped=tuple(name for name in factored if ranks[name] != asked[name]),
             first=reader if reader in factored else None,
             chain=tuple(chain[:-1]) if chain == [*factored, *self.heads] and not owners else None,
             paths=(self.training.path, self.evaluation.path),
-            dtype=dtype,
+            dtype=dtype.network,
             device=device,
         )
 
@@ -172,7 +178,8 @@ class _Planner:
         return [
             name
             for name, layer in self.modules.items()
-            if isinstance(layer, _NORMS) and not self.options.excludes(name)
+            if isinstance(layer, _BatchNorm if self.shares_vectors else _NORMS)
+            if not self.options.excludes(name)
             if self._is_plain(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
             if isinstance(layer, _BatchNorm) or any(True for _ in own_tensors([(name, layer)]))
@@ -235,7 +242,9 @@ class _Planner:
         }
         if "matrix" in roles:
             return "matrix" if any(map(self.options.chooses, names)) else "frozen"
-        return "vector" if roles == {"vector"} else "frozen"
+        of_batch_norm = all(isinstance(layer, _BatchNorm) for _, layer, _ in places)
+        is_own = of_batch_norm or not self.shares_vectors
+        return "vector" if roles == {"vector"} and is_own else "frozen"
 
     def _substituted(
         self, name: str, layer: nn.Module, ranks: dict[str, LayerRank], factored: Sequence[str]
@@ -266,29 +275,16 @@ class _Planner:
         first = self._position(factored[0])
         return {name for name in norms if self.training.position(name) < first}
 
-    def _dtype_and_device(self) -> tuple[torch.dtype, torch.device]:
-        weights = list(self.modules[""].parameters())
-        dtypes = {weight.dtype for weight in weights}
-        devices = {weight.device for weight in weights}
-        if len(dtypes) > 1 or len(devices) > 1:
-            raise RankupError(
-                "the module's weights must have one dtype and be on one device, got "
-                + ", ".join(sorted(map(str, dtypes if len(dtypes) > 1 else devices)))
-            )
-        dtype, store = dtypes.pop(), self.options.store
-        if not dtype.is_floating_point:
-            raise RankupError(f"the module's weights must be real numbers, got {dtype}")
+    def _device(self) -> torch.device:
+        devices: set[torch.device] = {p.device for p in self.modules[""].parameters()}
+        if len(devices) > 1:
+            raise RankupError("the module's weights must be on one device, got " + _listed(devices))
         if devices == {torch.device("meta")}:
             raise RankupError(
                 "the module is on the device 'meta', which holds no values: create it again on "
                 "another device"
             )
-        if store != "full" and dtype not in (torch.float32, torch.float64):
-            raise RankupError(
-                f"store={store!r} is for modules in float32 or float64, but this one is in "
-                f"{str(dtype).removeprefix('torch.')}"
-            )
-        return dtype, devices.pop()
+        return devices.pop()
 
     def _dense(self, layers: Sequence[LayerSpec]) -> DenseSpec:
         whole = {spec.name for spec in layers if not is_substituted(spec)}
@@ -344,3 +340,7 @@ def _unstorable(tensor: torch.Tensor) -> str | None:
     if tensor.dtype in (torch.complex32, torch.complex128):
         return str(tensor.dtype).removeprefix("torch.")
     return None
+
+
+def _listed(given: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, given)))

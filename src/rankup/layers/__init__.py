@@ -7,6 +7,7 @@ from rankup.layers.base import (
     TaskLayer,
     Tensors,
     at_least_float32,
+    name_of,
     refuse_other_dtype,
     row_by_row,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "at_least_float32",
     "dense_is_cheaper",
     "factored_conv",
+    "name_of",
     "pooled_statistics",
     "refuse_other_dtype",
     "row_by_row",

@@ -1,4 +1,4 @@
-"""The factored map of a task being learned as one node of autograd's graph.
+"""The factored maps of a task being learned, each as one node of autograd's graph.
 
 Most of a small network's step is the cost of launching operations, not arithmetic. Written out, the
 node launches half as many as autograd would, and none for what is frozen.
@@ -7,6 +7,7 @@ node launches half as many as autograd would, and none for what is frozen.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -80,3 +81,86 @@ def _parts(
     else:
         hidden = torch.cat([projected, x @ new_V.t()], 1)
     return hidden, hidden * selector, U, V
+
+
+class KeptMap(torch.autograd.Function):
+    """`x W₀ᵀ + ((x Vᵀ) · selector) U + bias`: the same beside a kept weight, which is frozen.
+
+    All is computed in the dtype of `x`; under autocast the others are cast here, without nodes of
+    their own. New factors, the bias or the old factors may be missing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,  # [N, in]
+        selector: Tensor,  # [R]
+        new_U: Tensor | None,
+        new_V: Tensor | None,
+        bias: Tensor | None,
+        old_U: Tensor,
+        old_V: Tensor,
+        base: Tensor,
+    ) -> Tensor:
+        U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
+        hidden = x @ V.t()  # [N, R]
+        y = F.linear(x, base.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        y.addmm_(hidden * selector.to(x.dtype), U)
+        ctx.new = 0 if new_U is None else len(new_U)
+        ctx.dtypes = [None if t is None else t.dtype for t in (new_U, new_V, bias)]
+        # Neither the cast weight nor the scaled projection is kept: both are quick to make again.
+        ctx.save_for_backward(x, selector, base, hidden, U, V, new_U, new_V, old_U, old_V)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, selector, base, hidden, U, V, *factors = ctx.saved_tensors
+        if is_recorded := torch.is_grad_enabled():
+            # To be differentiated as well: what was computed without recording is made again.
+            new_U, new_V, old_U, old_V = factors
+            U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
+            hidden = x @ V.t()
+        new, grad, scale = ctx.new, grad.to(x.dtype), selector.to(x.dtype)
+        to_U, to_V, to_bias = ctx.dtypes
+        wants_x, _, wants_U, wants_V, wants_bias, *_ = ctx.needs_input_grad
+        to_scaled = grad @ U.t()  # [N, R]
+        to_hidden = to_scaled * scale
+        to_x = None
+        if wants_x:
+            to_x = grad @ base.to(x.dtype)
+            to_x = torch.addmm(to_x, to_hidden, V) if is_recorded else to_x.addmm_(to_hidden, V)
+        scaled = hidden[:, -new:] * scale[-new:] if wants_U else None
+        return (
+            to_x,
+            (to_scaled * hidden).sum(0, dtype=selector.dtype),
+            None if scaled is None else (scaled.t() @ grad).to(to_U),
+            (to_hidden[:, -new:].t() @ x).to(to_V) if wants_V else None,
+            grad.sum(0, dtype=to_bias) if wants_bias else None,
+            None,
+            None,
+            None,
+        )
+
+
+def kept_map(
+    x: Tensor,  # [N, in]
+    selector: Tensor,
+    new_U: Tensor | None,
+    new_V: Tensor | None,
+    bias: Tensor | None,
+    old_U: Tensor,
+    old_V: Tensor,
+    base: Tensor,
+) -> Tensor:
+    """What `KeptMap` computes, in torch's own operations: for a compiler, which fuses them, and for
+    transforms that do not support such nodes."""
+    U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
+    y = F.linear(x, base.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return torch.addmm(y, (x @ V.t()) * selector.to(x.dtype), U)
+
+
+def _joined(old: Tensor, new: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Frozen and new factors together: one product instead of two."""
+    if new is None:
+        return old.to(dtype)
+    return torch.cat([old.to(dtype), new.to(dtype)]) if len(old) else new.to(dtype)

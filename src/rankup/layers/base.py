@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
-from rankup.layers.spec import HeadSpec, LayerSpec
-from rankup.layers.task_context import active_task
+from rankup.layers.spec import HeadSpec, LayerSpec, kept_dtype, learned_dtype
+from rankup.layers.task_context import LEARNING, active_task
 from rankup.rank import Place
 
 Tensors = dict[str, Tensor]
@@ -106,10 +106,14 @@ class TaskLayer(nn.Module, ABC):
         super().__init__()
         self.spec = spec
         self.seed = seed
-        self.dtype = dtype
+        given = name_of(dtype)
+        self.dtype: torch.dtype = getattr(torch, learned_dtype(spec, given))
+        self.computes_in = dtype if spec.dtypes is None else getattr(torch, spec.dtypes.computes)
+        self.base_dtype: torch.dtype = getattr(torch, kept_dtype(spec, "weight", given))
+        self.has_one_dtype = {self.dtype, self.base_dtype} == {self.computes_in}
         self.count = 0  # committed tasks
         self.attributes: list[str] = []  # names of those copied from the layer it replaces
-        self._factory: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._factory: dict[str, Any] = {"dtype": self.dtype, "device": device}
 
     @abstractmethod
     def start(self, classes: int, start: Start) -> Tensors:
@@ -186,15 +190,25 @@ class TaskLayer(nn.Module, ABC):
 
     def load_base(self, base: Tensors, copy: bool = True) -> None:
         for key, tensor in base.items():
-            kept = row_by_row(tensor.detach(), **self._factory, copy=copy)
+            dtype = self.base_dtype if key == "weight" else self.dtype
+            kept = row_by_row(tensor.detach(), self._factory["device"], dtype, copy)
             self.register_buffer(f"base_{key}", kept)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        refuse_other_dtype(fn, self.dtype)
+        for dtype in {self.dtype, self.computes_in, self.base_dtype}:
+            refuse_other_dtype(fn, dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # Some changes move nothing, so this one is tried on a tensor on the layer's device.
         self._factory["device"] = fn(torch.empty(0, device=self._factory["device"])).device
         return self
+
+    def _knows(self, task: int) -> bool:
+        """Whether a task is committed. How many there are is not looked at for the one that is
+        being learned, or compiled code would depend on it."""
+        return task != LEARNING and 0 <= task < self.count
+
+    def _learns(self, task: int) -> bool:
+        return bool(self._parameters) and (task == LEARNING or task == self.count)
 
     def _task_read(self, what: str) -> int:
         """The one active task, of which a module's forward reads something directly."""
@@ -209,7 +223,8 @@ class TaskLayer(nn.Module, ABC):
         """What the module's forward reads directly, for the active task; of a mixed batch, which
         has no one task, a placeholder."""
         if isinstance(active_task(), Tensor):
-            return Placeholder(torch.Size(shape), self._unreadable(what), **self._factory)  # type: ignore[return-value]
+            seen = self.computes_in, self._factory["device"]
+            return Placeholder(torch.Size(shape), self._unreadable(what), *seen)  # type: ignore[return-value]
         return read(self._task_read(what))
 
     def _unreadable(self, what: str) -> str:
@@ -236,8 +251,17 @@ class TaskLayer(nn.Module, ABC):
         return task
 
     def _check_dtype(self, x: Tensor) -> None:
-        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise RankupError(f"layer {self.spec.name!r} computes in {self.dtype}, got {x.dtype}")
+        if x.dtype != self.computes_in and not torch.is_autocast_enabled(x.device.type):
+            raise RankupError(
+                f"layer {self.spec.name!r} computes in {self.computes_in}, got {x.dtype}"
+            )
+
+    def _widened_input(self, x: Tensor) -> Tensor:
+        """Activations in the dtype that tasks learn in, for layers that hardly compute: their
+        answers are brought back. Autocast does the same by itself."""
+        if self.has_one_dtype or torch.is_autocast_enabled(x.device.type):
+            return x
+        return x.to(self.dtype)
 
     def _refuse_shape(self, x: Tensor, expected: str) -> None:
         raise RankupError(
@@ -291,9 +315,20 @@ def aligned_rows(table: Tensor, start: int, end: int) -> Tensor:
     return rows.clone() if offset % _ALIGNED else rows
 
 
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in for numbers stored in this one."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What products of these activations are computed in. Autocast leaves double precision."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 def over_last(rows: Tensor, x: Tensor) -> Tensor:

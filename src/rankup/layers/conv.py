@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.errors import RankupError
-from rankup.layers.base import over_space
+from rankup.layers.base import over_space, working_dtype
 from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
 from rankup.layers.tables import Block
+from rankup.layers.task_context import LEARNING
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -63,7 +64,7 @@ class FactoredConv(FactoredLayer):
         )
         conv.weight = nn.Parameter(self._kernel(self.matrix(task)))
         if self.spec.bias:
-            conv.bias = nn.Parameter(self._bias(task).clone())
+            conv.bias = nn.Parameter(self._bias(task).to(self.computes_in, copy=True))
         return conv
 
     def _as_torchs(self, matrix: Tensor) -> Tensor:
@@ -91,11 +92,11 @@ class FactoredConv(FactoredLayer):
             return super()._learning(x)
         torch.cuda.current_stream().wait_event(built.ready)
         y = convolve(x, built.weight, self.conv)
-        return y + self._per_channel(self.new_bias).to(y.dtype) if self.spec.bias else y
+        return y + self._per_channel(self._bias(LEARNING)).to(y.dtype) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype) -> Tensor:
         """The kernel of the task being learned, in the layout that is fastest on a GPU."""
-        kernel = self._kernel(self._dense(self._blocks(self.count)))
+        kernel = self._kernel(self._dense(self._blocks(LEARNING)))
         images = torch.channels_last if self.conv.dims == 2 else torch.preserve_format
         return kernel.to(dtype, memory_format=images)
 
@@ -105,6 +106,7 @@ class FactoredConv(FactoredLayer):
         return (
             self.conv.dims == 2
             and self.dtype == torch.float32
+            and self.has_one_dtype
             and self.base_weight is None
             and self.spec.rank.added(self.place) > 0
         )
@@ -112,7 +114,7 @@ class FactoredConv(FactoredLayer):
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
         kernel = self._kernel(matrix)
         # Autocast leaves double precision alone.
-        if torch.is_autocast_enabled(x.device.type) and self.dtype != torch.float64:
+        if torch.is_autocast_enabled(x.device.type) and self.computes_in != torch.float64:
             # Cast and brought into the input's layout at once; torch would take two steps.
             images = self.conv.dims == 2
             last = images and x.is_contiguous(memory_format=torch.channels_last)
@@ -120,7 +122,7 @@ class FactoredConv(FactoredLayer):
                 torch.get_autocast_dtype(x.device.type),
                 memory_format=torch.channels_last if last else torch.preserve_format,
             )
-        return convolve(x, kernel, self.conv)
+        return convolve(x, kernel.to(working_dtype(x)), self.conv)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
         # A CPU takes hardly less time for a convolution to one channel than to sixteen, so new
@@ -134,7 +136,8 @@ class FactoredConv(FactoredLayer):
         return matrix.view(-1, self.in_channels, *self.conv.kernel_size)
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        return _FUNCTIONS[self.conv.dims](hidden, over_space(U.t(), self.conv.dims))
+        kernel = over_space(U.t(), self.conv.dims).to(hidden.dtype)
+        return _FUNCTIONS[self.conv.dims](hidden, kernel)
 
     @property
     def _pointwise(self) -> bool:

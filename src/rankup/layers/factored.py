@@ -12,7 +12,15 @@ from torch import Tensor
 from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
-from rankup.layers.base import Selection, Start, TaskLayer, Tensors, cut_out, without_row
+from rankup.layers.base import (
+    Selection,
+    Start,
+    TaskLayer,
+    Tensors,
+    cut_out,
+    without_row,
+    working_dtype,
+)
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
@@ -23,6 +31,7 @@ from rankup.layers.tables import (
     rows_of,
     spans_of,
 )
+from rankup.layers.task_context import LEARNING
 from rankup.rank import Place
 
 
@@ -52,7 +61,7 @@ class FactoredLayer(TaskLayer):
     ) -> None:
         super().__init__(spec, seed, dtype, device)
         for key, length in (("U", spec.outputs), ("V", spec.inputs)):
-            seeded = seeds.signs(seed, spec.name, key, spec.rank.seeded, length, dtype)
+            seeded = seeds.signs(seed, spec.name, key, spec.rank.seeded, length, self.dtype)
             self.register_buffer(key, seeded.to(device))
         self.register_buffer("S", torch.empty(0, spec.rank.seeded, **self._factory))
         self.register_buffer("B", torch.empty(0, spec.outputs, **self._factory))
@@ -80,9 +89,9 @@ class FactoredLayer(TaskLayer):
         task = self._task(input)
         if isinstance(task, Tensor):
             return self._mixed(input, task)
-        if 0 <= task < self.count:
+        if self._knows(task):
             return self._of_one_task(input, task)
-        if task == self.count and self._parameters:
+        if self._learns(task):
             return self._learning(input)
         raise TaskStateError(
             f"layer {self.spec.name!r} knows tasks 0 to {self.count - 1}, not {task}"
@@ -105,7 +114,8 @@ class FactoredLayer(TaskLayer):
         """The bias of the active task: a module's forward may check whether there is one."""
         if not self.spec.bias:
             return None
-        return self._read_of_task("bias", (self.spec.outputs,), self._bias)
+        shape = (self.spec.outputs,)
+        return self._read_of_task("bias", shape, lambda task: self._bias(task).to(self.computes_in))
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **kwargs: Any
@@ -163,7 +173,7 @@ class FactoredLayer(TaskLayer):
         return y if start is None else y + start.to(y.dtype)
 
     def _mixed_by_factors(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
-        scaled = _scaled(tables.U, tables.S.index_select(0, tasks))
+        scaled = _scaled(tables.U, tables.S.index_select(0, tasks)).to(working_dtype(x))
         return self._map_each(self._map(x, tables.V), scaled, self._mixed_start(x, tasks, tables))
 
     def _mixed_by_weights(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
@@ -172,31 +182,32 @@ class FactoredLayer(TaskLayer):
         weights = _scaled(U, S if few else S.index_select(0, tasks)) @ V
         if base is not None:
             weights = weights + base
-        per_sample = weights.index_select(0, tasks) if few else weights
-        return self._map_own(x, per_sample, B.index_select(0, tasks) if self.spec.bias else None)
+        per_sample = (weights.index_select(0, tasks) if few else weights).to(working_dtype(x))
+        biases = B.index_select(0, tasks).to(working_dtype(x)) if self.spec.bias else None
+        return self._map_own(x, per_sample, biases)
 
     def _mixed_start(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor | None:
         """What the sum of the factors is added to: the biases and the output of a kept weight."""
         B, base = tables.B, tables.base
         biases = self._per_sample(B.index_select(0, tasks), x) if self.spec.bias else None
         if base is None:
-            return biases
+            return None if biases is None else biases.to(working_dtype(x))
         kept = self._map(x, base)
         return kept if biases is None else kept + biases.to(kept.dtype)
 
     def _learning(self, x: Tensor) -> Tensor:
-        return self._of_one_task(x, self.count)
+        return self._of_one_task(x, LEARNING)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         return self._of_blocks(x, self._blocks(task), task)
 
     def _of_blocks(self, x: Tensor, blocks: list[Block], task: int) -> Tensor:
-        y = self._combine(x, blocks, learned=task < self.count)
+        y = self._combine(x, blocks, learned=self._knows(task))
         return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
 
     def matrix(self, task: int) -> Tensor:
         """The task's W as a matrix, `[out, in]`."""
-        return self._dense(self._blocks(task))
+        return self._dense(self._blocks(task)).to(self.computes_in)
 
     def start(self, classes: int, start: Start) -> Tensors:
         outputs, inputs = self.spec.outputs, self.spec.inputs
@@ -208,7 +219,7 @@ class FactoredLayer(TaskLayer):
             if self.base_weight is not None:
                 # A pretrained layer starts as it was; V and the selector keep the gradient alive.
                 values["U"].zero_()
-        if self.spec.bias:
+        if self.spec.has_own_bias:
             zero = torch.zeros(outputs, **self._factory)
             values["bias"] = zero if self.base_bias is None else self.base_bias.clone()
         return values
@@ -245,8 +256,13 @@ class FactoredLayer(TaskLayer):
                 S[task, start:end] = part
         tables["S"] = S
         if self.spec.bias:
-            tables["B"] = torch.cat([self.B, torch.stack([tensors["bias"] for tensors in added])])
+            tables["B"] = torch.cat([self.B, *(self._bias_row(tensors) for tensors in added)])
         return tables
+
+    def _bias_row(self, added: Tensors) -> Tensor:
+        bias = self.base_bias if self.spec.shared_bias else added["bias"]
+        assert bias is not None
+        return bias[None]
 
     def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
         self.ends = self._ends_with(selections)
@@ -279,7 +295,7 @@ class FactoredLayer(TaskLayer):
         added = {"selector": self.block(task)[2]}
         if end > start:
             added |= {"U": self.U[start:end], "V": self.V[start:end]}
-        return added | {"bias": self.B[task]} if self.spec.bias else added
+        return added | {"bias": self.B[task]} if self.spec.has_own_bias else added
 
     def _start_selector(self, start: Start, place: Place) -> Tensor:
         rank = self.spec.rank
@@ -305,13 +321,13 @@ class FactoredLayer(TaskLayer):
         return selector
 
     def _blocks(self, task: int) -> list[Block]:
-        if task < self.count:
+        if self._knows(task):
             return [self.block(task)]
         # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
         # of the old ones, which give several tasks the same shapes, do no harm.
         old = len(self.old_U)
         blocks = [(self.old_U, self.old_V, self.new_selector[:old])] if old else []
-        if self.spec.rank.added(self.place):
+        if "new_U" in self._parameters:
             blocks.append((self.new_U, self.new_V, self.new_selector[old:]))
         return blocks
 
@@ -327,7 +343,10 @@ class FactoredLayer(TaskLayer):
         return rows_of(U, spans), rows_of(V, spans), rows_of(S[task], spans)
 
     def _bias(self, task: int) -> Tensor:
-        return self.B[task] if task < self.count else self.new_bias
+        if self.spec.shared_bias:
+            assert self.base_bias is not None
+            return self.base_bias
+        return self.B[task] if self._knows(task) else self.new_bias
 
     def _combine(self, x: Tensor, blocks: list[Block], *, learned: bool) -> Tensor:
         rank = sum(len(selector) for _, _, selector in blocks)
@@ -353,7 +372,8 @@ class FactoredLayer(TaskLayer):
     def _dense(self, blocks: list[Block]) -> Tensor:
         # In full precision: W is small, and casting its many factors would take longer.
         with torch.autocast(self.U.device.type, enabled=False):
-            weight = None if self.base_weight is None else whole(self.base_weight)
+            base = self.base_weight
+            weight = None if base is None else whole(base).to(self.dtype)
             for U, V, selector in blocks:
                 scaled = (U * selector[:, None]).t()
                 weight = scaled @ V if weight is None else torch.addmm(weight, scaled, V)

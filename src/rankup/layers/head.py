@@ -69,7 +69,9 @@ class TaskHead(TaskLayer):
     def weight(self) -> Tensor:
         """The weight of the active task, for a module's forward to read."""
         shape = self.out_features, *self._inputs
-        return self._read_of_task("weight", shape, lambda task: self._as_torchs(task))
+        return self._read_of_task(
+            "weight", shape, lambda task: self._as_torchs(task).to(self.computes_in)
+        )
 
     @property
     def _inputs(self) -> tuple[int, ...]:
@@ -89,7 +91,7 @@ class TaskHead(TaskLayer):
     def _own_bias(self, task: int) -> Tensor:
         _, bias = self._of_task(task)
         assert bias is not None
-        return bias
+        return bias.to(self.computes_in)
 
     def extra_repr(self) -> str:
         return f"in={self.spec.inputs}, bias={self.spec.bias}"
@@ -101,8 +103,9 @@ class TaskHead(TaskLayer):
             self._refuse_shape(input, f"{self.in_features} features in {where}")
         self._check_dtype(input)
         task = self._task(input)
-        x = input if channels == -1 else input.movedim(channels, -1)
+        x = self._widened_input(input if channels == -1 else input.movedim(channels, -1))
         y = self._mixed(x, task) if isinstance(task, Tensor) else self._of_one_task(x, task)
+        y = y.to(input.dtype) if x.dtype != input.dtype else y
         return y if channels == -1 else y.movedim(-1, channels)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
@@ -162,13 +165,13 @@ class TaskHead(TaskLayer):
             plain = convolution(*channels, taps, bias=bias is not None, device="meta")
         else:
             plain = nn.Linear(self.in_features, len(weight), bias is not None, device="meta")
-        plain.weight = nn.Parameter(weight.clone())
+        plain.weight = nn.Parameter(weight.to(self.computes_in, copy=True))
         if bias is not None:
-            plain.bias = nn.Parameter(bias.clone())
+            plain.bias = nn.Parameter(bias.to(self.computes_in, copy=True))
         return plain
 
     def _of_task(self, task: int) -> tuple[Tensor, Tensor | None]:
-        if task >= self.count:
+        if not self._knows(task):
             return self.new_weight, self.new_bias if self.spec.bias else None
         start, end = self.ends[task : task + 2]
         bias = None if self.biases is None else self.biases[start:end]

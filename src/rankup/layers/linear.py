@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from rankup.layers.autograd import FactoredMap
-from rankup.layers.base import over_last
+from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
+from rankup.layers.base import over_last, working_dtype
 from rankup.layers.dispatch import length_to_plan, samples_to_plan
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import read_tables
+from rankup.layers.task_context import LEARNING
 
 _MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
 
@@ -33,28 +34,49 @@ class FactoredLinear(FactoredLayer):
         return x @ self.old_V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
-        rank, given = self.spec.rank, PROJECTED.value
+        given, rank = PROJECTED.value, len(self.new_selector)
         seen = given[1] if given is not None and given[0] == self.spec.name else None
-        if not self._takes_node(x, rank.used(self.place), seen):
+        new = "new_U" in self._parameters
+        if self._adds_to_kept(x, rank):
+            return self._learning_kept(x, new)
+        if not self._takes_node(x, rank, seen):
             if seen is None:
-                return self._of_one_task(x, self.count)
+                return self._of_one_task(x, LEARNING)
             return self._projected_by_autograd(x, seen)
-        new = rank.added(self.place) > 0
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features),
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
-            self.new_bias if self.spec.bias else None,
+            self._bias(LEARNING) if self.spec.bias else None,
             self.old_U,
             self.old_V,
             seen,
         )
         return y.view(*x.shape[:-1], self.out_features)
 
+    def _adds_to_kept(self, x: Tensor, rank: int) -> bool:
+        """Whether a kept weight and all factors are applied side by side."""
+        return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
+
+    def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
+        by = kept_map if _needs_torchs_operations(x) else KeptMap.apply
+        assert self.base_weight is not None
+        y: Tensor = by(
+            x.reshape(-1, self.in_features).to(working_dtype(x)),
+            self.new_selector,
+            self.new_U if new else None,
+            self.new_V if new else None,
+            self._bias(LEARNING) if self.spec.bias else None,
+            self.old_U,
+            self.old_V,
+            self.base_weight,
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
-        learned, matrix = task < self.count, x.dim() == 2
-        if not (x.is_cpu and learned and matrix and not _transformed(x)):
+        learned, matrix = self._knows(task), x.dim() == 2
+        if not (x.is_cpu and learned and matrix and self.has_one_dtype and not _transformed(x)):
             return super()._of_one_task(x, task)
         U, V, selector = block = self.block(task)
         if self._takes_dense(x, len(selector), learned):
@@ -71,7 +93,7 @@ class FactoredLinear(FactoredLayer):
     def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
         """Whether the hand-written autograd node can be used: not with a kept weight, not where
         building W is cheaper, and not under a transform that does not support such nodes."""
-        if _transformed(x):
+        if _transformed(x) or not self.has_one_dtype:
             return False
         return seen is not None or not (
             self.base_weight is not None or self._takes_dense(x, rank, learned=False)
@@ -79,19 +101,19 @@ class FactoredLinear(FactoredLayer):
 
     def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
         """What the node computes, in torch's own operations."""
-        old, added = len(self.old_U), self.spec.rank.added(self.place)
+        old, added = len(self.old_U), "new_U" in self._parameters
         y = (seen * self.new_selector[:old].to(seen.dtype)) @ self.old_U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
             y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
-        y = y + self.new_bias.to(y.dtype) if self.spec.bias else y
+        y = y + self._bias(LEARNING).to(y.dtype) if self.spec.bias else y
         return y.view(*x.shape[:-1], self.out_features)
 
     def merged(self, task: int) -> nn.Module:
         linear = nn.Linear(self.in_features, self.out_features, self.spec.bias, device="meta")
         linear.weight = nn.Parameter(self.matrix(task))
         if self.spec.bias:
-            linear.bias = nn.Parameter(self._bias(task).clone())
+            linear.bias = nn.Parameter(self._bias(task).to(self.computes_in, copy=True))
         return linear
 
     def _check(self, x: Tensor) -> None:
@@ -105,15 +127,15 @@ class FactoredLinear(FactoredLayer):
         return samples_to_plan(x) * length_to_plan(x)
 
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
-        return F.linear(x, matrix)
+        return F.linear(x, matrix.to(working_dtype(x)))
 
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        return hidden @ U
+        return hidden @ U.to(hidden.dtype)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         # A matrix per sample for just one position is never less work. In place, because adding a
         # product to something otherwise begins with a copy of that.
-        if x.dim() != 2 or _transformed(x):
+        if x.dim() != 2 or _transformed(x) or not self.has_one_dtype:
             return super()._mixed(x, tasks)
         U, V, S, B, base = read_tables(self._buffers)
         if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU
@@ -153,8 +175,11 @@ def _transformed(x: Tensor) -> bool:
     """Whether autocast, a transform of torch.func, forward-mode derivatives or a compiler are on:
     these support neither nodes of our own nor in-place operations on what they have not seen, and a
     compiler chooses such details itself."""
+    return torch.is_autocast_enabled(x.device.type) or _needs_torchs_operations(x)
+
+
+def _needs_torchs_operations(x: Tensor) -> bool:
+    """The same for nodes that bring their inputs to autocast's dtype themselves."""
     return torch.compiler.is_compiling() or (
-        torch.is_autocast_enabled(x.device.type)
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )

@@ -48,7 +48,7 @@ class TaskNorm(TaskLayer):
         self.register_buffer("base_bias", None)
         self.pool: Pool | None = None
         self.ranks: Ranks | None = None  # whose batches are normalised together in training
-        self._wide = at_least_float32(dtype)
+        self._wide = at_least_float32(self.dtype)
         # As in torch's own, for a module's forward to read; setting them changes nothing.
         self.eps = spec.eps
         if spec.is_over_last:
@@ -72,11 +72,14 @@ class TaskNorm(TaskLayer):
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
         task = self._task(input)
-        if self.spec.shared:
-            task = 0
+        x = self._widened_input(input)
+        y = self._answer(x, 0 if self.spec.shared else task)
+        return y if x is input else y.to(input.dtype)
+
+    def _answer(self, input: Tensor, task: int | Tensor) -> Tensor:
         if isinstance(task, Tensor):
             return self._mixed(input, task)
-        if task < self.count:
+        if self._knows(task):
             return self._normalise(input, **{key: rows[task] for key, rows in self._rows().items()})
         if self.pool is not None:
             self.pool.add(input)
@@ -157,11 +160,11 @@ class TaskNorm(TaskLayer):
             norm = nn.GroupNorm(spec.groups, spec.shape[0], spec.eps, affine, **self._factory)
         for key in spec.base_shapes():
             setattr(norm, key, nn.Parameter(values[key].clone()))
-        return norm.eval()
+        return norm.to(self.computes_in).eval()
 
     def _read(self, key: str) -> Tensor:
         def read(task: int) -> Tensor:
-            return self.added(task)[key] if task < self.count else self.get_parameter(f"new_{key}")
+            return self.added(task)[key] if self._knows(task) else self.get_parameter(f"new_{key}")
 
         return read(0) if self.spec.shared else self._read_of_task(key, self.spec.shape, read)
 

@@ -4,7 +4,7 @@ shape. The network builds its layers from them, and a network folder stores them
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rankup.rank import LayerRank, Place
@@ -12,6 +12,16 @@ from rankup.rank import LayerRank, Place
 Shapes = dict[str, tuple[int, ...]]
 Sizes = tuple[int, ...]  # one for each spatial dimension
 NormOver = Literal["batch1d", "batch2d", "batch3d", "layer", "rms", "group"]
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The dtypes of a part, where they are not all the network's: what the module computes with,
+    what tasks learn, and what is kept of the module's weight."""
+
+    computes: str
+    learns: str
+    keeps: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,9 @@ class FactoredSpec:
     rank: LayerRank
     before_batch_norm: bool
     conv: ConvGeometry | None
+    dtypes: Dtypes | None = field(default=None, kw_only=True)
+    # Whether all tasks have the kept bias, and none learns its own.
+    shared_bias: bool = field(default=False, kw_only=True)
 
     @property
     def dims(self) -> int:
@@ -53,9 +66,14 @@ class FactoredSpec:
         shapes: Shapes = {"selector": (self.rank.used(place),)}
         if added:
             shapes |= {"U": (added, self.outputs), "V": (added, self.inputs)}
-        if self.bias:
+        if self.has_own_bias:
             shapes["bias"] = (self.outputs,)
         return shapes
+
+    @property
+    def has_own_bias(self) -> bool:
+        """Whether each task learns a bias."""
+        return self.bias and not self.shared_bias
 
     def base_shapes(self) -> Shapes:
         shapes: Shapes = {"weight": (self.outputs, self.inputs)}
@@ -87,6 +105,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     kept: bool
+    dtypes: Dtypes | None = field(default=None, kw_only=True)
 
     def shapes(self, place: Place, classes: int) -> Shapes:
         return {"value": self.shape}
@@ -108,6 +127,7 @@ class NormSpec:
     weight: bool
     bias: bool
     shared: bool
+    dtypes: Dtypes | None = field(default=None, kw_only=True)
 
     @property
     def is_batch(self) -> bool:
@@ -140,6 +160,7 @@ class HeadSpec:
     bias: bool
     taps: Sizes = ()
     own_forward: bool = False
+    dtypes: Dtypes | None = field(default=None, kw_only=True)
 
     def shapes(self, place: Place, classes: int) -> Shapes:
         shapes: Shapes = {"weight": (classes, self.inputs)}
@@ -182,13 +203,27 @@ def trained_with_first(specs: Sequence[Spec]) -> str | None:
     return None
 
 
+def learned_dtype(spec: Spec, network: str) -> str:
+    """The dtype of what a task adds to a part, in a network of that dtype."""
+    return network if isinstance(spec, DenseSpec) or spec.dtypes is None else spec.dtypes.learns
+
+
+def kept_dtype(spec: Spec, key: str, network: str) -> str:
+    """The dtype of what is kept of the module: its large weights may be kept in fewer bits; the
+    others are where tasks start."""
+    if isinstance(spec, FactoredSpec) and key == "weight" and spec.dtypes is not None:
+        return spec.dtypes.keeps
+    return learned_dtype(spec, network)
+
+
 def tensor_name(spec: Spec, key: str) -> str:
     """A tensor's name in a file. No module is called `dense/…`: names of modules have no slash."""
     return f"dense/{key}" if isinstance(spec, DenseSpec) else f"{spec.name}.{key}"
 
 
 # Fields that came later, and are written only where they say something.
-_LATER = {"taps": (), "own_forward": False, "transposed": False, "index": None}
+_LATER = {"taps": (), "own_forward": False, "transposed": False, "index": None, "dtypes": None}
+_LATER |= {"shared_bias": False}
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
@@ -200,6 +235,8 @@ def from_json(data: dict[str, Any]) -> Spec:
     """The inverse of `to_json`; JSON has no tuples."""
     fields = {key: _tupled(value) for key, value in data.items()}
     kind = fields.pop("kind")
+    if "dtypes" in fields:
+        fields["dtypes"] = Dtypes(**fields["dtypes"])
     if kind in (FactoredSpec.kind, WeightSpec.kind):
         fields["rank"] = LayerRank(**fields["rank"])
         if fields["conv"] is not None:

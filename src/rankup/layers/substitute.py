@@ -5,7 +5,6 @@ A module of any class becomes one of a derived class, in which a property stands
 parameter. Nothing is swapped on the module, so threads may run different tasks at once.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -30,6 +29,7 @@ from rankup.layers.head import TaskHead
 from rankup.layers.norm import TaskNorm
 from rankup.layers.spec import TensorSpec, WeightSpec
 from rankup.layers.task_context import active_task
+from rankup.utils.per_thread import PerThread
 
 STATISTICS = "statistics"  # the last part of the name of a batch norm's statistics
 HEAD = "head"
@@ -38,7 +38,7 @@ _PREFIX = "task_"  # of the names of layers that stand in for a module's tensors
 _STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
 _TAKES_ROWS = "_takes_rows_of_rankup"  # whether a mixed batch runs through it once
 _TORCHS_OWN = {*vars(nn.Module())}
-_running = threading.local()  # `known`: what the forward that runs has read so far
+_running = PerThread[dict[Any, Any]]()  # what the forward that runs has read so far
 
 
 class FactoredWeight(FactoredLayer):
@@ -88,9 +88,9 @@ class TaskTensor(TaskLayer):
 
     def forward(self) -> Tensor:
         task = _one_task(self)
-        if task < self.count:
-            return aligned_rows(self.values, task, task + 1)[0]
-        return self.get_parameter("new_value")
+        if self._knows(task):
+            return aligned_rows(self.values, task, task + 1)[0].to(self.computes_in)
+        return self.get_parameter("new_value").to(self.computes_in)
 
     def start(self, classes: int, start: Start) -> Tensors:
         last = start.previous(self.count) if start.norms == "previous" else None
@@ -106,7 +106,7 @@ class TaskTensor(TaskLayer):
         return {"value": self.values[task]}
 
     def tensor(self, task: int) -> Tensor:
-        return self.values[task]
+        return self.values[task].to(self.computes_in)
 
     def rows(self, x: Tensor) -> Tensor | None:
         """Each sample's own, if `x` is of a mixed batch."""
@@ -133,7 +133,7 @@ def _one_task(layer: TaskLayer) -> int:
             f"{layer.spec.name!r} is each task's own and can be read only while the network runs "
             "for a single task"
         )
-    if not 0 <= task <= layer.count or (task == layer.count and not layer._parameters):
+    if not (layer._knows(task) or layer._learns(task)):
         raise TaskStateError(f"{layer.spec.name!r} knows tasks 0 to {layer.count - 1}, not {task}")
     return task
 
@@ -215,7 +215,7 @@ def _reader(names: Sequence[str]) -> Callable[[Any], Tensor]:
 
     def read(self: Any) -> Tensor:
         first, *others = (self._modules[name] for name in names)
-        known = getattr(_running, "known", None)
+        known = _running.value
         if known is not None and first in known:
             return known[first]  # type: ignore[no-any-return]
         tensor = _joined([first(), *(layer() for layer in others)])
@@ -234,7 +234,7 @@ def _cache(key: str) -> Callable[[Any], dict[Any, Any]]:
     """Gives a cache that lasts as long as the forward that fills it."""
 
     def read(self: Any) -> dict[Any, Any]:
-        known = getattr(_running, "known", None)
+        known = _running.value
         cache: dict[Any, Any] = {} if known is None else known.setdefault((self, key), {})
         return cache
 
@@ -310,7 +310,7 @@ def _statistics_attributes(module: nn.Module, name: str) -> dict[str, Any]:
     def statistic(key: str) -> Callable[[Any], Tensor | None]:
         def read(self: Any) -> Tensor | None:
             own, task = self._modules[name], _one_statistic(self)
-            return own.added(task)[key] if task < own.count else None
+            return own.added(task)[key] if own._knows(task) else None
 
         return read
 
@@ -342,7 +342,7 @@ def _one_statistic(module: Any) -> int:
 
 def _learns_statistics(module: Any) -> bool:
     task, norm = active_task(), module._modules[f"{_PREFIX}{STATISTICS}"]
-    is_committed = isinstance(task, int) and task < norm.count
+    is_committed = isinstance(task, int) and norm._knows(task)
     return bool(module.__dict__["_mode"]) and not is_committed
 
 
@@ -352,7 +352,8 @@ def _set_mode(module: Any, mode: bool) -> None:
 
 def _pool(module: Any, inputs: tuple[Any, ...]) -> None:
     norm = module._modules[f"{_PREFIX}{STATISTICS}"]
-    if norm.pool is not None and active_task() == norm.count:
+    task = active_task()
+    if norm.pool is not None and isinstance(task, int) and not norm._knows(task):
         norm.pool.add(inputs[0])
 
 
@@ -381,12 +382,12 @@ def _derive(module: nn.Module, attributes: dict[str, Any]) -> None:
 def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def read_once(*inputs: Any, **options: Any) -> Any:
-        before = getattr(_running, "known", None)
-        _running.known = {}
+        before = _running.value
+        _running.value = {}
         try:
             return forward(*inputs, **options)
         finally:
-            _running.known = before
+            _running.value = before
 
     return read_once
 
@@ -404,14 +405,15 @@ def _then_rows(
         rows = {key: layer.rows(x) for key, layer in layers.items()}
         if any(row is None for row in rows.values()):
             return alone(self, x)  # type: ignore[no-any-return]
-        before = getattr(_running, "known", None)
-        _running.known = {
-            layer: affine.neutral(key, layer.base_value) for key, layer in layers.items()
+        before = _running.value
+        _running.value = {
+            layer: affine.neutral(key, layer.base_value).to(layer.computes_in)
+            for key, layer in layers.items()
         }
         try:
             y = forward(self, x)
         finally:
-            _running.known = before
+            _running.value = before
         return affine.apply(y, rows)
 
     return run

@@ -15,6 +15,10 @@ from torch import Tensor
 from rankup.errors import RankupError
 from rankup.utils.per_thread import PerThread, set_to
 
+# The index of the task being learned: the same one for every task, so that what torch.compile has
+# compiled for one serves the next.
+LEARNING = 1 << 30
+
 _active = PerThread[int | Tensor]()
 _widest = PerThread[bool]()
 

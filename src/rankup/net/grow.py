@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import torch
 from torch import nn
 
 from rankup.errors import RankupError
-from rankup.growing.options import GrowOptions
+from rankup.growing.options import GrowOptions, Vectors
 from rankup.layers.rounding import Store
 from rankup.net.network import IncrementalNet
 from rankup.rank import RankRule
@@ -26,6 +27,9 @@ def grow(
     seed: int = 0,
     store: Store = "full",
     per_task: Patterns | None = None,
+    dtype: torch.dtype | None = None,
+    base_dtype: torch.dtype | None = None,
+    vectors: Vectors = "per task",
     copy: bool = True,
 ) -> IncrementalNet:
     """A network with the module's architecture that learns task after task.
@@ -52,6 +56,14 @@ def grow(
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
         per_task: name patterns of parameters of which each task gets its own, such as
             `"cls_token"`; norms and biases are kept per task anyway.
+        dtype: what tasks learn and store, such as `torch.float32` for a module in bfloat16, which
+            goes on computing in that; by default the module's own, the widest if it has several.
+        base_dtype: what the weights of factored layers are kept in with `base="keep"`, such as
+            `torch.bfloat16` for a module in float32, which goes on computing in that: half the
+            memory, and nothing to cast where autocast computes in it.
+        vectors: whether each task has norms and biases of its own, or with `base="keep"` all have
+            the module's: a task then stores little more than its factors and head, and has less
+            to learn from few examples. Batch norms are each task's own in any case.
         copy: whether the module's weights are copied. Without, for a large module with
             `base="keep"`, the network takes them over: they must not be changed any more.
 
@@ -75,6 +87,9 @@ def grow(
         seed,
         store,
         _patterns(per_task) or (),
+        dtype=dtype,  # type: ignore[arg-type]
+        base_dtype=base_dtype,  # type: ignore[arg-type]
+        vectors=vectors,
     )
     if not copy and base != "keep":
         raise RankupError("copy=False takes over a module's weights, which needs base='keep'")

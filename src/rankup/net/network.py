@@ -20,6 +20,7 @@ from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
 from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
 from rankup.layers.substitute import reads_one_task
+from rankup.layers.task_context import LEARNING
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind
@@ -32,6 +33,7 @@ from rankup.net.moving import join, remove
 from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
+from rankup.utils.compiling import growing_parameters, run_as_it_is
 from rankup.utils.signals import undisturbed
 
 TaskRef = str | int | Tensor | Sequence[str | int]
@@ -108,7 +110,7 @@ class IncrementalNet(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it always computes in."""
+        """What it always computes in; of a module of several dtypes, the one of most numbers."""
         return self.plan.dtype
 
     def begin_task(
@@ -238,6 +240,7 @@ class IncrementalNet(nn.Module):
         rule and seed. Tasks that both know must be equal; all tasks keep their bits."""
         join(self, other)
 
+    @run_as_it_is
     def forward(
         self,
         x: Any = MISSING,
@@ -261,11 +264,15 @@ class IncrementalNet(nn.Module):
         if isinstance(task, list | tuple):
             task = torch.tensor([self._tasks.index(each) for each in task], dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
-            # Inputs that are not tensors do not tell where the module computes.
-            device = x.device if isinstance(x, Tensor) else self.device
-            return self._mixed.answer(x, task, options, self._run, device, split or {})
-        with active(self._tasks.index(task)):
+            return self._answer_mixed(x, task, split or {}, options)
+        index = self._tasks.index(task)
+        with active(LEARNING if index == len(self._tasks.tasks) else index):
             return self._run(x, options)
+
+    def _answer_mixed(self, x: Any, task: Tensor, split: Split, options: dict[str, Any]) -> Any:
+        # Inputs that are not tensors do not tell where the module computes.
+        device = x.device if isinstance(x, Tensor) else self.device
+        return self._mixed.answer(x, task, options, self._run, device, split)
 
     def describe(self, task: str | int) -> TaskDescription:
         """All that is known about a committed task: its classes' names, how its inputs are
@@ -353,14 +360,19 @@ class IncrementalNet(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         # Before any layer is asked, so that a refusal leaves every part as it was.
-        refuse_other_dtype(fn, self.dtype)
+        dtypes = {
+            d for part in self.layers for d in (part.dtype, part.computes_in, part.base_dtype)
+        }
+        for dtype in {self.dtype, *dtypes}:
+            refuse_other_dtype(fn, dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._shared.tie()
         return self
 
+    @run_as_it_is
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
-            with self._settings.of_one_call():
+            with self._settings.of_one_call(), growing_parameters():
                 return self.body(**options) if x is MISSING else self.body(x, **options)
         except StopIteration:
             raise RankupError(

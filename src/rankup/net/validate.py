@@ -13,6 +13,7 @@ from rankup.layers.spec import Spec, tensor_name
 from rankup.net.mixed import MISSING
 from rankup.net.tasks import KnownTask
 from rankup.rank import Place, as_python
+from rankup.utils.compiling import run_as_it_is
 
 
 def start(selectors: Any, norms: Any, factors: Any, **chosen: Any) -> Start:
@@ -31,6 +32,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
+@run_as_it_is
 def inputs(x: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
     # With options None may be right: some modules then take what they compute on from these.
     if x is None and not options:

@@ -247,11 +247,11 @@ def _read_task(
     path, key, selectors = folder / file.file, "selector", dict[str, Array]()
     tensors = read_checked(path, file)
     for spec in layers:
-        shape = spec.shapes(place, task.classes)[key]
-        names = rounding.layouts(spec, key, shape, manifest.options.store, manifest.dtype)
+        shape, dtype = spec.shapes(place, task.classes)[key], manifest.learned_dtype(spec)
+        names = rounding.layouts(spec, key, shape, manifest.options.store, dtype)
         try:
             packed = {name: tensors[tensor_name(spec, name)] for name in names}
-            row = rounding.unpack(spec, key, packed, manifest.dtype)
+            row = rounding.unpack(spec, key, packed, dtype)
         except (KeyError, RankupError) as error:
             raise RankupError(f"{path} has no selector of {spec.name!r}") from error
         if row.shape != shape:

@@ -18,6 +18,7 @@ from rankup.data.inputs import Input
 from rankup.data.inputs import from_json as from_json_input
 from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
+from rankup.layers import name_of
 from rankup.layers.spec import (
     DenseSpec,
     FactoredSpec,
@@ -25,6 +26,8 @@ from rankup.layers.spec import (
     Spec,
     check_parts,
     from_json,
+    kept_dtype,
+    learned_dtype,
     to_json,
 )
 from rankup.net.about import About, check_about
@@ -94,6 +97,11 @@ class Manifest:
         options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
         if not self.options.per_task:  # came later, and is written only where it says something
             del options["per_task"]
+        for option in ("dtype", "base_dtype"):  # the same
+            if options[option] is None:
+                del options[option]
+        if options["vectors"] == "per task":  # the same
+            del options["vectors"]
         del options["draws"]  # follows from the version
         data = {
             "format": FORMAT,
@@ -168,6 +176,9 @@ class Manifest:
             store=given.get("store", "full"),
             per_task=tuple(given.get("per_task", ())),
             draws="number" if data["version"] == 1 else "name",
+            dtype=given.get("dtype"),
+            base_dtype=given.get("base_dtype"),
+            vectors=given.get("vectors", "per task"),
         )
         parts = tuple(from_json(part) for part in data["parts"])
         tasks: list[tuple[KnownTask, File]] = []
@@ -235,7 +246,18 @@ class Manifest:
             elif isinstance(spec, HeadSpec):
                 widest = max((task.classes for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
-        return count * self.dtype.itemsize
+        widest = max(self.learned_dtype(spec).itemsize for spec in self.specs)
+        return count * max(widest, self.dtype.itemsize)
+
+    def learned_dtype(self, spec: Spec) -> torch.dtype:
+        """The dtype of what a task adds to a part."""
+        dtype: torch.dtype = getattr(torch, learned_dtype(spec, name_of(self.dtype)))
+        return dtype
+
+    def kept_dtype(self, spec: Spec, key: str) -> torch.dtype:
+        """The dtype of what is kept of the module."""
+        dtype: torch.dtype = getattr(torch, kept_dtype(spec, key, name_of(self.dtype)))
+        return dtype
 
 
 def open_manifest(path: Path, content: bytes, format: str, version: int) -> dict[str, Any]:

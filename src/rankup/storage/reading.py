@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import EFBIG
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
         return [{} for _ in shapes]
     path = base_path(folder, manifest.base_from)
     tensors = read_checked(path, manifest.base)
-    return _by_part(path, tensors, shapes, "full", manifest.dtype)
+    return _by_part(path, tensors, shapes, "full", manifest.kept_dtype)
 
 
 def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> list[Tensors]:
@@ -97,7 +97,11 @@ def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> 
     if manifest.version > 1 and not _is_of_task(said, known, index):
         raise StoreError(f"{path} holds another task than {task.name!r}: it says {said}")
     tensors = tensors_of(path, content)
-    return _by_part(path, tensors, shapes, manifest.options.store, manifest.dtype)
+
+    def dtype_of(spec: Spec, key: str) -> torch.dtype:
+        return manifest.learned_dtype(spec)
+
+    return _by_part(path, tensors, shapes, manifest.options.store, dtype_of)
 
 
 def append_tasks(
@@ -138,7 +142,7 @@ def _by_part(
     tensors: Tensors,
     expected: Sequence[tuple[Spec, Shapes]],
     form: Store,
-    dtype: torch.dtype,
+    dtype_of: Callable[[Spec, str], torch.dtype],
 ) -> list[Tensors]:
     """A file's tensors for each part of the network, every one checked against its spec."""
     parts: list[Tensors] = []
@@ -146,6 +150,7 @@ def _by_part(
         part: Tensors = {}
         for key, shape in shapes.items():
             packed: Tensors = {}
+            dtype = dtype_of(spec, key)
             for own, layout in rounding.layouts(spec, key, shape, form, dtype).items():
                 name = tensor_name(spec, own)
                 if name not in tensors:

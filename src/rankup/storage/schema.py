@@ -182,16 +182,22 @@ _FACTORED: dict[str, Check] = {
     "conv": optional(_CONV),
 }
 
+_DTYPE = one_of("float16", "bfloat16", "float32", "float64")
+_DTYPES = fields({"computes": _DTYPE, "learns": _DTYPE, "keeps": _DTYPE})
+
 _PARTS: dict[Any, Check] = {
-    "factored": fields(_FACTORED),
+    "factored": fields(
+        {**_FACTORED, "dtypes": _DTYPES, "shared_bias": boolean}, may_lack=("dtypes", "shared_bias")
+    ),
     "weight": fields(
         {
             **_FACTORED,
             "shape": listed(_SIZE, 1, 64),
             "transposed": boolean,
             "index": _COUNT,
+            "dtypes": _DTYPES,
         },
-        may_lack=("transposed", "index"),
+        may_lack=("transposed", "index", "dtypes"),
     ),
     "norm": fields(
         {
@@ -204,9 +210,20 @@ _PARTS: dict[Any, Check] = {
             "weight": boolean,
             "bias": boolean,
             "shared": boolean,
-        }
+            "dtypes": _DTYPES,
+        },
+        may_lack=("dtypes",),
     ),
-    "tensor": fields({"kind": name, "name": name, "shape": listed(_COUNT, 0, 64), "kept": boolean}),
+    "tensor": fields(
+        {
+            "kind": name,
+            "name": name,
+            "shape": listed(_COUNT, 0, 64),
+            "kept": boolean,
+            "dtypes": _DTYPES,
+        },
+        may_lack=("dtypes",),
+    ),
     "head": fields(
         {
             "kind": name,
@@ -215,8 +232,9 @@ _PARTS: dict[Any, Check] = {
             "bias": boolean,
             "taps": _SIZES,
             "own_forward": boolean,
+            "dtypes": _DTYPES,
         },
-        may_lack=("taps", "own_forward"),
+        may_lack=("taps", "own_forward", "dtypes"),
     ),
     "dense": fields(
         {
@@ -301,7 +319,7 @@ check_manifest: Check = fields(
         "format": name,
         "version": whole(1, 2),
         "model": _of_kind("model", _MODELS),
-        "dtype": one_of("float16", "bfloat16", "float32", "float64"),
+        "dtype": _DTYPE,
         "growth": fields(
             {
                 "rank": either(_RANK, listed(pair(name, _RANK), 1)),
@@ -313,8 +331,11 @@ check_manifest: Check = fields(
                 "seed": whole(-(2**63), 2**64),
                 "store": one_of("full", "float16", "int8"),
                 "per_task": listed(name),
+                "dtype": _DTYPE,
+                "base_dtype": _DTYPE,
+                "vectors": one_of("shared"),
             },
-            may_lack=("store", "per_task"),
+            may_lack=("store", "per_task", "dtype", "base_dtype", "vectors"),
         ),
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),

@@ -21,6 +21,7 @@ from rankup.net.tasks import Uses
 from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.checkpoint import Checkpoint
+from rankup.training.class_means import start_heads_from_means
 from rankup.training.distill import Teacher
 from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
 _OTHER_MODULES = "; begin_task and commit_task accept any module"
+_MEANS_OF = 4096  # training samples that a head may start from
 _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
 
@@ -115,6 +117,8 @@ class NetPupil:
         self._feed = Feed(task, self.recipe, self.net.device, self.net.dtype, self.net.ranks)
         if not tried:
             self._check_answers(task)
+        if self.recipe.head == "means":
+            start_heads_from_means(self.net, self._feed.train(_MEANS_OF), task.classes)
         return self._feed
 
     def _check_answers(self, task: Task) -> None:
@@ -264,6 +268,7 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
         **data_traits([task]),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
         learns_factors=any(rank.first + rank.step for rank in ranks),
+        kept=net.options.base == "keep",
     )
 
 
