@@ -14,7 +14,9 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import read_tables
 
-_MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
+# From so many samples a CPU is faster with samples as columns, if factors are few.
+_MANY = 32  # of one task
+_SEVERAL = 16  # of a mixed batch
 
 
 class FactoredLinear(FactoredLayer):
@@ -118,7 +120,9 @@ class FactoredLinear(FactoredLayer):
         U, V, S, B, base = read_tables(self._buffers)
         if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU
             U, V = U[:rank], V[:rank]
-        hidden = F.linear(x, V).mul_(S.index_select(0, tasks))
+        # Also faster with samples as columns, and already so for fewer of them.
+        hidden = (V @ x.t()).t() if x.is_cpu and len(x) >= _SEVERAL else F.linear(x, V)
+        hidden.mul_(S.index_select(0, tasks))
         y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y.addmm_(x, base.t())
 

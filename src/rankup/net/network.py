@@ -258,7 +258,7 @@ class IncrementalNet(nn.Module):
         validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
-            task = torch.tensor([self._tasks.index(each) for each in task], dtype=torch.long)
+            task = torch.tensor(self._tasks.indices(task), dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
             # Inputs that are not tensors do not tell where the module computes.
             device = x.device if isinstance(x, Tensor) else self.device
