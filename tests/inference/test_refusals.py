@@ -79,6 +79,14 @@ def test_numbers_that_are_not_finite_are_refused(serve: Any, value: str) -> None
     assert response.json() == {"error": "the tensor holds NaN or infinity"}
 
 
+def test_answers_that_are_not_numbers_are_refused(serve: Any) -> None:
+    client = serve()
+    items = [{"tensor": NUMBERS}, {"tensor": [3e38, -3e38] * (SIDE * SIDE // 2)}]
+    response = client.post("/predict", json={"items": items, "task": "task 3"})
+    assert response.status_code == 400
+    assert "the input's numbers are too large" in response.json()["error"]
+
+
 IMAGES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "broken or in an unknown format"),
     "truncated": (encoded(np.zeros((64, 64, 3), np.uint8))[:-40], "broken"),
