@@ -51,6 +51,7 @@ class Batcher:
         inline: run batches on the loop itself, in place of a thread. For a network that takes
             far less than a millisecond, so that threads taking turns do not delay its batches.
             Meanwhile the loop does nothing else.
+        device: where the network computes, if batches are to be brought there.
         on_batch: told how many inputs each batch had.
 
     >>> import rankup
@@ -74,6 +75,7 @@ class Batcher:
         finish: Callable[[Tensor], Sequence[Any]] = Tensor.unbind,
         loop: asyncio.AbstractEventLoop | None = None,
         inline: bool = False,
+        device: torch.device | str | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> None:
         if most < 1 or wait_ms < 0 or longest_queue < 1:
@@ -83,6 +85,7 @@ class Batcher:
             )
         self.net, self.most, self.wait, self.longest = net, most, wait_ms / 1000, longest_queue
         self._finish, self._loop, self._on_batch = finish, loop, on_batch
+        self._device = device
         self._waiting: deque[_Request] = deque()
         self._count = 0  # inputs that wait
         self._oldest = 0.0  # when the first of those that wait came
@@ -245,6 +248,7 @@ class Batcher:
             return [row for piece in pieces for row in piece]
         # One task by itself is answered as `net(x, task=name)` does it.
         task = names[0] if len(set(names)) == 1 else names
+        x = x if self._device is None else x.to(self._device)
         return self._finish(logits_of(self.net(x, task=task)))
 
     def _deliver(self, requests: Sequence[_Request], answers: Sequence[Any]) -> None:

@@ -113,10 +113,17 @@ class FactoredLinear(FactoredLayer):
         return hidden @ U
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        # A matrix per sample for just one position is never less work. In place, because adding a
-        # product to something otherwise begins with a copy of that.
-        if x.dim() != 2 or _transformed(x):
-            return super()._mixed(x, tasks)
+        # A matrix per sample for just one position is never less work.
+        if x.dim() == 2 and not _transformed(x):
+            return self._mixed_rows(x, tasks)
+        if x.is_cpu and not _transformed(x) and self._mixed_way(x) == "hidden":
+            rows = tasks.repeat_interleave(math.prod(x.shape[1:-1]))
+            return self._mixed_rows(x.reshape(-1, self.in_features), rows).view(*x.shape[:-1], -1)
+        return super()._mixed(x, tasks)
+
+    def _mixed_rows(self, x: Tensor, tasks: Tensor) -> Tensor:
+        """For a matrix of rows. In place, because adding a product to something otherwise begins
+        with a copy of that."""
         U, V, S, B, base = read_tables(self._buffers)
         if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU
             U, V = U[:rank], V[:rank]
