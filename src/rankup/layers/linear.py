@@ -118,7 +118,8 @@ class FactoredLinear(FactoredLayer):
             return self._mixed_rows(x, tasks)
         if x.is_cpu and not _transformed(x) and self._mixed_way(x) == "hidden":
             rows = tasks.repeat_interleave(math.prod(x.shape[1:-1]))
-            return self._mixed_rows(x.reshape(-1, self.in_features), rows).view(*x.shape[:-1], -1)
+            y = self._mixed_rows(x.reshape(-1, self.in_features), rows)
+            return y.view(*x.shape[:-1], self.out_features)
         return super()._mixed(x, tasks)
 
     def _mixed_rows(self, x: Tensor, tasks: Tensor) -> Tensor:
