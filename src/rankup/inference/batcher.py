@@ -235,7 +235,8 @@ class Batcher:
         inputs, tasks, _, counts = zip(*requests, strict=True)
         if not any(counts):
             return self._rows(torch.stack(inputs), list(tasks))
-        x = torch.cat([x if n else x[None] for x, n in zip(inputs, counts, strict=True)])
+        given = [x if n else x[None] for x, n in zip(inputs, counts, strict=True)]
+        x = given[0] if len(given) == 1 else torch.cat(given)
         names = [name for of, n in zip(tasks, counts, strict=True) for name in (of if n else [of])]
         rows = iter(self._rows(x, names))
         return [list(islice(rows, n)) if n else next(rows) for n in counts]

@@ -145,16 +145,9 @@ class FactoredLayer(TaskLayer):
 
     def _mixed_way(self, x: Tensor) -> MixedWay:
         (tasks, rank), samples = self.S.shape, samples_to_plan(x)
-        shape = MixedShape(
-            samples=samples,
-            positions=self._positions(x) // max(1, samples),
-            tasks=tasks,
-            rank=rank,
-            inputs=self.spec.inputs,
-            outputs=self.spec.outputs,
-            pointwise=self._pointwise,
-        )
-        return mixed_way(shape, x.device.type)
+        positions = self._positions(x) // max(1, samples)
+        matrix = self.spec.inputs, self.spec.outputs, self._pointwise
+        return mixed_way(MixedShape(samples, positions, tasks, rank, *matrix), x.device.type)
 
     def _tables(self) -> Tables:
         U, V, S, *rest = read_tables(self._buffers)
