@@ -136,6 +136,18 @@ def test_many_inputs_never_make_a_batch_too_large(
     assert [shape[0] for shape, _ in net.calls] == batches
 
 
+def test_batches_are_brought_to_the_device() -> None:
+    devices = []
+
+    def net(x: Tensor, task: Any) -> Tensor:
+        devices.append(x.device.type)
+        return torch.zeros(len(x), 2)
+
+    with Batcher(net, most=2, wait_ms=10_000, device="meta") as batcher:
+        batcher.submit_many(torch.ones(2, INPUTS), TWO).result(10)
+    assert devices == ["meta"]
+
+
 def test_many_inputs_fail_as_one_and_spoil_no_other() -> None:
     net = Counting()
     with Batcher(net, most=4, wait_ms=10_000) as batcher:
