@@ -179,7 +179,12 @@ def peft(weights: Path | None, rounds: int = 5) -> Measured:
         f"rankup {rank.first}, {rank.step}": _minilm_of_ours(weights, rank)
         for rank in (rankup.Rank(8, 1), rankup.Rank(8, 8))
     }
-    nets = {"PEFT": _minilm_of_theirs(weights), **ours}
+    module = _minilm(weights)
+    nets = {
+        "PEFT": _minilm_of_theirs(weights),
+        **ours,
+        "the module without tasks": lambda x, task: module(x),
+    }
     torch.set_num_threads(1)
     results: Measured = {"weights": "all-MiniLM-L6-v2" if weights else "random"}
     for length in (8, 16, 32):
