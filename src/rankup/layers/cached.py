@@ -52,7 +52,7 @@ class Cache:
         self, layer: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Make
     ) -> tuple[Tensor, ...]:
         """What `make` makes of the sources, or has made of them for this layer and key before."""
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        capturing = sources[0].is_cuda and torch.cuda.is_current_stream_capturing()
         with self._lock:
             entry = self._entries.get((id(layer), key))
             if entry is not None and not _is_made_of(entry, sources):

@@ -158,18 +158,19 @@ class FactoredLinear(FactoredLayer):
         dtype = working_dtype(x)
         flat = x.reshape(-1, self.in_features).to(dtype)  # [N, in]
         tables = CACHE.of(self, ("mixed", dtype), self._constants(), lambda: self._joined(dtype))
-        U, V, S, ones = tables
+        U, V, S, ones, *cast = tables
         hidden = F.linear(flat, V, ones)  # [N, K]
         per_sample = hidden.view(len(tasks), -1, len(V))  # [B, positions, K]
         per_sample.mul_(S.index_select(0, tasks).unsqueeze(1))
-        assert self.base_weight is not None
-        y = F.linear(flat, self.base_weight.to(dtype)).addmm_(hidden, U)
+        base = cast[0] if cast else self.base_weight
+        assert base is not None
+        y = F.linear(flat, base.to(dtype)).addmm_(hidden, U)
         return y.view(*x.shape[:-1], self.out_features)
 
     def _joined(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """U, V and S with a factor for each task's bias, filled up with zeros to what a GPU
-        multiplies fast; and what those see."""
-        U, V, S, B, _ = read_tables(self._buffers)
+        multiplies fast; what those see; and the kept weight, if that has another dtype."""
+        U, V, S, B, base = read_tables(self._buffers)
         tasks, rank = S.shape
         biases = tasks if self.spec.bias else 0
         more = biases + -(rank + biases) % _UNIT
@@ -177,7 +178,8 @@ class FactoredLinear(FactoredLayer):
         whose = torch.eye(tasks, biases, dtype=S.dtype, device=S.device)
         U = F.pad(torch.cat([U[:rank], B]) if biases else U[:rank], (0, 0, 0, more - biases))
         V, S = F.pad(V[:rank], (0, 0, 0, more)), F.pad(torch.cat([S, whose], 1), (0, more - biases))
-        return U.to(dtype), V.to(dtype), S.to(dtype), ones.to(dtype)
+        cast = (base,) if self.may_merge and base.dtype != dtype else ()
+        return tuple(table.to(dtype) for table in (U, V, S, ones, *cast))
 
     def _apply_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)

@@ -34,7 +34,7 @@ from rankup.net.moving import join, remove
 from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
-from rankup.utils.compiling import growing_parameters, run_as_it_is
+from rankup.utils.compiling import call, growing_parameters, run_as_it_is
 from rankup.utils.signals import undisturbed
 
 TaskRef = str | int | Tensor | Sequence[str | int]
@@ -375,7 +375,7 @@ class IncrementalNet(nn.Module):
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
             with self._settings.of_one_call(), growing_parameters():
-                return self.body(**options) if x is MISSING else self.body(x, **options)
+                return call(self.body, *(() if x is MISSING else (x,)), **options)
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

@@ -16,7 +16,7 @@ from rankup.training.batches import Draws, Feed, take
 from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import channels_last, convolves, takes_channels_last
 from rankup.training.recipe import Recipe
-from rankup.utils.compiling import growing_parameters
+from rankup.utils.compiling import call, growing_parameters
 
 
 def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
@@ -90,11 +90,10 @@ class ModuleLearner(Learner):
         if not self.is_compiled:
             return self.body(x)  # type: ignore[no-any-return]
         with growing_parameters():
-            return self._compiled(x)
+            return self._compiled(self.body, x)
 
     def compile(self) -> None:  # type: ignore[override]
-        # Not of the module itself, which would become one of the learner's.
-        self._compiled: Callable[[Tensor], Tensor] = torch.compile(self.body.__call__)
+        self._compiled: Callable[[nn.Module, Tensor], Tensor] = torch.compile(call)
         self.is_compiled = True
 
     def inputs(self, draw: Draws) -> Tensor:
