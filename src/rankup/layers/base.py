@@ -340,11 +340,6 @@ def needs_torchs_operations() -> bool:
     )
 
 
-def products_precision(device: torch.device) -> object:
-    """How a GPU is told to multiply float32 matrices, which changes bits."""
-    return torch.backends.cuda.matmul.fp32_precision if device.type == "cuda" else None
-
-
 def over_last(rows: Tensor, x: Tensor) -> Tensor:
     """A row per sample, `[B, …]`, broadcast over what is between x's first and last dimensions."""
     between = x.dim() - rows.dim()

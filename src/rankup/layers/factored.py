@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,19 +12,16 @@ from torch import Tensor
 from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
-from rankup.layers import dispatch
+from rankup.layers import merging
 from rankup.layers.base import (
     Selection,
     Start,
     TaskLayer,
     Tensors,
     cut_out,
-    needs_torchs_operations,
-    products_precision,
     without_row,
     working_dtype,
 )
-from rankup.layers.cached import CACHE
 from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
@@ -209,38 +206,20 @@ class FactoredLayer(TaskLayer):
         return self._of_one_task(x, LEARNING)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
-        if self._knows(task) and self._answers_merged(x):
-            return self._apply_merged(x, task)
+        if self._knows(task) and merging.is_on(self, x):
+            return self._apply_dense(x, *merging.weights(self, working_dtype(x), task))
         return self._of_blocks(x, self._blocks(task), task)
 
     def _of_blocks(self, x: Tensor, blocks: list[Block], task: int) -> Tensor:
         y = self._combine(x, blocks, learned=self._knows(task))
         return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
 
-    def _answers_merged(self, x: Tensor) -> bool:
-        """Whether committed tasks answer with a weight that is merged with the kept one."""
-        return (
-            self.may_merge
-            and x.device.type in dispatch.MERGES_ON
-            and self.base_weight is not None
-            and not needs_torchs_operations()
-        )
-
-    def _apply_merged(self, x: Tensor, task: int) -> Tensor:
-        dtype = working_dtype(x)
-
-        def make() -> tuple[Tensor, ...]:
-            weight = self._dense([self.block(task)]).to(dtype)
-            return (weight, self._bias(task).to(dtype)) if self.spec.bias else (weight,)
-
-        key = "task", task, dtype, products_precision(x.device)
-        return self._apply_dense(x, *CACHE.of(self, key, self._constants(), make))
-
     def _apply_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = self._map(x, weight)
         return y if bias is None else y + self._per_channel(bias).to(y.dtype)
 
-    def _constants(self) -> tuple[Tensor, ...]:
+    def constants(self) -> tuple[Tensor, ...]:
+        """All tables there are, which are made anew when a task is committed or removed."""
         return tuple(table for table in read_tables(self._buffers) if table is not None)
 
     def matrix(self, task: int) -> Tensor:
@@ -454,11 +433,3 @@ class FactoredLayer(TaskLayer):
 
 def _scaled(U: Tensor, selectors: Tensor) -> Tensor:
     return selectors[:, None] * U.t()  # [n, out, R]
-
-
-def let_merge(layers: Iterable[TaskLayer]) -> None:
-    """Let the layers of a network answer with merged weights, if they keep few enough numbers."""
-    factored = [layer for layer in layers if isinstance(layer, FactoredLayer)]
-    kept = sum(layer.base_weight.numel() for layer in factored if layer.base_weight is not None)
-    for layer in factored:
-        layer.may_merge = kept <= dispatch.MOST_MERGED

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankup.layers import merging
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
 from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
 from rankup.layers.cached import CACHE
@@ -82,7 +83,7 @@ class FactoredLinear(FactoredLayer):
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         learned, matrix = self._knows(task), x.dim() == 2
         plain = learned and matrix and self.has_one_dtype and x.is_cpu and not _transformed(x)
-        if not plain or self._answers_merged(x):
+        if not plain or merging.is_on(self, x):
             return super()._of_one_task(x, task)
         U, V, selector = block = self.block(task)
         if self._takes_dense(x, len(selector), learned):
@@ -157,7 +158,7 @@ class FactoredLinear(FactoredLayer):
         bias is one more factor, which sees 1 and which that task alone selects."""
         dtype = working_dtype(x)
         flat = x.reshape(-1, self.in_features).to(dtype)  # [N, in]
-        tables = CACHE.of(self, ("mixed", dtype), self._constants(), lambda: self._joined(dtype))
+        tables = CACHE.of(self, ("mixed", dtype), self.constants(), lambda: self._joined(dtype))
         U, V, S, ones, *cast = tables
         hidden = F.linear(flat, V, ones)  # [N, K]
         per_sample = hidden.view(len(tasks), -1, len(V))  # [B, positions, K]

@@ -18,8 +18,15 @@ from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
-from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
-from rankup.layers.factored import let_merge
+from rankup.layers import (
+    TaskHead,
+    TaskLayer,
+    TaskNorm,
+    Tensors,
+    active,
+    merging,
+    refuse_other_dtype,
+)
 from rankup.layers.substitute import reads_one_task
 from rankup.layers.task_context import LEARNING
 from rankup.net import size, summary, validate
@@ -84,7 +91,7 @@ class IncrementalNet(nn.Module):
         # How inputs are prepared, if tasks do not say it themselves; a model may know it.
         self.inputs: Input | None = getattr(module, "inputs", None)
         self.notes: dict[str, Note] = {}  # by task, what people say of it
-        let_merge(self.layers)
+        merging.allow(self.layers)
         heads = [layer for layer in self.layers if isinstance(layer, TaskHead)]
         self._settings = TaskSettings(self.body, heads, module)
         self.training = module.training
