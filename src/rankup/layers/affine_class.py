@@ -17,7 +17,7 @@ _neutral = PerThread[bool]()  # whether vectors are read that change nothing
 
 
 @cache  # or torch.compile would compile what they are in once for each of them
-def affine_class(kind: type[Any], affine: Affine, names: tuple[tuple[str, str], ...]) -> type[Any]:
+def affine_class(kind: Any, affine: Affine, names: tuple[tuple[str, str], ...]) -> Any:
     """A class derived from a module's, which reads the vectors of these keys from layers of these
     names."""
     attributes: dict[str, Any] = {

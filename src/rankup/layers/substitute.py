@@ -179,7 +179,8 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
                 _freeze(module.get_submodule(f"parametrizations.{key}"))
     if affine is not None and not _caches(module):
         by_key = tuple((key, own[0]) for key, own in names.items())
-        module.__class__ = affine_class(type(module), affine, by_key)
+        kind: Any = type(module)
+        module.__class__ = affine_class(kind, affine, by_key)
         return
     attributes |= {key: property(_cache(key), lambda self, value: None) for key in _caches(module)}
     _derive(module, attributes | {"forward": _reading_once(type(module).forward)})

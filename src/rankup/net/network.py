@@ -19,6 +19,7 @@ from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
 from rankup.layers import (
+    LEARNING,
     TaskHead,
     TaskLayer,
     TaskNorm,
@@ -28,7 +29,6 @@ from rankup.layers import (
     refuse_other_dtype,
 )
 from rankup.layers.substitute import reads_one_task
-from rankup.layers.task_context import LEARNING
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind

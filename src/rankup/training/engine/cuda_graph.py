@@ -126,7 +126,7 @@ class Graph(Steps):
                     stack.enter_context(learner.bound(tensors))
                 if self.compiled:
                     for learner in self.captured:
-                        learner.compile()
+                        learner.compile_module()
                 else:
                     stack.enter_context(kernels.in_use())
             main.wait_stream(torch.cuda.current_stream())

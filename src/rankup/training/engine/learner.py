@@ -67,7 +67,7 @@ class Learner(nn.Module, ABC):
         graph serves them all."""
         return id(self)
 
-    def compile(self) -> None:  # type: ignore[override]
+    def compile_module(self) -> None:
         """Compile what steps run from now on, if the learner has something to compile."""
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:

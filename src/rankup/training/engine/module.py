@@ -92,7 +92,7 @@ class ModuleLearner(Learner):
         with growing_parameters():
             return self._compiled(self.body, x)
 
-    def compile(self) -> None:  # type: ignore[override]
+    def compile_module(self) -> None:
         self._compiled: Callable[[nn.Module, Tensor], Tensor] = torch.compile(call)
         self.is_compiled = True
 

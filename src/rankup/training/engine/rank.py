@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rankup import kernels, seeds
 from rankup.growing.supported import has_hooks
 from rankup.layers import (
+    LEARNING,
     FactoredConv,
     FactoredLayer,
     FactoredLinear,
@@ -23,7 +24,6 @@ from rankup.layers import (
     active,
 )
 from rankup.layers.precomputed import Built, built, projected
-from rankup.layers.task_context import LEARNING
 from rankup.net.network import IncrementalNet
 from rankup.training.batches import Draws, Feed, take
 from rankup.training.distill import Teacher, divergence
@@ -261,7 +261,8 @@ class RankLearner(ModuleLearner):
         x, _ = next(self.feed.train(2))
         with FlopCounterMode(display=False) as counter, self._autocast():
             trial(self.body, x, LEARNING)
-        return counter.get_total_flops() // 2 * self.feed.batch_size // len(x)
+        count: int = counter.get_total_flops() // 2
+        return count * self.feed.batch_size // len(x)
 
 
 class ApartLearner(RankLearner):
