@@ -5,12 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import rankup
 from helpers.zoo import KINDS, inputs, taught
 from rankup.rank import Rank
+from rankup.training.batches import Feed
+from rankup.training.engine.eager import Eager
+from rankup.training.engine.rank import RankLearner
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the compiler says about itself
 
@@ -113,3 +117,59 @@ def test_threads_share_compiled_network() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(answer, range(3)))
+
+
+class OwnNorm(nn.LayerNorm):
+    """As timm writes its own: it reads a task's vectors in place of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def test_compiled_network_learns_task_after_task_without_compiling_again() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 24), OwnNorm(24), nn.GELU(), nn.Linear(24, 3))
+    net = rankup.grow(module, Rank(1, 1), base="keep")  # few enough to stay factors
+    run, x, counts = compiled(net), torch.randn(6, 5, 16), []
+    for number in range(8):
+        net.begin_task(f"task {number}", 3 + number % 2)
+        for name in (f"task {number}", number):  # called by name and by index
+            run(x, task=name).square().mean().backward()
+        counts.append(graphs())
+        found = [parameter.grad for parameter in net.parameters()]
+        net.zero_grad()
+        for _ in range(2):
+            net(x, task=number).square().mean().backward()
+        for one, parameter in zip(found, net.parameters(), strict=True):
+            torch.testing.assert_close(one, parameter.grad, rtol=1e-4, atol=1e-5)
+        net.commit_task()
+    assert counts[-1] == counts[2] <= 3
+
+
+def test_learner_compiles_its_module_once_for_tasks_of_other_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    as_usual = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f: as_usual(f, backend="eager", fullgraph=True))
+    module = nn.Sequential(nn.Linear(16, 24), OwnNorm(24), nn.GELU(), nn.Linear(24, 3))
+    net = rankup.grow(module, Rank(2, 2), base="keep")
+    x, y, counts = torch.randn(12, 16), torch.arange(12) % 3, []
+    recipe = rankup.Recipe(batch=6, epochs=1, precision="bfloat16")
+    for number in range(5):
+        net.begin_task(f"task {number}", 3)
+        task = rankup.data.Task(f"task {number}", 3, x, y, x, y)
+        learner = RankLearner(net, Feed(task, recipe, net.device, net.dtype), pad=64)
+        steps = Eager([learner])
+        draws = learner.sample_epoch(torch.Generator().manual_seed(0))
+        draw = {name: entries[0] for name, entries in draws.items()}
+        with learner.bound(steps.tensors[0]):
+            loss, expected = learner.gradient(draw)
+            learner.compile_module()
+            again, found = learner.gradient(draw)
+        counts.append(graphs())
+        torch.testing.assert_close(again, loss, rtol=2e-2, atol=2e-2)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2)
+        net.commit_task()
+    assert counts[-1] == counts[1] == 2

@@ -41,6 +41,7 @@ def shard(layers: Iterable[nn.Module]) -> None:
             continue
         weight = layer.get_buffer(KEY)
         layer._buffers[KEY] = distribute_tensor(weight, mesh, [Shard(0)])
+        layer.may_merge = False  # type: ignore[assignment]  # no process holds a whole weight
         # One object for both, which holds what is gathered in between.
         gathered = _Gathered()
         layer.register_forward_pre_hook(gathered.begin)

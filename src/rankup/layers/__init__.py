@@ -25,10 +25,11 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
-from rankup.layers.task_context import active, active_task
+from rankup.layers.task_context import LEARNING, active, active_task
 
 __all__ = [
     "CONVOLUTIONS",
+    "LEARNING",
     "FactoredConv",
     "FactoredConv1d",
     "FactoredConv2d",

@@ -24,15 +24,16 @@ class Affine:
     """How a module uses its vectors: its answer is what it gives with neutral ones, scaled and
     shifted, along the last dimension or along the channels, the second."""
 
-    uses: Mapping[str, Use]
+    uses: tuple[tuple[str, Use], ...]
     over_last: bool
 
-    def neutral(self, key: str, like: Tensor) -> Tensor:
-        return torch.full_like(like, _NEUTRAL[self.uses[key]])
+    def neutral(self, key: str) -> float:
+        """What all numbers of a vector are where it changes nothing."""
+        return _NEUTRAL[dict(self.uses)[key]]
 
     def apply(self, y: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         """Scale and shift `y` by rows per sample, `[B, C]`."""
-        by_use = {use: self._fitted(rows[key], y) for key, use in self.uses.items()}
+        by_use = {use: self._fitted(rows[key], y) for key, use in self.uses}
         scale, shift = by_use.get("scale"), by_use.get("shift")
         if "one plus" in by_use:
             scale = 1 + by_use["one plus"]
@@ -72,7 +73,7 @@ def _ways(keys: Sequence[str]) -> Iterator[Affine]:
     if len(keys) == 2:
         uses = [order for scale in scales for order in permutations((scale, "shift"))]
     for last, found in product((True, False), uses):
-        yield Affine(dict(zip(keys, found, strict=True)), last)
+        yield Affine(tuple(zip(keys, found, strict=True)), last)
 
 
 @torch.no_grad()
@@ -83,8 +84,8 @@ def _computes(module: nn.Module, way: Affine, width: int) -> bool:
     shapes = [(3, *some, width) for some in last] if way.over_last else []
     shapes = shapes or [(3, width, *some) for some in channels]
     draw = torch.Generator().manual_seed(0)
-    vectors = {key: module.get_parameter(key) for key in way.uses}
-    rows = {key: torch.randn(width, generator=draw) for key in way.uses}
+    vectors = {key: module.get_parameter(key) for key, _ in way.uses}
+    rows = {key: torch.randn(width, generator=draw) for key in vectors}
     agreed = 0
     for training in (False, True):
         module.train(training)
@@ -92,7 +93,7 @@ def _computes(module: nn.Module, way: Affine, width: int) -> bool:
             x = torch.randn(shape, generator=draw) + 0.5
             try:
                 for key, vector in vectors.items():
-                    vector.copy_(way.neutral(key, vector))
+                    vector.fill_(way.neutral(key))
                 neutral = module.forward(x.clone())
                 for key, vector in vectors.items():
                     vector.copy_(rows[key])

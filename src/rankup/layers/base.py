@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
@@ -329,6 +330,14 @@ def working_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
+
+
+def needs_torchs_operations() -> bool:
+    """Whether a compiler, a transform of torch.func or forward-mode derivatives are on: these
+    support neither nodes of our own nor what is kept from one call to the next."""
+    return torch.compiler.is_compiling() or (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
 
 
 def over_last(rows: Tensor, x: Tensor) -> Tensor:

@@ -22,6 +22,12 @@ def length_to_plan(x: Tensor) -> int:
     return x.shape[1:-1].numel()
 
 
+# Where a task's weight is merged with the kept one for its answers: one product in place of three.
+MERGES_ON = {"cuda"}
+# Numbers of kept weights up to which a network does so: more of them hardly fit beside a task's.
+MOST_MERGED = 1 << 29
+
+
 def dense_is_cheaper(
     positions: int, rank: int, inputs: int, outputs: int, *, kept: bool = False
 ) -> bool:

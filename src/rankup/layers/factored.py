@@ -12,6 +12,7 @@ from torch import Tensor
 from rankup import seeds
 from rankup.distributed.sharding import whole
 from rankup.errors import TaskStateError
+from rankup.layers import merging
 from rankup.layers.base import (
     Selection,
     Start,
@@ -76,6 +77,7 @@ class FactoredLayer(TaskLayer):
         self.selections: list[Selection] = []  # of each task
         self.ends = [spec.rank.seeded]  # where each task's own factors end, the seeded ones first
         self.place = Place()  # of the task being learned
+        self.may_merge = True  # whether the network is small enough
 
     @property
     def old_names(self) -> tuple[str, str]:
@@ -89,6 +91,11 @@ class FactoredLayer(TaskLayer):
     @property
     def old_V(self) -> Tensor:
         return getattr(self, self.old_names[1])  # type: ignore[no-any-return]
+
+    @property
+    def applies_kept_weight(self) -> bool:
+        """Whether a kept weight is applied by itself, in the dtype of the activations."""
+        return False
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -197,11 +204,21 @@ class FactoredLayer(TaskLayer):
         return self._of_one_task(x, LEARNING)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
+        if self._knows(task) and merging.is_on(self, x):
+            return self._apply_dense(x, *merging.weights(self, working_dtype(x), task))
         return self._of_blocks(x, self._blocks(task), task)
 
     def _of_blocks(self, x: Tensor, blocks: list[Block], task: int) -> Tensor:
         y = self._combine(x, blocks, learned=self._knows(task))
         return y + self._per_channel(self._bias(task)).to(y.dtype) if self.spec.bias else y
+
+    def _apply_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = self._map(x, weight)
+        return y if bias is None else y + self._per_channel(bias).to(y.dtype)
+
+    def constants(self) -> tuple[Tensor, ...]:
+        """All tables there are, which are made anew when a task is committed or removed."""
+        return tuple(table for table in read_tables(self._buffers) if table is not None)
 
     def matrix(self, task: int) -> Tensor:
         """The task's W as a matrix, `[out, in]`."""
@@ -372,7 +389,8 @@ class FactoredLayer(TaskLayer):
         with torch.autocast(self.U.device.type, enabled=False):
             base = self.base_weight
             weight = None if base is None else whole(base).to(self.dtype)
-            for U, V, selector in blocks:
+            for given in blocks:
+                U, V, selector = (tensor.to(self.dtype) for tensor in given)
                 scaled = (U * selector[:, None]).t()
                 weight = scaled @ V if weight is None else torch.addmm(weight, scaled, V)
         assert weight is not None

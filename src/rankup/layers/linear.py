@@ -5,16 +5,18 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from rankup.layers import merging
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
-from rankup.layers.base import over_last, working_dtype
+from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
+from rankup.layers.cached import CACHE
 from rankup.layers.dispatch import length_to_plan, samples_to_plan
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import read_tables
 from rankup.layers.task_context import LEARNING
 
+_UNIT = 16  # rows that tables for a mixed batch are a multiple of
 # From so many samples a CPU is faster with samples as columns, if factors are few.
 _MANY = 32  # of one task
 _SEVERAL = 16  # of a mixed batch
@@ -30,6 +32,10 @@ class FactoredLinear(FactoredLayer):
     @property
     def out_features(self) -> int:
         return self.spec.outputs
+
+    @property
+    def applies_kept_weight(self) -> bool:
+        return self.base_weight is not None
 
     def project(self, x: Tensor) -> Tensor:
         """Inputs `[N, in]` projected by the frozen factors: constant while a task is learned."""
@@ -62,7 +68,7 @@ class FactoredLinear(FactoredLayer):
         return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
 
     def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
-        by = kept_map if _needs_torchs_operations(x) else KeptMap.apply
+        by = kept_map if needs_torchs_operations() else KeptMap.apply
         assert self.base_weight is not None
         y: Tensor = by(
             x.reshape(-1, self.in_features).to(working_dtype(x)),
@@ -78,7 +84,8 @@ class FactoredLinear(FactoredLayer):
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
         learned, matrix = self._knows(task), x.dim() == 2
-        if not (x.is_cpu and learned and matrix and self.has_one_dtype and not _transformed(x)):
+        plain = learned and matrix and self.has_one_dtype and x.is_cpu and not _transformed(x)
+        if not plain or merging.is_on(self, x):
             return super()._of_one_task(x, task)
         U, V, selector = block = self.block(task)
         if self._takes_dense(x, len(selector), learned):
@@ -135,6 +142,8 @@ class FactoredLinear(FactoredLayer):
         return hidden @ U.to(hidden.dtype)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
+        if self.base_weight is not None and not needs_torchs_operations():
+            return self._mixed_beside_kept(x, tasks)
         if _transformed(x) or not self.has_one_dtype:
             return super()._mixed(x, tasks)
         # A matrix per sample for just one position is never less work.
@@ -157,6 +166,38 @@ class FactoredLinear(FactoredLayer):
         hidden.mul_(S.index_select(0, tasks))
         y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y.addmm_(x, base.t())
+
+    def _mixed_beside_kept(self, x: Tensor, tasks: Tensor) -> Tensor:
+        """One product with the kept weight and one pair with all factors, for all tasks. A task's
+        bias is one more factor, which sees 1 and which that task alone selects."""
+        dtype = working_dtype(x)
+        flat = x.reshape(-1, self.in_features).to(dtype)  # [N, in]
+        tables = CACHE.of(self, ("mixed", dtype), self.constants(), lambda: self._joined(dtype))
+        U, V, S, ones, *cast = tables
+        hidden = F.linear(flat, V, ones)  # [N, K]
+        per_sample = hidden.view(len(tasks), -1, len(V))  # [B, positions, K]
+        per_sample.mul_(S.index_select(0, tasks).unsqueeze(1))
+        base = cast[0] if cast else self.base_weight
+        assert base is not None
+        y = F.linear(flat, base.to(dtype)).addmm_(hidden, U)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def _joined(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """U, V and S with a factor for each task's bias, filled up with zeros to what a GPU
+        multiplies fast; what those see; and the kept weight, if that has another dtype."""
+        U, V, S, B, base = read_tables(self._buffers)
+        tasks, rank = S.shape
+        biases = tasks if self.spec.bias else 0
+        more = biases + -(rank + biases) % _UNIT
+        ones = F.pad(V.new_ones(biases), (rank, more - biases))
+        whose = torch.eye(tasks, biases, dtype=S.dtype, device=S.device)
+        U = F.pad(torch.cat([U[:rank], B]) if biases else U[:rank], (0, 0, 0, more - biases))
+        V, S = F.pad(V[:rank], (0, 0, 0, more)), F.pad(torch.cat([S, whose], 1), (0, more - biases))
+        cast = (base,) if self.may_merge and base.dtype != dtype else ()
+        return tuple(table.to(dtype) for table in (U, V, S, ones, *cast))
+
+    def _apply_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
 
     @property
     def _pointwise(self) -> bool:
@@ -189,11 +230,4 @@ def _transformed(x: Tensor) -> bool:
     """Whether autocast, a transform of torch.func, forward-mode derivatives or a compiler are on:
     these support neither nodes of our own nor in-place operations on what they have not seen, and a
     compiler chooses such details itself."""
-    return torch.is_autocast_enabled(x.device.type) or _needs_torchs_operations(x)
-
-
-def _needs_torchs_operations(x: Tensor) -> bool:
-    """The same for nodes that bring their inputs to autocast's dtype themselves."""
-    return torch.compiler.is_compiling() or (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
+    return torch.is_autocast_enabled(x.device.type) or needs_torchs_operations()

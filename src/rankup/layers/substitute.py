@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from rankup.errors import TaskStateError
-from rankup.layers.affine import Affine, affine_in
+from rankup.layers.affine import affine_in
+from rankup.layers.affine_class import STAND_INS, TAKES_ROWS, affine_class
 from rankup.layers.base import (
     Selection,
     Start,
     TaskLayer,
     Tensors,
     aligned_rows,
+    needs_torchs_operations,
     row_by_row,
     without_row,
 )
+from rankup.layers.cached import CACHE
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.norm import TaskNorm
@@ -35,8 +38,6 @@ STATISTICS = "statistics"  # the last part of the name of a batch norm's statist
 HEAD = "head"
 
 _PREFIX = "task_"  # of the names of layers that stand in for a module's tensors
-_STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
-_TAKES_ROWS = "_takes_rows_of_rankup"  # whether a mixed batch runs through it once
 _TORCHS_OWN = {*vars(nn.Module())}
 _running = PerThread[dict[Any, Any]]()  # what the forward that runs has read so far
 
@@ -108,13 +109,21 @@ class TaskTensor(TaskLayer):
     def tensor(self, task: int) -> Tensor:
         return self.values[task].to(self.computes_in)
 
-    def rows(self, x: Tensor) -> Tensor | None:
-        """Each sample's own, if `x` is of a mixed batch."""
-        task = active_task()
-        if not isinstance(task, Tensor):
-            return None
-        self._task(x)  # compares the number of rows
+    def rows(self, x: Tensor) -> Tensor:
+        """Each sample's own, for `x` of a mixed batch."""
+        task = self._task(x)
+        assert isinstance(task, Tensor)
         return self.values.index_select(0, task)
+
+    def constant(self, value: float) -> Tensor:
+        """A tensor of the same shape, as the module reads it."""
+
+        def make() -> tuple[Tensor, ...]:
+            return (torch.full_like(self.base_value, value, dtype=self.computes_in),)
+
+        if needs_torchs_operations():
+            return make()[0]
+        return CACHE.of(self, ("constant", value), (self.base_value,), make)[0]
 
     def extra_repr(self) -> str:
         return f"shape={list(self.spec.shape)}, per task"
@@ -150,9 +159,9 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
             weight and bias of an output layer.
     """
     names: dict[str, list[str]] = {}
+    attributes: dict[str, Any] = {STAND_INS: names}
     only_vectors = all(isinstance(layers[0], TaskTensor) for layers in stand_ins.values())
     affine = affine_in(module, [*stand_ins]) if only_vectors else None
-    attributes: dict[str, Any] = {_STAND_INS: names, _TAKES_ROWS: affine is not None}
     for key, layers in stand_ins.items():
         indices = range(len(layers)) if len(layers) > 1 else [""]
         names[key] = [f"{_PREFIX}{key}{index}" for index in indices]
@@ -168,19 +177,19 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
             module._parameters.pop(key, None)
             if is_parametrized(module, key):
                 _freeze(module.get_submodule(f"parametrizations.{key}"))
+    if affine is not None and not _caches(module):
+        by_key = tuple((key, own[0]) for key, own in names.items())
+        kind: Any = type(module)
+        module.__class__ = affine_class(kind, affine, by_key)
+        return
     attributes |= {key: property(_cache(key), lambda self, value: None) for key in _caches(module)}
-    forward = type(module).forward
-    if affine is None:
-        _derive(module, attributes | {"forward": _reading_once(forward)})
-    else:
-        of = {key: names[key][0] for key in affine.uses}
-        _derive(module, attributes | {"forward": _then_rows(forward, affine, of)})
+    _derive(module, attributes | {"forward": _reading_once(type(module).forward)})
 
 
 def reads_one_task(body: nn.Module) -> bool:
     """Whether some module can run only for one task at a time."""
     derived = (vars(type(module)) for module in body.modules())
-    return any(not names[_TAKES_ROWS] for names in derived if _STAND_INS in names)
+    return any(STAND_INS in names and TAKES_ROWS not in names for names in derived)
 
 
 def restore(module: nn.Module, task: int, made: dict[TaskLayer, nn.Parameter]) -> None:
@@ -190,10 +199,10 @@ def restore(module: nn.Module, task: int, made: dict[TaskLayer, nn.Parameter]) -
         made: parameters made so far, for modules that share one.
     """
     derived: Any = type(module)
-    if _STAND_INS not in vars(derived):
+    if STAND_INS not in vars(derived):
         return
     module.__class__ = derived.__base__
-    for key, names in vars(derived)[_STAND_INS].items():
+    for key, names in vars(derived)[STAND_INS].items():
         layers: list[Any] = [module._modules.pop(name) for name in names]
         if isinstance(layers[0], TaskHead):
             _restore_head(module, layers[0].merged(task))
@@ -390,30 +399,3 @@ def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
             _running.value = before
 
     return read_once
-
-
-def _then_rows(
-    forward: Callable[..., Any], affine: Affine, names: Mapping[str, str]
-) -> Callable[..., Any]:
-    """For a mixed batch, the module's forward with neutral vectors, and then each sample's own."""
-    alone = _reading_once(forward)
-
-    @wraps(forward)
-    def run(self: Any, *inputs: Tensor, **named: Tensor) -> Tensor:
-        (x,) = (*inputs, *named.values())  # all that such a module takes
-        layers = {key: self._modules[name] for key, name in names.items()}
-        rows = {key: layer.rows(x) for key, layer in layers.items()}
-        if any(row is None for row in rows.values()):
-            return alone(self, x)  # type: ignore[no-any-return]
-        before = _running.value
-        _running.value = {
-            layer: affine.neutral(key, layer.base_value).to(layer.computes_in)
-            for key, layer in layers.items()
-        }
-        try:
-            y = forward(self, x)
-        finally:
-            _running.value = before
-        return affine.apply(y, rows)
-
-    return run

@@ -18,9 +18,17 @@ from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
-from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
+from rankup.layers import (
+    LEARNING,
+    TaskHead,
+    TaskLayer,
+    TaskNorm,
+    Tensors,
+    active,
+    merging,
+    refuse_other_dtype,
+)
 from rankup.layers.substitute import reads_one_task
-from rankup.layers.task_context import LEARNING
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind
@@ -33,7 +41,7 @@ from rankup.net.moving import join, remove
 from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
-from rankup.utils.compiling import growing_parameters, run_as_it_is
+from rankup.utils.compiling import call, growing_parameters, run_as_it_is
 from rankup.utils.signals import undisturbed
 
 TaskRef = str | int | Tensor | Sequence[str | int]
@@ -83,6 +91,7 @@ class IncrementalNet(nn.Module):
         # How inputs are prepared, if tasks do not say it themselves; a model may know it.
         self.inputs: Input | None = getattr(module, "inputs", None)
         self.notes: dict[str, Note] = {}  # by task, what people say of it
+        merging.allow(self.layers)
         heads = [layer for layer in self.layers if isinstance(layer, TaskHead)]
         self._settings = TaskSettings(self.body, heads, module)
         self.training = module.training
@@ -373,7 +382,7 @@ class IncrementalNet(nn.Module):
     def _run(self, x: Any, options: dict[str, Any]) -> Any:
         try:
             with self._settings.of_one_call(), growing_parameters():
-                return self.body(**options) if x is MISSING else self.body(x, **options)
+                return call(self.body, *(() if x is MISSING else (x,)), **options)
         except StopIteration:
             raise RankupError(
                 "the module's forward takes the first of its parameters, but between tasks a grown "

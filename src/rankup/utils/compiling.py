@@ -24,6 +24,12 @@ def run_as_it_is(function: Function) -> Function:
     return function
 
 
+def call(module: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """What torch.compile compiles: by itself it would begin with each layer of a `Sequential`,
+    whose own forward it leaves out."""
+    return module(*inputs, **options)
+
+
 @run_as_it_is
 def growing_parameters() -> AbstractContextManager[None]:
     """Inside, torch.compile takes sizes of parameters and buffers that were different before for

@@ -1,9 +1,9 @@
 """Values that reach a call's depths without being passed on, each thread's own."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from rankup.utils.compiling import run_as_it_is
 
 Value = TypeVar("Value")
 
@@ -16,12 +16,18 @@ class PerThread(threading.local, Generic[Value]):
         self.value: Value | None = None
 
 
-@contextmanager
-def set_to(variable: PerThread[Value], value: Value | None) -> Iterator[None]:
-    """Inside, in this thread alone, a variable has this value."""
-    before = variable.value
-    variable.value = value
-    try:
-        yield
-    finally:
-        variable.value = before
+class set_to(Generic[Value]):
+    """Inside, in this thread alone, a variable has this value. Not a generator, which torch.compile
+    could not skip."""
+
+    @run_as_it_is
+    def __init__(self, variable: PerThread[Value], value: Value | None) -> None:
+        self.variable, self.value = variable, value
+
+    @run_as_it_is
+    def __enter__(self) -> None:
+        self.before, self.variable.value = self.variable.value, self.value
+
+    @run_as_it_is
+    def __exit__(self, *_: Any) -> None:
+        self.variable.value = self.before

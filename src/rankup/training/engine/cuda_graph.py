@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import ExitStack
 from itertools import cycle, islice
 
@@ -28,8 +28,14 @@ class Graph(Steps):
     task serves every later task whose tensors have the same shapes.
     """
 
-    def __init__(self, form: Form, learners: Sequence[Learner], signature: Hashable) -> None:
-        self.form, self.signature = form, signature
+    def __init__(
+        self,
+        form: Form,
+        learners: Sequence[Learner],
+        signature: Hashable,
+        compiled: bool = False,
+    ) -> None:
+        self.form, self.signature, self.compiled = form, signature, compiled
         # The learners that were captured: a replay runs their steps on whatever values it is given.
         self.captured = self.learners = learners
         self.device = learners[0].feed.device
@@ -88,7 +94,8 @@ class Graph(Steps):
         # Tensors with a leading dimension of replicas, or one per replica; either way `tensors` and
         # `draws` are each learner's slice of them.
         if self.form == "branches":
-            self.tensors = [_copies(tensors) for tensors in inputs]
+            pairs = zip(inputs, self.learners, strict=True)
+            self.tensors = [_copies(tensors, learner.made) for tensors, learner in pairs]
             self.draws = [_copies(tensors) for tensors in draws]
         else:
             self.stacked, self.tensors = _stacked(inputs)
@@ -117,7 +124,11 @@ class Graph(Steps):
             elif self.form == "branches":
                 for learner, tensors in zip(self.captured, self.tensors, strict=True):
                     stack.enter_context(learner.bound(tensors))
-                stack.enter_context(kernels.in_use())
+                if self.compiled:
+                    for learner in self.captured:
+                        learner.compile_module()
+                else:
+                    stack.enter_context(kernels.in_use())
             main.wait_stream(torch.cuda.current_stream())
             before = seeds.rng_states()
             with torch.cuda.stream(main):  # libraries initialise in their first call
@@ -200,8 +211,9 @@ def _stacked(tensors: Sequence[Tensors]) -> tuple[Tensors, list[Tensors]]:
     ]
 
 
-def _copies(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def _copies(tensors: Tensors, made: Collection[str] = ()) -> Tensors:
+    """Tensors of one's own; those of these names need no copy."""
+    return {name: t if name in made else t.clone() for name, t in tensors.items()}
 
 
 def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:

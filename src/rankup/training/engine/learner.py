@@ -37,6 +37,9 @@ class Learner(nn.Module, ABC):
     side_streams: Sequence[torch.cuda.Stream] = ()  # of a captured step
     threads: int | None = None  # most CPU threads that speed up a step, if not all
     mutated: tuple[str, ...] = ()  # tensors that a step may change besides the parameters
+    made: frozenset[str] = frozenset()  # tensors that are its own: a captured step may take them
+    gains_by_compiling = False  # whether a compiled step saves more time than compiling takes
+    is_compiled = False
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
@@ -63,6 +66,9 @@ class Learner(nn.Module, ABC):
         """Learners with equal keys and tensors of equal shapes take the same steps, so one captured
         graph serves them all."""
         return id(self)
+
+    def compile_module(self) -> None:
+        """Compile what steps run from now on, if the learner has something to compile."""
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
         """An epoch's random numbers, with an entry for each step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
@@ -16,6 +16,7 @@ from rankup.training.batches import Draws, Feed, take
 from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import channels_last, convolves, takes_channels_last
 from rankup.training.recipe import Recipe
+from rankup.utils.compiling import call, growing_parameters
 
 
 def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
@@ -44,6 +45,7 @@ class ModuleLearner(Learner):
     def __init__(self, body: nn.Module, feed: Feed, index: int) -> None:
         super().__init__(feed)
         self.body, self.index = body, index
+        self.active = index  # the task that layers run for
         self.kind: Hashable = id(body)  # bodies of one kind take the same steps
         self._step_inputs = self._buffers_without_task()
         self.mutated = tuple(self._step_inputs) if self._parameters_of_body() else ()
@@ -84,12 +86,22 @@ class ModuleLearner(Learner):
         return type(self), self.kind, transform, self.mutated
 
     def forward(self, draw: Draws) -> Tensor:
-        with active(self.index), self._autocast():
+        with active(self.active), self._autocast():
             return loss_of(self.feed.recipe, self.logits(draw), take(self.y, draw["rows"]))
 
     def logits(self, draw: Draws) -> Tensor:
-        logits: Tensor = self.body(self.inputs(draw))
-        return logits
+        return self.answer(self.inputs(draw))
+
+    def answer(self, x: Tensor) -> Tensor:
+        """The body's answer to these inputs."""
+        if not self.is_compiled:
+            return self.body(x)  # type: ignore[no-any-return]
+        with growing_parameters():
+            return self._compiled(self.body, x)
+
+    def compile_module(self) -> None:
+        self._compiled: Callable[[nn.Module, Tensor], Tensor] = torch.compile(call)
+        self.is_compiled = True
 
     def inputs(self, draw: Draws) -> Tensor:
         return self.formatted(self.feed.batch(self.x, draw))

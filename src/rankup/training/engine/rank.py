@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from rankup import kernels, seeds
 from rankup.growing.supported import has_hooks
-from rankup.layers import FactoredConv, FactoredLayer, FactoredLinear, Tensors, active
+from rankup.layers import (
+    LEARNING,
+    FactoredConv,
+    FactoredLayer,
+    FactoredLinear,
+    TaskLayer,
+    TaskNorm,
+    Tensors,
+    active,
+)
 from rankup.layers.precomputed import Built, built, projected
 from rankup.net.network import IncrementalNet
 from rankup.training.batches import Draws, Feed, take
@@ -24,6 +33,8 @@ from rankup.training.memory_format import takes_channels_last, trial
 if TYPE_CHECKING:
     from rankup.kernels.build import Builder
 
+# Compiling a large network takes about a minute, and saves a quarter of every step after it.
+_WORTH_COMPILING = 5e15
 MOST_BYTES = 2**31  # limit for what is computed once from a task's inputs
 _ROWS = 512  # samples that a CPU projects at once: few enough for its cache
 
@@ -64,6 +75,7 @@ class RankLearner(ModuleLearner):
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None
     ) -> None:
         super().__init__(net.body, feed, len(net.tasks))
+        self.active = LEARNING
         self.register_module("teacher", None)
         if teacher is not None:
             self.register_input("teacher", teacher)
@@ -114,7 +126,7 @@ class RankLearner(ModuleLearner):
                 layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
-        if not (self.side_streams and self._builds):
+        if self.is_compiled or not (self.side_streams and self._builds):
             return super().gradient(draw)
         with built(self._build_weights()):
             loss_and_gradients = super().gradient(draw)
@@ -169,7 +181,7 @@ class RankLearner(ModuleLearner):
     def forward(self, draw: Draws) -> Tensor:
         if self.teacher is None:
             return super().forward(draw)
-        with active(self.index), self._autocast():
+        with active(self.active), self._autocast():
             x = self.inputs(draw)
             target = self.teacher(x.clone())  # either may change its input
             return divergence(self._answers(x, draw["rows"]), target, self.feed.recipe.softness)
@@ -189,8 +201,7 @@ class RankLearner(ModuleLearner):
         if self.seen is not None:
             projection = projected(self._first[0].spec.name, take(self.seen, rows))
         with projection:
-            logits: Tensor = self.body(x)
-        return logits
+            return self.answer(x)
 
     def _project(self) -> Tensor | None:
         """The task's inputs projected by the frozen factors of the first layer, if they are the
@@ -216,14 +227,42 @@ class RankLearner(ModuleLearner):
         return seen
 
     def _padded_tables(self) -> Tensors:
-        tables = {}
+        tables, made = {}, set()
         for prefix, layer in self._factored.items():
-            for key in layer.old_names:
-                table, extra = getattr(layer, key), self._extra[prefix]
-                tables[f"{prefix}.{key}"] = F.pad(table, (0, 0, 0, extra)) if extra else table
-            if layer.base_weight is not None:
-                tables[f"{prefix}.base_weight"] = layer.base_weight
+            names = *layer.old_names, *(["base_weight"] if layer.base_weight is not None else [])
+            for key in names:
+                table = given = layer.get_buffer(key)
+                if extra := self._extra[prefix] if key != "base_weight" else 0:
+                    table = F.pad(table, (0, 0, 0, extra))
+                if self._is_bf16 and layer.applies_kept_weight:
+                    table = table.to(torch.bfloat16)  # once, not in every step
+                tables[f"{prefix}.{key}"] = table
+                if table is not given:
+                    made.add(f"{prefix}.{key}")
+        self.made = frozenset(made)
         return tables
+
+    @property
+    def gains_by_compiling(self) -> bool:  # type: ignore[override]
+        """By a rule of shapes and numbers of steps. Batch norms and convolutions of factors have
+        kernels of their own."""
+        layers = [layer for layer in self.body.modules() if isinstance(layer, TaskLayer)]
+        if any(isinstance(layer, TaskNorm) and layer.spec.is_batch for layer in layers):
+            return False
+        if not any(layer.applies_kept_weight for layer in self._factored.values()):
+            return False
+        steps = self.feed.recipe.epochs * self.feed.steps_per_epoch
+        return steps * self._multiplications() > _WORTH_COMPILING
+
+    def _multiplications(self) -> int:
+        """Of one step's forward pass."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        x, _ = next(self.feed.train(2))
+        with FlopCounterMode(display=False) as counter, self._autocast():
+            trial(self.body, x, LEARNING)
+        count: int = counter.get_total_flops() // 2
+        return count * self.feed.batch_size // len(x)
 
 
 class ApartLearner(RankLearner):

@@ -21,10 +21,17 @@ class Engine:
         note: called with a sentence when steps have to run in a slower way.
         alike: whether learners differ in their seeds alone. Those that differ in more share no
             operations, only a graph.
+        compiles: whether a captured step is compiled before; by default if the task is long enough
+            and the network large enough for that to save time.
     """
 
-    def __init__(self, note: Callable[[str], None] = warnings.warn, alike: bool = True) -> None:
-        self.note, self.alike = note, alike
+    def __init__(
+        self,
+        note: Callable[[str], None] = warnings.warn,
+        alike: bool = True,
+        compiles: bool | None = None,
+    ) -> None:
+        self.note, self.alike, self.compiles = note, alike, compiles
         self._graph: Graph | None = None
         self._refused: set[Form] = set()  # could not be captured
 
@@ -38,7 +45,9 @@ class Engine:
         if self._graph is None or self._graph.signature != signature:
             self._graph = None  # first, so that its memory is free
             try:
-                self._graph = Graph(form, learners, signature)
+                self._graph = self._compiled(form, learners, signature) or Graph(
+                    form, learners, signature
+                )
             except (RankupError, torch.OutOfMemoryError):
                 raise
             except RuntimeError as error:
@@ -49,6 +58,25 @@ class Engine:
                 return self.start(learners)
         self._graph.start(learners)
         return self._graph
+
+    def _compiled(
+        self, form: Form, learners: Sequence[Learner], signature: Hashable
+    ) -> Graph | None:
+        """A captured step that was compiled before, for one learner that gains by it."""
+        if form != "branches" or len(learners) > 1 or self.compiles is False:
+            return None
+        (learner,) = learners
+        if not (learner.gains_by_compiling if self.compiles is None else self.compiles):
+            return None
+        try:
+            return Graph(form, learners, signature, compiled=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the compiler, or of what it runs
+            learner.is_compiled, self.compiles = False, False
+            reason = str(error).strip().splitlines()[0]
+            self.note(f"steps are captured without being compiled: {reason}")
+            return None
 
     def _form(self, learners: Sequence[Learner]) -> Form | None:
         """None: eager steps."""

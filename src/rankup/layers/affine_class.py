@@ -1,0 +1,57 @@
+"""The class of modules that scale and shift by vectors of the active task."""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from torch import Tensor
+
+from rankup.layers.affine import Affine
+from rankup.layers.task_context import active_task
+from rankup.utils.per_thread import PerThread, set_to
+
+STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
+TAKES_ROWS = "_takes_rows_of_rankup"  # of one whose modules a mixed batch runs through once
+
+_neutral = PerThread[bool]()  # whether vectors are read that change nothing
+
+
+@cache  # or torch.compile would compile what they are in once for each of them
+def affine_class(kind: Any, affine: Affine, names: tuple[tuple[str, str], ...]) -> Any:
+    """A class derived from a module's, which reads the vectors of these keys from layers of these
+    names."""
+    attributes: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        STAND_INS: {key: [name] for key, name in names},
+        TAKES_ROWS: True,
+        "forward": _then_rows(kind.forward, affine, names),
+    }
+    attributes |= {key: property(_reader(key, name, affine)) for key, name in names}
+    return type(kind.__name__, (kind,), attributes)
+
+
+def _reader(key: str, name: str, affine: Affine) -> Callable[[Any], Tensor]:
+    def read(self: Any) -> Tensor:
+        layer = self._modules[name]
+        return layer.constant(affine.neutral(key)) if _neutral.value else layer()  # type: ignore[no-any-return]
+
+    return read
+
+
+def _then_rows(
+    forward: Callable[..., Any], affine: Affine, names: tuple[tuple[str, str], ...]
+) -> Callable[..., Any]:
+    """For a mixed batch, the module's forward with neutral vectors, and then each sample's own."""
+
+    @wraps(forward)
+    def run(self: Any, *inputs: Tensor, **named: Tensor) -> Any:
+        (x,) = (*inputs, *named.values())  # all that such a module takes
+        if not isinstance(active_task(), Tensor):
+            return forward(self, x)
+        rows = {key: self._modules[name].rows(x) for key, name in names}
+        with set_to(_neutral, True):
+            y = forward(self, x)
+        return affine.apply(y, rows)
+
+    return run
