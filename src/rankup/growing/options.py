@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rankup.errors import RankupError
+from rankup.growing.routing import RouterRule
 from rankup.layers.rounding import STORES, Store
 from rankup.rank import RankRule, as_whole, is_match, is_named
 
@@ -24,6 +25,7 @@ class GrowOptions:
     # What a task's draws are seeded by: its name, or its number as in the first format version,
     # whose tasks always select from all before them.
     draws: Literal["name", "number"] = "name"
+    router: RouterRule | None = None  # how tasks are guessed
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):

@@ -7,6 +7,7 @@ from torch import nn
 
 from rankup.errors import RankupError
 from rankup.growing.options import GrowOptions
+from rankup.growing.routing import RouterRule
 from rankup.layers.rounding import Store
 from rankup.net.network import IncrementalNet
 from rankup.rank import RankRule
@@ -26,6 +27,7 @@ def grow(
     seed: int = 0,
     store: Store = "full",
     per_task: Patterns | None = None,
+    router: str | None = None,
     copy: bool = True,
 ) -> IncrementalNet:
     """A network with the module's architecture that learns task after task.
@@ -52,6 +54,9 @@ def grow(
             leaves them as they are, `"float16"` halves the files, `"int8"` quarters them.
         per_task: name patterns of parameters of which each task gets its own, such as
             `"cls_token"`; norms and biases are kept per task anyway.
+        router: how to guess the task of inputs that come without one: `"energy"`,
+            `"mahalanobis"`, `"means"`, `"analytic"` or several with weights, such as
+            `"energy, mahalanobis=0.1"`. See docs/guessing.md.
         copy: whether the module's weights are copied. Without, for a large module with
             `base="keep"`, the network takes them over: they must not be changed any more.
 
@@ -75,6 +80,7 @@ def grow(
         seed,
         store,
         _patterns(per_task) or (),
+        router=None if router is None else RouterRule.parse(router),
     )
     if not copy and base != "keep":
         raise RankupError("copy=False takes over a module's weights, which needs base='keep'")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
+from rankup.growing.routing import RouterRule
 from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
@@ -25,9 +27,12 @@ from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
 from rankup.net.for_task import TaskModule, for_task
 from rankup.net.groups import Split
+from rankup.net.guess import Guess, answer, guess
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.moving import join, remove
+from rankup.net.routers.base import Examples
+from rankup.net.routers.routing import Routing
 from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
@@ -72,6 +77,7 @@ class IncrementalNet(nn.Module):
             if isinstance(layer, TaskHead):
                 layer.in_place = options.draws == "number"
         self._tasks = TaskList()
+        self.routing = None if options.router is None else Routing(options.router, options.seed)
         self._together: bool | None = None  # whether the ranks of a process group learn as one
         self._mixed = MixedBatches(self._tasks, one_by_one=self.plan.substitutes)
         # For `save`: by task, descriptions of files that never change, and those of removed tasks.
@@ -210,16 +216,38 @@ class IncrementalNet(nn.Module):
         """Whether nobody has said if the processes of a group learn this network together."""
         return self._together is None and current() is not None
 
-    def commit_task(self, calibrate: Iterable[Any] | None = None) -> None:
+    @property
+    def router(self) -> str | None:
+        """How the network guesses tasks, as `grow(router=…)` takes it; None if it cannot. May be
+        set before the first task."""
+        return None if self.options.router is None else str(self.options.router)
+
+    @router.setter
+    def router(self, router: str | None) -> None:
+        if self.tasks or self.learning is not None:
+            raise TaskStateError(
+                "a network's router is fixed before its first task: all tasks need the same"
+            )
+        rule = None if router is None else RouterRule.parse(router)
+        self.options = replace(self.options, router=rule)
+        self.routing = None if rule is None else Routing(rule, self.options.seed)
+
+    def commit_task(
+        self, calibrate: Iterable[Any] | None = None, *, examples: Examples | None = None
+    ) -> None:
         """Make all that the task learned constant. It can never change after this.
 
         Args:
             calibrate: batches of plain inputs of the task, shuffled and not augmented, over which
-                batch norms pool their statistics. Only networks with batch norm need them. An input
-                is what the network is called with, or a pair of that, None if there is nothing, and
-                a dict of the module's own options.
+                batch norms pool their statistics, and of which a router keeps what it needs. Only
+                networks with batch norm or a router need them. An input is what the network is
+                called with, or a pair of that, None if there is nothing, and a dict of the module's
+                own options.
+            examples: for the router, inputs with their classes, and some that were held out, as
+                `fit` gives them. Without, those of `calibrate`, with the classes that the network
+                answers.
         """
-        commit(self, self._tasks.in_progress("commit_task"), calibrate)
+        commit(self, self._tasks.in_progress("commit_task"), calibrate, examples)
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
@@ -243,19 +271,26 @@ class IncrementalNet(nn.Module):
         task: TaskRef | None = None,
         *,
         split: Split | None = None,
+        likeliest: int | None = None,
         **options: Any,
     ) -> Any:
-        """The module's output for one task or for a task per sample.
+        """The module's output for one task or for a task per sample. Without a task an `Untold`:
+        logits for the classes of all tasks and each sample's likeliest task.
 
         Args:
             x: the module's first argument, if it is not among the options.
-            task: a task's name or index, or a tensor of indices or a list of names, one per sample.
+            task: a task's name or index, or a tensor of indices or a list of names, one per sample;
+                without, a network with a router guesses it.
             split: for a task per sample, along which dimension an option is split by task, or None
                 if all samples share it. Without a word, tensors whose first dimension is as long
                 as the batch are split.
+            likeliest: without a task, ask only so many tasks about each sample: those that look
+                likeliest to a router that need not run the network.
             options: the module's other arguments, or all of them: `net(task="a", **batch)`.
         """
         validate.inputs(x, self.dtype, options)
+        if task is None:
+            return answer(self, x, options, likeliest)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
             task = torch.tensor([self._tasks.index(each) for each in task], dtype=torch.long)
@@ -265,6 +300,20 @@ class IncrementalNet(nn.Module):
             return self._mixed.answer(x, task, options, self._run, device, split or {})
         with active(self._tasks.index(task)):
             return self._run(x, options)
+
+    def guess(
+        self, x: Tensor, *, likeliest: int | None = None, together: bool = False, **options: Any
+    ) -> Guess:
+        """Which tasks samples are of, how sure that is, and whether they look like any of them.
+
+        Args:
+            x: inputs as they are: no task's transform is applied to them.
+            likeliest: as for calling the network.
+            together: whether all are of one task, which is then far easier to tell.
+            options: the module's other arguments.
+        """
+        validate.inputs(x, self.dtype, options)
+        return guess(self, x, options, likeliest, together)
 
     def describe(self, task: str | int) -> TaskDescription:
         """All that is known about a committed task: its classes' names, how its inputs are
@@ -324,9 +373,14 @@ class IncrementalNet(nn.Module):
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.summary()}"
 
-    def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
+    def _append(
+        self,
+        tasks: Sequence[KnownTask],
+        added: Sequence[Sequence[Tensors]],
+        routing: Routing | None = None,
+    ) -> None:
         """Make tasks constant, the one just learned or those of a file: for each part, a dict of
-        tensors for each of them."""
+        tensors for each of them; and what the network guesses tasks by after them."""
         # First everything that needs memory and may fail, then everything that cannot.
         selections = self._tasks.selections(tasks)
         extended = [
@@ -339,6 +393,7 @@ class IncrementalNet(nn.Module):
                 part.install(tables, selections)
             for task in tasks:
                 self._tasks.append(task)
+            self.routing = routing or self.routing
             self._shared.hold_modes()
 
     def forget_file(self, task: str) -> None:

@@ -11,6 +11,7 @@ leaves a whole network. Nothing is ever unpickled.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +27,14 @@ from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList, listed
 from rankup.storage import notes
 from rankup.storage.atomic import UNFINISHED, is_unfinished, make_folder, temporary_of
-from rankup.storage.manifest import BASE, MANIFEST, MOST_MEMORY, Manifest
-from rankup.storage.reading import append_tasks, network_without_tasks, read_base, read_task
+from rankup.storage.manifest import BASE, MANIFEST, MOST_MEMORY, SUMS_FILE, Manifest
+from rankup.storage.reading import (
+    append_tasks,
+    network_without_tasks,
+    read_base,
+    read_sums,
+    read_task,
+)
 from rankup.storage.saving import save_changes
 
 StrPath = str | os.PathLike[str]
@@ -118,6 +125,8 @@ def load(
     known = manifest.task_list()
     wanted = _wanted(folder, manifest, known, tasks)
     net = network_without_tasks(folder, manifest, module)
+    if len(wanted) < len(manifest.tasks) and manifest.sums is not None:
+        net.router = None  # the sums are over all tasks: with some of them nothing can be guessed
     for part, tensors in zip(net.parts, read_base(folder, manifest), strict=True):
         part.load_base(tensors)
     append_tasks(net, folder, manifest, known, wanted)
@@ -179,6 +188,7 @@ def verify(
         try:
             if index < 0:
                 read_base(folder, manifest)
+                read_sums(folder, manifest)
             else:
                 read_task(folder, manifest, known, index)
         except StoreError as error:
@@ -192,11 +202,13 @@ def _locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
     # Listed once: between two listings another process may commit its first save.
     names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}
+    names -= {name for name in names if re.fullmatch(SUMS_FILE, name)}
     if MANIFEST not in names and names - {BASE, _LOCK, "tasks", notes.NOTES}:
         raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
     try:
         with filelock.FileLock(folder / _LOCK, timeout=_PATIENCE):
-            left_over = (folder / "tasks").glob(f".*-*.safetensors{UNFINISHED}")
+            of_tasks = (folder / "tasks").glob(f".*-*.safetensors{UNFINISHED}")
+            left_over = [*of_tasks, *folder.glob(f".sums-*.safetensors{UNFINISHED}")]
             others = (folder / name for name in (MANIFEST, BASE, notes.NOTES))
             for temporary in (*map(temporary_of, others), *left_over):
                 temporary.unlink(missing_ok=True)

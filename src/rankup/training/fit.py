@@ -17,6 +17,7 @@ from rankup.growing.supported import has_hooks
 from rankup.layers.spec import FactoredSpec
 from rankup.net.about import About
 from rankup.net.network import IncrementalNet
+from rankup.net.routers.base import Examples
 from rankup.net.tasks import Uses
 from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
@@ -26,6 +27,7 @@ from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
 from rankup.training.engine.select import Engine
 from rankup.training.evaluate import check_logits, fraction_correct
+from rankup.training.examples import divided
 from rankup.training.loop import Epoch, OnEpoch, learn
 from rankup.training.memory_format import convolves, for_answers
 from rankup.training.recipe import Recipe, recipe_for
@@ -59,6 +61,7 @@ class NetPupil:
     ) -> None:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
         self.teacher, self.uses = teacher, uses
+        self._examples: Examples | None = None  # of the open task, for a router
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
@@ -99,6 +102,8 @@ class NetPupil:
         )
         try:
             net.train()
+            if net.routing is not None:
+                task, self._examples = divided(task, recipe, net)
             self._feed = Feed(task, recipe, net.device, net.dtype, net.ranks)
             self._check_answers(task)
             return self._learner(task)
@@ -142,7 +147,9 @@ class NetPupil:
         batches = self._feed.sample(CALIBRATION, generator)
         if ranks := self.net.ranks:
             batches = islice(batches, ranks.rank, None, ranks.size)
-        self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in batches))
+        inputs = (for_answers(self.net.body, x) for x in batches)
+        self.net.commit_task(calibrate=inputs, examples=self._examples)
+        self._examples = None
 
     def abandon(self) -> None:
         if self.net.learning is not None:
