@@ -48,7 +48,9 @@ class RouterRule:
         if given.get("apart"):
             raise RankupError(f"apart takes no value, got {given['apart']!r}")
         if "analytic" not in weights and (needless := given.keys() & {*_OPTIONS}):
-            raise RankupError(f"{min(needless)} is an option of the analytic router: name that, too")
+            raise RankupError(
+                f"{min(needless)} is an option of the analytic router: name that, too"
+            )
         return cls(tuple(weights.items()), _features(given.get("features")), "apart" in given)
 
     @property

@@ -69,7 +69,8 @@ class Analytic(Router):
             counts += torch.bincount(y, minlength=classes).cpu()
             batch = Sums.of([rows])
             total = batch if total is None else total + batch
-        assert sums is not None and total is not None
+        assert sums is not None
+        assert total is not None
         return {"sums": narrow(sums), "counts": counts, "gram": total.packed()}
 
     def fits(self, looks: Looks, task: int, row: Tensors) -> Tensor:

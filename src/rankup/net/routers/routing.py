@@ -128,7 +128,8 @@ class Routing:
         if router.runs_tasks and not looks.asks(task):
             return torch.zeros(len(looks.x), device=looks.x.device)
         centre, scale = row["scaling"]
-        return (router.fits(looks, task, row).float() - centre) / scale
+        fits: Tensor = (router.fits(looks, task, row).float() - centre) / scale
+        return fits
 
     def quantiles(self, device: torch.device) -> Tensor:
         """`[T, levels]`: of how well each task's held-out samples fit it."""
@@ -184,7 +185,7 @@ class Routing:
         """Itself with tasks of another network's."""
         if self.rule != other.rule:
             raise RankupError(
-                f"only networks of one router can be joined: theirs are {self.rule} and {other.rule}"
+                f"only networks of one router can be joined, not of {self.rule} and {other.rule}"
             )
         if self.has_sums and len(tasks) < len(other.rows):
             raise RankupError(

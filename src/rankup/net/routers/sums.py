@@ -33,7 +33,7 @@ class Sums:
         total: Tensor | None = None
         count = 0
         for batch in rows:
-            for chunk in batch.split(_EXACT):
+            for chunk in torch.split(batch, _EXACT):
                 gram = (chunk.t() @ chunk).to(torch.int64)
                 total = gram if total is None else total.add_(gram)
             count += len(batch)
