@@ -88,8 +88,9 @@ class Run:
         return self._untold("tasks")
 
     def _untold(self, key: str) -> AccuracyMatrix | None:
-        found = [line.get("untold") for line in self.lines]
-        return None if None in found else AccuracyMatrix([each[key] for each in found])
+        if any("untold" not in line for line in self.lines):
+            return None
+        return AccuracyMatrix([line["untold"][key] for line in self.lines])
 
     @property
     def parameters(self) -> float:

@@ -36,7 +36,7 @@ def test_untold(method: Method, feeds: Sequence[Feed], pools: bool) -> dict[str,
     for number, feed in enumerate(feeds):
         right, found, count = 0, 0, 0
         for x, y in feed.test():
-            for part, labels in zip(x.split(_TOGETHER), y.split(_TOGETHER), strict=True):
+            for part, labels in zip(*(torch.split(t, _TOGETHER) for t in (x, y)), strict=True):
                 answer = method.untold(part)
                 chosen = _classes(answer.logits, feed.task.classes, pools)
                 wanted = labels if pools else labels + starts[number]
