@@ -37,6 +37,13 @@ def new(
             "outputs, 0.1,0.02."
         ),
     ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="How tasks are guessed where none is named: energy, mahalanobis, means, analytic, "
+            "or several with weights; see docs/guessing.md."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Make a network that knows nothing yet, to be taught with `rankup learn`.
@@ -55,5 +62,6 @@ def new(
     if is_of_network(path):
         raise RankupError(f"{path} holds a network already: name another folder")
     made = new_network(net, pretrained=pretrained, size=size, width=width, rank=rank, seed=seed)
+    made.router = router
     save(made, path)
     print(f"{path} is a new network, {net}, of {made.inputs or 'inputs that it does not know'}")

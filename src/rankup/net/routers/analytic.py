@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
 _SHRUNK = 0.01  # towards the mean variance
-_SOFTENED = 0.25  # classes are not as normal as their covariance would have them
+_SOFTENED = 0.1  # classes are not as normal as their covariance would have them
 
 
 class Discriminants(NamedTuple):
@@ -49,6 +49,7 @@ class Found(NamedTuple):
 class Analytic(Router):
     name = "analytic"
     runs_tasks = False
+    scaling = 0.0, 64.0  # the same for all tasks, which have one covariance, that never rests
 
     def features(self, net: IncrementalNet, rows: Tensor) -> Tensor:
         keeps = net.options.base == "keep"

@@ -132,6 +132,8 @@ class Router(ABC):
 
     name: str
     runs_tasks = True  # whether it asks the network about every task, which takes time
+    # Centre and scale of its fits, if not those of each task's held-out samples.
+    scaling: tuple[float, float] | None = None
 
     def __init__(self, rule: RouterRule, seed: int) -> None:
         self.rule, self.seed = rule, seed

@@ -29,7 +29,8 @@ def represented(net: IncrementalNet, x: Tensor, options: dict[str, Any]) -> Tens
     """What routers see of inputs: with a kept base the base's features, of unit variance, else the
     inputs as they are."""
     if net.options.base == "keep":
-        return F.layer_norm(base_features(net, x, options).float(), (-1,))
+        features = base_features(net, x, options).float()
+        return F.layer_norm(features, features.shape[1:])
     if not x.is_floating_point():
         raise RankupError(
             f"this router compares inputs, which are {x.dtype} indices here: grow the network with "

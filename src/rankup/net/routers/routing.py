@@ -105,8 +105,8 @@ class Routing:
         for name, weight in self.rule.weights:
             fits = torch.cat(raw[name])
             _refuse_not_finite(fits, name, last.name)
-            centre, scale = fits.mean(), fits.std(correction=0).clamp(min=1e-6)
-            tensors[f"{name}.scaling"] = torch.stack([centre, scale]).cpu()
+            centre, scale = self.routers[name].scaling or _scaling(fits)
+            tensors[f"{name}.scaling"] = torch.tensor([centre, scale])
             together = together + weight * ((fits - centre) / scale)
         assert isinstance(together, Tensor)
         levels = torch.linspace(0, 1, LEVELS, device=together.device)
@@ -132,11 +132,11 @@ class Routing:
         return fits
 
     def quantiles(self, device: torch.device) -> Tensor:
-        """`[T, levels]`: of how well each task's held-out samples fit it."""
-        return self._kept(
-            ("quantiles", device),
-            lambda: torch.stack([row.tensors[_QUANTILES] for row in self.rows]).to(device).float(),
-        )
+        """`[T, levels]`: of how well each task's held-out samples fit it. What the analytic router
+        says of them changes as tasks come: with it, those of the last task count for all."""
+        own = [row.tensors[_QUANTILES] for row in self.rows]
+        own = own[-1:] * len(own) if "analytic" in self.routers else own
+        return self._kept(("quantiles", device), lambda: torch.stack(own).to(device).float())
 
     def discriminants(self, device: torch.device) -> Discriminants:
         """Of the analytic router, from the sums of all tasks."""
@@ -235,6 +235,10 @@ class Routing:
 def _own_sums(row: TaskRow) -> Sums:
     own = row.of("analytic")
     return Sums.unpacked(own["gram"], int(own["counts"].sum()))
+
+
+def _scaling(fits: Tensor) -> tuple[float, float]:
+    return float(fits.mean()), max(float(fits.std(correction=0)), 1e-6)
 
 
 def _refuse_not_finite(fits: Tensor, router: str, task: str) -> None:
