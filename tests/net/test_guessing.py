@@ -314,3 +314,15 @@ def test_router_is_fixed_before_the_first_task() -> None:
         net(X, likeliest=1)
     with pytest.raises(rankup.RankupError, match="for a tensor of samples"):
         net.guess(X[:0])
+
+
+def test_drift_tells_inputs_of_a_new_task_from_known_ones() -> None:
+    net = taught("analytic, features=256")
+    known = net.drift(torch.cat([to_float(task.test_x) for task in STREAM[:3]]))
+    assert not known.is_new
+    assert "as inputs of known tasks may" in str(known)
+    new = net.drift(torch.cat([to_float(task.test_x) for task in STREAM[3:]]))
+    assert new.is_new
+    assert "learn a new one?" in str(new)
+    with pytest.raises(rankup.RankupError, match="false_alarms must be a share"):
+        net.drift(X, false_alarms=1.0)

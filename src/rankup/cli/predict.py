@@ -115,8 +115,7 @@ def _predictions(path: Path, task: str | None, items: list[str]) -> list[_Answer
         if old := unsealed_note([path]):
             print(f"rankup: {old}", file=sys.stderr)
         seen = predict_classes(path, task, list(map(Path, items)))
-    pairs = zip(items, seen, strict=True)
-    return [_Answer(item, task or "", classes) for item, classes in pairs]
+    return [_Answer(item, task or "", classes) for item, classes in zip(items, seen, strict=True)]
 
 
 def _print_table(found: Sequence[_Answer]) -> None:
@@ -135,8 +134,8 @@ def _print_table(found: Sequence[_Answer]) -> None:
         first, second, *_ = answer.classes
         others = f"{second.name} ({100 * second.probability:.1f})"
         share = f"{100 * first.probability:.1f}"
-        cells = [Text(answer.item), share, Text(first.name), Text(others)]
-        table.add_row(*cells, *([Text(_task_of(answer.guess))] if answer.guess else []))
+        task = [_task_of(answer.guess)] if answer.guess else []
+        table.add_row(*map(Text, (answer.item, share, first.name, others, *task)))
     Console().print(table)
 
 

@@ -3,6 +3,7 @@ fits."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,6 +49,37 @@ class Untold(NamedTuple):
 
     logits: Tensor
     task: Tensor
+
+
+class Drift(NamedTuple):
+    """Whether inputs look like no known task.
+
+    Attributes:
+        strange: the share of them that fits their task worse than nearly all held-out samples do.
+        expected: what this share is for inputs of known tasks.
+        is_new: whether it is more than twice that, by three standard errors.
+    """
+
+    strange: float
+    expected: float
+    is_new: bool
+
+    def __str__(self) -> str:
+        if not self.is_new:
+            return f"{self.strange:.1%} look strange, as inputs of known tasks may"
+        return (
+            f"{self.strange:.1%} of these inputs look like no known task, where "
+            f"{self.expected:.1%} are to be expected: learn a new one?"
+        )
+
+
+def drift(found: Guess, false_alarms: float) -> Drift:
+    if not 0 < false_alarms < 0.5:
+        raise RankupError(f"false_alarms must be a share between 0 and 0.5, got {false_alarms}")
+    count, most = found.none.numel(), 2 * false_alarms
+    strange = float((found.none > 1 - false_alarms).float().mean())
+    error = math.sqrt(most * (1 - most) / count)
+    return Drift(strange, false_alarms, strange > most + 3 * error)
 
 
 class Routed(NamedTuple):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,6 @@ from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.options import GrowOptions
 from rankup.growing.plan import Plan
 from rankup.growing.planner import make_plan
-from rankup.growing.routing import RouterRule
 from rankup.layers import TaskHead, TaskLayer, TaskNorm, Tensors, active, refuse_other_dtype
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
@@ -27,7 +25,8 @@ from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
 from rankup.net.for_task import TaskModule, for_task
 from rankup.net.groups import Split
-from rankup.net.guess import Guess, answer, guess
+from rankup.net.guess import answer
+from rankup.net.guessing import Guessing
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.moving import join, remove
@@ -41,7 +40,7 @@ from rankup.utils.signals import undisturbed
 TaskRef = str | int | Tensor | Sequence[str | int]
 
 
-class IncrementalNet(nn.Module):
+class IncrementalNet(Guessing, nn.Module):
     """A network that learns task after task; `grow` makes it.
 
     What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
@@ -216,22 +215,6 @@ class IncrementalNet(nn.Module):
         """Whether nobody has said if the processes of a group learn this network together."""
         return self._together is None and current() is not None
 
-    @property
-    def router(self) -> str | None:
-        """How the network guesses tasks, as `grow(router=…)` takes it; None if it cannot. May be
-        set before the first task."""
-        return None if self.options.router is None else str(self.options.router)
-
-    @router.setter
-    def router(self, router: str | None) -> None:
-        if self.tasks or self.learning is not None:
-            raise TaskStateError(
-                "a network's router is fixed before its first task: all tasks need the same"
-            )
-        rule = None if router is None else RouterRule.parse(router)
-        self.options = replace(self.options, router=rule)
-        self.routing = None if rule is None else Routing(rule, self.options.seed)
-
     def commit_task(
         self, calibrate: Iterable[Any] | None = None, *, examples: Examples | None = None
     ) -> None:
@@ -300,20 +283,6 @@ class IncrementalNet(nn.Module):
             return self._mixed.answer(x, task, options, self._run, device, split or {})
         with active(self._tasks.index(task)):
             return self._run(x, options)
-
-    def guess(
-        self, x: Tensor, *, likeliest: int | None = None, together: bool = False, **options: Any
-    ) -> Guess:
-        """Which tasks samples are of, how sure that is, and whether they look like any of them.
-
-        Args:
-            x: inputs as they are: no task's transform is applied to them.
-            likeliest: as for calling the network.
-            together: whether all are of one task, which is then far easier to tell.
-            options: the module's other arguments.
-        """
-        validate.inputs(x, self.dtype, options)
-        return guess(self, x, options, likeliest, together)
 
     def describe(self, task: str | int) -> TaskDescription:
         """All that is known about a committed task: its classes' names, how its inputs are
