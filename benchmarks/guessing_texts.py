@@ -78,7 +78,7 @@ def tasks_of(train: tuple[Tensor, Split], test: tuple[Tensor, Split]) -> list[ra
 
 @torch.no_grad()
 def measure(
-    net: rankup.IncrementalNet, tasks: list[rankup.Task], strange: Tensor
+    net: rankup.IncrementalNet, tasks: list[rankup.Task], strange: Tensor, kept: str | None
 ) -> dict[str, float]:
     right, found, told, known, turned = [], [], [], [], []
     for number, name in enumerate(net.tasks):
@@ -93,6 +93,8 @@ def measure(
         turned.append(guess.none > 0.95)
     out = net.guess(strange)
     scores = torch.cat([*known, out.strangeness])
+    if kept:
+        torch.save({"of a known domain": torch.cat(known), OUT: out.strangeness}, kept)
     labels = [0] * (len(scores) - len(strange)) + [1] * len(strange)
     share = {"told": told, "untold": right, "task": found, "turned away": turned}
     numbers = {name: torch.cat(each).float().mean().item() for name, each in share.items()}
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--scores", help="file for the strangeness of all texts")
     parser.add_argument("--held-out", action="store_true")
     given = parser.parse_args()
     train, out = read(given, "train"), read(given, "test")
@@ -124,7 +127,7 @@ def main() -> None:
         recipe = rankup.Recipe(epochs=given.epochs, batch=64, lr=3e-3, weight_decay=0.01)
         for task in order:
             rankup.fit(net, task, recipe)
-        every.append(measure(net.eval(), tasks, strange))
+        every.append(measure(net.eval(), tasks, strange, given.scores))
         print(seed, {name: round(100 * value, 2) for name, value in every[-1].items()}, flush=True)
     size = net.size()
     print(f"numbers without the base {(size.bytes - 4 * 384 * 385) / 4:,.0f}, "

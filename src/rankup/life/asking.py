@@ -54,8 +54,7 @@ def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
         return next(iter(tasks.values()))
     if name is None:
         raise RankupError(
-            f"{folder} knows {len(tasks)} tasks and has no router to guess with; name one with "
-            f"--task: {listed(list(tasks))}"
+            f"{folder} knows {len(tasks)} tasks; name one with --task: {listed(list(tasks))}"
         )
     if name not in tasks | by_number:
         raise RankupError(f"{folder} knows no task {name!r}, only {listed(list(tasks))}")

@@ -38,17 +38,19 @@ def divided(task: Task, recipe: Recipe, net: IncrementalNet) -> tuple[Task, Exam
     held = min(_MOST, max(2, round(_SHARE * count)))
     drawn = seeds.generator(net.options.seed, "held out for the router", task.name)
     order = torch.randperm(count, generator=drawn, device="cpu").to(task.train_y.device)
-    parts = [
-        replace(task, train_x=task.train_x[rows], train_y=task.train_y[rows])
-        for rows in (order[held:], order[:held])
-    ]
-    train, held_out = (partial(_batches, part, recipe, net) for part in parts)
-    return parts[0], Examples(train, held_out)
+    (out_x, out_y), (x, y) = (
+        (task.train_x[rows], task.train_y[rows]) for rows in (order[:held], order[held:])
+    )
+    kept = replace(task, train_x=x, train_y=y)
+    # As test data, which need not be of several classes.
+    apart = replace(kept, test_x=out_x, test_y=out_y)
+    batches = (partial(_batches, apart, recipe, net, part) for part in ("train", "held out"))
+    return kept, Examples(*batches)
 
 
 def _batches(
-    task: Task, recipe: Recipe, net: IncrementalNet
+    task: Task, recipe: Recipe, net: IncrementalNet, part: str
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
     feed = Feed(task, replace(recipe, flip=False, crop=0), net.device, net.dtype)
-    for x, y in feed.train(len(feed)):
+    for x, y in feed.train(len(feed)) if part == "train" else feed.test():
         yield for_answers(net.body, x), y, {}

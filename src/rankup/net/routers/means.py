@@ -16,6 +16,10 @@ from rankup.net.routers.features import represented
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
+# A distance adds up over all inputs, so that one deviation more is far less likely. Without this,
+# answers of other tasks would have a say where the nearest mean is right.
+_SHARPENED = 10.0
+
 
 class Means(Router):
     name = "means"
@@ -36,6 +40,9 @@ class Means(Router):
         if x.shape[1] != len(row["mean"]):  # tasks may have inputs of different sizes
             return x.new_full((len(x),), -math.inf)
         return -(x - row["mean"].to(x)).square().sum(1)
+
+    def votes(self, looks: Looks, fits: Tensor) -> Tensor:
+        return _SHARPENED * fits
 
     def layouts(self, classes: int) -> Layouts:
         return {"mean": ((torch.float16,), (None,))}
