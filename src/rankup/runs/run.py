@@ -369,12 +369,9 @@ class SeedRun:
         ]
 
     def test_untold(self) -> dict[str, Any]:
-        """The accuracy on every learned task without telling which it is, if that was asked for."""
-        if not self.config.untold:
-            return {}
-        learned = len(self.lines) + 1
-        pools = is_domain_incremental(self.stream.tasks)
-        return {"untold": test_untold(self.method, self._tests[:learned], pools)}
+        """The accuracy without telling which task it is, if that was asked for."""
+        feeds, pools = self._tests[: len(self.lines) + 1], is_domain_incremental(self.stream.tasks)
+        return {"untold": test_untold(self.method, feeds, pools)} if self.config.untold else {}
 
     def note(self, tested: tuple[list[float], dict[str, Any]], seconds: float) -> None:
         """Write the line of a task that was learned and saved."""
