@@ -116,6 +116,26 @@ def test_prediction_is_the_networks_own(
     assert len(folder.split()) == 1 + 12
 
 
+def test_network_with_a_router_guesses_the_task(tmp_path: Path, call: Call) -> None:
+    net, images = tmp_path / "net", tmp_path / "photos"
+    options = ("--net", "mlp", "--size", "6", "--width", "24")
+    assert call("new", net, *options, "--router", "analytic,features=64").code == 0
+    for name, classes in (("first", "ab"), ("second", "yz")):
+        done = call("learn", net, own_images(images / name, *classes), "--name", name, *QUICK)
+        assert done.code == 0, done.err
+    asked = sorted((images / "second").rglob("*.png"))[:3]
+    done = call("predict", net, *asked, "--json")
+    assert done.code == 0, done.err
+    for answer in json.loads(done.out):
+        assert answer["task"] == "second"
+        assert {*answer["classes"]} == {"y", "z"}
+        assert 0.5 < answer["task_probability"] <= 1
+        assert 0 <= answer["none"] <= 1
+    assert "second" in call("predict", net, *asked).out
+    told = call("predict", net, *asked, "--task", "first", "--json")
+    assert {*json.loads(told.out)[0]["classes"]} == {"a", "b"}
+
+
 def test_testing_counts_right_answers_by_class(made: Path, call: Call, tmp_path: Path) -> None:
     net, photos = made / "net", made / "photos" / "first"
     told = json.loads(call("test", net, photos, "--task", "first", "--held-out", "--json").out)

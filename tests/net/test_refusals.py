@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
     "no index at all": (
         lambda: taught("mlp"),
         lambda net: net(X, task=None),
-        "task must be a name, an index, a list of these or a tensor of indices, got None",
+        "this network cannot guess a task: name one",
     ),
     "a mixed batch with an index too high": (
         lambda: taught("mlp"),

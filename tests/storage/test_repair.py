@@ -58,10 +58,10 @@ def test_saving_one_more_task_writes_out_nothing_else(
     to_bytes = saving._to_bytes
 
     def counted(
-        net: Net, parts: Sequence[Tensors], about: dict[str, object] | None = None
+        net: Net, parts: Sequence[Tensors], about: dict[str, object] | None, row: Tensors
     ) -> bytes:
         made.append(about and str(about["name"]))
-        return to_bytes(net, parts, about)
+        return to_bytes(net, parts, about, row)
 
     monkeypatch.setattr(saving, "_to_bytes", counted)
     rankup.save(net, tmp_path)

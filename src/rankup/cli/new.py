@@ -38,6 +38,13 @@ def new(
             "outputs, 0.1,0.02."
         ),
     ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="How tasks are guessed where none is named: energy, mahalanobis, means, analytic, "
+            "or several with weights; see docs/guessing.md."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be made, and write nothing.")
@@ -60,6 +67,7 @@ def new(
     if is_of_network(path):
         raise RankupError(f"{path} holds a network already: name another folder")
     made = new_network(net, pretrained=pretrained, size=size, width=width, rank=rank, seed=seed)
+    made.router = router
     takes = str(made.inputs or "inputs that it does not know")
     if not dry_run:
         save(made, path)

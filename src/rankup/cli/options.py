@@ -73,6 +73,7 @@ _ASKED: dict[str, Any] = {
     "seed": typer.Option(help="Seed of everything random."),
     "seeds": typer.Option(help="Number of seeds from --seed on, trained together.", min=1),
     "data": typer.Option(help="Folder of data sets, else $RANKUP_DATA."),
+    "untold": typer.Option("--untold", help="Also test without telling which task it is."),
     "download": typer.Option("--download", help="Download missing data."),
     "resume": typer.Option("--resume", help="Continue what was stopped."),
     "device": typer.Option(help="Where to compute."),

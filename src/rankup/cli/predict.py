@@ -5,8 +5,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,10 @@ from rankup.cli.network import network_folder
 from rankup.errors import RankupError
 
 if TYPE_CHECKING:
+    from rankup.life.asking import Guessed
     from rankup.runs.predict import Prediction
+
+_UNLIKE = 0.99  # of a task's own inputs fit better: an input is marked as unlike any
 
 
 def predict(
@@ -31,7 +35,7 @@ def predict(
     ],
     task: Annotated[
         str | None,
-        typer.Option(help="Task, by name or number; needed if there are several."),
+        typer.Option(help="Task, by name or number; without, a network with a router guesses it."),
     ] = None,
     plain: Annotated[
         bool,
@@ -44,7 +48,7 @@ def predict(
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a row for each image.")] = False,
 ) -> None:
-    """Say which class of a task images or texts belong to.
+    """Say which class of a task images or texts belong to; without --task, of which task, too.
 
     Images are converted to the size and kind of pixels that the network learned from. A run must
     be one that split its stream's classes.
@@ -59,47 +63,62 @@ def predict(
     items = [each for item in items for each in (lines if item == "-" else [item])]
     if not items:
         raise RankupError("the standard input has no lines, expected a file or a text in each")
-    name, items, seen = _predictions(path, task, items)
+    found = _predictions(path, task, items)
     if as_json:
-        rows = zip(items, seen, strict=True)
-        print(
-            json.dumps(
-                [
-                    {"input": item, "task": name, "classes": {c.name: c.probability for c in found}}
-                    for item, found in rows
-                ]
-            )
-        )
+        print(json.dumps([answer.to_json() for answer in found]))
     elif as_csv:
         table = csv.writer(sys.stdout)
         table.writerow(("input", "task", "class", "probability"))
-        for item, (first, *_) in zip(items, seen, strict=True):
-            table.writerow((item, name, first.name, f"{first.probability:.4f}"))
+        for answer in found:
+            first = answer.classes[0]
+            table.writerow((answer.item, answer.task, first.name, f"{first.probability:.4f}"))
     elif plain:
-        for item, (first, *_) in zip(items, seen, strict=True):
-            _write_line(item, first.name, f"{first.probability:.4f}")
+        for answer in found:
+            first = answer.classes[0]
+            _write_line(answer.item, first.name, f"{first.probability:.4f}")
     else:
-        _print_table(items, seen)
+        _print_table(found)
 
 
-def _predictions(
-    path: Path, task: str | None, items: list[str]
-) -> "tuple[str, list[str], list[list[Prediction]]]":
-    """The task that was asked, the inputs, and the classes for each of them."""
+@dataclass(frozen=True)
+class _Answer:
+    """What a network says of an input, about its task only if that was guessed."""
+
+    item: str
+    task: str
+    classes: "Sequence[Prediction]"
+    guess: "Guessed | None" = None
+
+    def to_json(self) -> dict[str, Any]:
+        classes = {each.name: each.probability for each in self.classes}
+        said = {"input": self.item, "task": self.task, "classes": classes}
+        if self.guess is None:
+            return said
+        return said | {"task_probability": self.guess.probability, "none": self.guess.none}
+
+
+def _predictions(path: Path, task: str | None, items: list[str]) -> list[_Answer]:
+    """What the network says of each input."""
     from rankup.life import asking
     from rankup.runs.predict import predict_classes
     from rankup.runs.records import unsealed_note
 
     if network_folder(path) == path:
+        if task is None and (untold := asking.untold(path)) is not None:
+            items = asking.expanded(items, untold.inputs)
+            pairs = zip(items, asking.guess(untold, items), strict=True)
+            return [_Answer(item, found.task, found.classes, found) for item, found in pairs]
         asked = asking.asked_task(path, task)
-        items = asking.expanded(items, asked.inputs)
-        return asked.name, items, asking.predict(asked, items)
-    if old := unsealed_note([path]):
-        print(f"rankup: {old}", file=sys.stderr)
-    return task or "", items, predict_classes(path, task, list(map(Path, items)))
+        items, task = asking.expanded(items, asked.inputs), asked.name
+        seen = asking.predict(asked, items)
+    else:
+        if old := unsealed_note([path]):
+            print(f"rankup: {old}", file=sys.stderr)
+        seen = predict_classes(path, task, list(map(Path, items)))
+    return [_Answer(item, task or "", classes) for item, classes in zip(items, seen, strict=True)]
 
 
-def _print_table(items: Sequence[str], seen: "Sequence[Sequence[Prediction]]") -> None:
+def _print_table(found: Sequence[_Answer]) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -108,11 +127,22 @@ def _print_table(items: Sequence[str], seen: "Sequence[Sequence[Prediction]]") -
     table = right_aligned("image", "%")
     table.add_column("class")
     table.add_column("or else")
-    for item, (first, second, *_) in zip(items, seen, strict=True):
+    guessed = [answer.guess for answer in found if answer.guess]
+    if guessed:
+        table.add_column("task")
+    for answer in found:
+        first, second, *_ = answer.classes
         others = f"{second.name} ({100 * second.probability:.1f})"
         share = f"{100 * first.probability:.1f}"
-        table.add_row(Text(item), share, Text(first.name), Text(others))
+        task = [_task_of(answer.guess)] if answer.guess else []
+        table.add_row(*map(Text, (answer.item, share, first.name, others, *task)))
     Console().print(table)
+
+
+def _task_of(guess: "Guessed") -> str:
+    """A guessed task, how sure it is, and a mark where the input looks like none that is known."""
+    unlike = ", unlike any" if guess.none > _UNLIKE else ""
+    return f"{guess.task} ({100 * guess.probability:.1f}{unlike})"
 
 
 def _write_line(*cells: str) -> None:

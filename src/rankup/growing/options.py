@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 
 from rankup.errors import RankupError
+from rankup.growing.routing import RouterRule
 from rankup.layers.rounding import STORES, Store
 from rankup.rank import RankRule, as_whole, is_match, is_named
 
@@ -33,6 +34,7 @@ class GrowOptions:
     base_dtype: str | None = None
     # Whether tasks have norms and biases of their own; with a kept base they may share the kept.
     vectors: Vectors = "per task"
+    router: RouterRule | None = None  # how tasks are guessed
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):

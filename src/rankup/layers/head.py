@@ -21,7 +21,7 @@ from rankup.layers.base import (
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
-from rankup.layers.task_context import active_task, answers_like_widest
+from rankup.layers.task_context import active_task, answers_like_widest, note_head_input
 
 
 class TaskHead(TaskLayer):
@@ -104,6 +104,7 @@ class TaskHead(TaskLayer):
         self._check_dtype(input)
         task = self._task(input)
         x = self._widened_input(input if channels == -1 else input.movedim(channels, -1))
+        note_head_input(x)
         y = self._mixed(x, task) if isinstance(task, Tensor) else self._of_one_task(x, task)
         y = y.to(input.dtype) if x.dtype != input.dtype else y
         return y if channels == -1 else y.movedim(-1, channels)

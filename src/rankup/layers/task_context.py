@@ -5,8 +5,8 @@ activation checkpointing runs a part of the module again in the backward pass, w
 another thread and long after, it runs for the task of its forward.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ LEARNING = 1 << 30
 
 _active = PerThread[int | Tensor]()
 _widest = PerThread[bool]()
+_head_inputs = PerThread[list[Tensor]]()
 
 
 def active(task: int | Tensor | None) -> AbstractContextManager[None]:
@@ -49,6 +50,19 @@ def as_wide_as_widest() -> AbstractContextManager[None]:
 
 def answers_like_widest() -> bool:
     return bool(_widest.value)
+
+
+@contextmanager
+def head_inputs() -> Iterator[list[Tensor]]:
+    """Inside, what heads are given is noted in the list."""
+    noted: list[Tensor] = []
+    with set_to(_head_inputs, noted):
+        yield noted
+
+
+def note_head_input(x: Tensor) -> None:
+    if (noted := _head_inputs.value) is not None:
+        noted.append(x)
 
 
 def _keep_for_recomputation(task: int | Tensor) -> None:

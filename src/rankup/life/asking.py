@@ -83,6 +83,71 @@ def expanded(items: Sequence[str], inputs: Input) -> list[str]:
     return [file for item in items for file in _files(Path(item))]
 
 
+@dataclass(frozen=True)
+class Untold:
+    """A network on disk that is asked without being told the task."""
+
+    folder: Path
+    class_names: tuple[tuple[str, ...], ...]  # of each task
+    inputs: Input
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """Whose input it may be, and of which of its classes."""
+
+    task: str
+    probability: float  # of the task, given that it is one of those known
+    none: float  # how much it looks like none: the share of the task's own that fit it better
+    classes: list[Prediction]
+
+
+def untold(folder: Path) -> Untold | None:
+    """The network, if it has several tasks and can guess them; else None. Nothing but the manifest
+    is read."""
+    manifest = Manifest.read(folder)
+    if manifest.options.router is None or len(manifest.tasks) < 2:
+        return None
+    tasks = [task for task, _ in manifest.tasks]
+    ways = [task.about.inputs or manifest.inputs for task in tasks]
+    if ways[0] is None or any(way != ways[0] for way in ways):
+        raise RankupError(
+            f"the tasks of {folder} do not all prepare their inputs alike, so that none can be "
+            f"guessed; name one with --task: {listed([task.name for task in tasks])}"
+        )
+    names = (task.about.class_names or tuple(map(str, range(task.classes))) for task in tasks)
+    return Untold(folder, tuple(names), ways[0])
+
+
+def guess(asked: Untold, items: Sequence[str]) -> list[Guessed]:
+    """For each image or text the likeliest task and its classes, the likeliest first."""
+    if not isinstance(asked.inputs, ImageInput | TextInput):
+        raise RankupError(
+            f"{asked.folder} takes {asked.inputs}, and only images and texts can be asked here"
+        )
+    net, found = load(asked.folder), list[Guessed]()
+    with progress_bar("asking", len(items), show=True) as advance:
+        for start in range(0, len(items), _TOGETHER):
+            part = items[start : start + _TOGETHER]
+            found += _guessed(net, asked, asked.inputs.batch(part))
+            advance(len(part))
+    return found
+
+
+@torch.no_grad()
+def _guessed(net: IncrementalNet, asked: Untold, x: Tensor) -> list[Guessed]:
+    x = for_answers(net.body, x.to(net.dtype) if x.is_floating_point() else x)
+    guesses, found = net.guess(x), list[Guessed]()
+    shares = net(x, task=guesses.task).softmax(1)
+    for row, task in enumerate(guesses.task.tolist()):
+        names = asked.class_names[task]
+        order = shares[row, : len(names)].argsort(descending=True).tolist()
+        classes = [Prediction(names[index], float(shares[row, index])) for index in order]
+        sure, none = float(guesses.probabilities[row, task]), float(guesses.none[row])
+        found.append(Guessed(net.tasks[task], sure, none, classes))
+    return found
+
+
 def _files(path: Path) -> Iterator[str]:
     if not path.is_dir():
         yield str(path)

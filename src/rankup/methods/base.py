@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from rankup.data.tasks import Task
 from rankup.growing.options import GrowOptions
 from rankup.methods.options import Options
 from rankup.metrics import Footprint
+from rankup.net.guess import Untold
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.select import Engine
@@ -85,6 +87,15 @@ class Method(ABC):
     @abstractmethod
     def predict(self, x: Tensor, task: int) -> Tensor:
         """Logits for the task with that index, which is learned or open."""
+
+    @torch.no_grad()
+    def untold(self, x: Tensor) -> Untold:
+        """Logits for all classes of all learned tasks, and the likeliest task: by default the one
+        that has the largest logit."""
+        classes = [task.classes for task in self.setting.tasks[: self.learned]]
+        each = [self.predict(x, task)[:, :count].float() for task, count in enumerate(classes)]
+        largest = torch.stack([logits.amax(1) for logits in each], 1)
+        return Untold(torch.cat(each, 1), largest.argmax(1))
 
     @abstractmethod
     def end(self) -> None:

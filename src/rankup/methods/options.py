@@ -92,6 +92,11 @@ class RankOptions(Options):
     store: Literal["full", "float16", "int8"] = option(
         "full", "What a task's numbers are rounded to and stored as; fewer bits make smaller files."
     )
+    router: str = option(
+        "",
+        "How the task of inputs is guessed: energy, mahalanobis, means, analytic or several with "
+        "weights, such as energy,mahalanobis=0.1; see docs/guessing.md.",
+    )
     teacher: str = option(
         "",
         "Folder of a run that has learned these tasks; its answers are learned instead of labels.",

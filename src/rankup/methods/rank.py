@@ -12,16 +12,20 @@ from torch import Tensor
 from rankup.data.tasks import Task
 from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
+from rankup.growing.routing import RouterRule
 from rankup.methods.base import Method, Setting
 from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
+from rankup.net.guess import Untold
 from rankup.net.network import IncrementalNet
 from rankup.storage.manifest import MANIFEST, Manifest, is_of_network
 from rankup.storage.seal import SealError, opened
 from rankup.storage.store import load, save
 from rankup.training.engine.learner import Learner
 from rankup.training.fit import NetPupil
+from rankup.training.memory_format import for_answers
 from rankup.utils.files import read_regular
+from rankup.utils.torch_modes import evaluating
 
 
 class RankUpdate(Method):
@@ -56,6 +60,13 @@ class RankUpdate(Method):
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         return self._pupil.predict(x, task)
+
+    def untold(self, x: Tensor) -> Untold:
+        if self.net.router is None:
+            return super().untold(x)
+        with evaluating(self.net):
+            answer: Untold = self.net(for_answers(self.net.body, x))
+        return answer
 
     def end(self) -> None:
         self._pupil.end()
@@ -163,4 +174,5 @@ def _taught_in(folder: Path, seed: int) -> Path:
 def _growth(setting: Setting) -> GrowOptions:
     options = setting.options_of(RankOptions)
     last = options.last or setting.grow_options.last
-    return replace(setting.grow_options, last=last, store=options.store)
+    router = RouterRule.parse(options.router) if options.router else None
+    return replace(setting.grow_options, last=last, store=options.store, router=router)

@@ -12,8 +12,14 @@ from rankup.layers import TaskNorm, Tensors, pooled_statistics, rounding
 from rankup.layers.spec import tensor_name
 from rankup.net import validate
 from rankup.net.mixed import MISSING
+from rankup.net.moving import drop
+from rankup.net.routers.base import Examples
+from rankup.net.routers.by_hand import answered_examples, kept_for_router
+from rankup.net.routers.routing import Routing
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask
+from rankup.utils.signals import undisturbed
+from rankup.utils.torch_modes import evaluating
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -25,9 +31,16 @@ _NOT_AVERAGED = (
 )
 
 
-def commit(net: "IncrementalNet", task: KnownTask, batches: Iterable[Any] | None) -> None:
+def commit(
+    net: "IncrementalNet",
+    task: KnownTask,
+    batches: Iterable[Any] | None,
+    examples: Examples | None = None,
+) -> None:
     """Make all that a task has learned constant, or raise and leave the task as it is. With ranks,
     what they have learned is the same to the bit, or it is refused."""
+    if net.routing is not None and examples is None:
+        batches = kept_for_router(batches)
     if net.ranks is not None:
         net.ranks.refuse_different(dict(net.named_parameters()), _NOT_AVERAGED)
     with _rounded(net):
@@ -40,6 +53,21 @@ def commit(net: "IncrementalNet", task: KnownTask, batches: Iterable[Any] | None
         pairs = zip(net.parts, learned, strict=True)
         form = net.options.store
         net._append([task], [[rounding.rounded(part.spec, own, form)] for part, own in pairs])
+    if net.routing is not None:
+        examples = examples or answered_examples(net, len(net.tasks) - 1, batches)
+        _learn_routing(net, net.routing, examples)
+
+
+def _learn_routing(net: "IncrementalNet", routing: Routing, examples: Examples) -> None:
+    """Let the router see the task that was just committed, or drop that again: no task may be one
+    that is never guessed."""
+    try:
+        with evaluating(net), torch.no_grad():
+            net.routing = routing.learned(net, examples)
+    except BaseException:
+        with undisturbed():
+            drop(net, len(net.tasks) - 1)
+        raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from torch import nn
 
 from rankup.errors import RankupError
 from rankup.growing.options import GrowOptions, Vectors
+from rankup.growing.routing import RouterRule
 from rankup.layers.rounding import Store
 from rankup.net.network import IncrementalNet
 from rankup.rank import RankRule
@@ -30,6 +31,7 @@ def grow(
     dtype: torch.dtype | None = None,
     base_dtype: torch.dtype | None = None,
     vectors: Vectors = "per task",
+    router: str | None = None,
     copy: bool = True,
 ) -> IncrementalNet:
     """A network with the module's architecture that learns task after task.
@@ -64,6 +66,9 @@ def grow(
         vectors: whether each task has norms and biases of its own, or with `base="keep"` all have
             the module's: a task then stores little more than its factors and head, and has less
             to learn from few examples. Batch norms are each task's own in any case.
+        router: how to guess the task of inputs that come without one: `"energy"`,
+            `"mahalanobis"`, `"means"`, `"analytic"` or several with weights, such as
+            `"energy, mahalanobis=0.1"`. See docs/guessing.md.
         copy: whether the module's weights are copied. Without, for a large module with
             `base="keep"`, the network takes them over: they must not be changed any more.
 
@@ -90,6 +95,7 @@ def grow(
         dtype=dtype,  # type: ignore[arg-type]
         base_dtype=base_dtype,  # type: ignore[arg-type]
         vectors=vectors,
+        router=None if router is None else RouterRule.parse(router),
     )
     if not copy and base != "keep":
         raise RankupError("copy=False takes over a module's weights, which needs base='keep'")

@@ -16,18 +16,27 @@ from rankup.utils.signals import undisturbed
 if TYPE_CHECKING:
     from rankup.growing.options import GrowOptions
     from rankup.net.network import IncrementalNet
+    from rankup.net.routers.routing import Routing
 
 
 def remove(net: IncrementalNet, task: int) -> None:
     """Drop a committed task, or raise and leave the network as it is."""
     _refuse_while_learning(net, "remove_task")
-    name = net.tasks[task]
     refuse_removal(net.options, net.plan.specs, net._tasks, task)
+    routing = None if net.routing is None else net.routing.without(task)
+    drop(net, task, routing)
+
+
+def drop(net: IncrementalNet, task: int, routing: Routing | None = None) -> None:
+    """Drop a committed task from whose factors no other selects, and guess tasks as before it or
+    by another routing."""
+    name = net.tasks[task]
     tables = [part.without(task) for part in net.parts]
     with undisturbed():
         for part, left in zip(net.parts, tables, strict=True):
             part.drop(task, left)
         net._tasks.remove(task)
+        net.routing = routing or net.routing
         net.forget_file(name)
 
 
@@ -69,7 +78,8 @@ def join(net: IncrementalNet, other: IncrementalNet) -> None:
     tasks = [other._tasks.explicit(index) for index in new]
     added = [[moved(part.added(index), net.device) for index in new] for part in other.parts]
     if tasks:
-        net._append(net._tasks.following(tasks), added)
+        routing = net.routing and other.routing and net.routing.joined(other.routing, new)
+        net._append(net._tasks.following(tasks), added, routing)
     net.notes = {name: other.notes[name] for name in other.notes} | net.notes
 
 

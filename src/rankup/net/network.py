@@ -35,9 +35,13 @@ from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
 from rankup.net.for_task import TaskModule, for_task
 from rankup.net.groups import Split
+from rankup.net.guess import answer
+from rankup.net.guessing import Guessing
 from rankup.net.merge import merge
 from rankup.net.mixed import MISSING, MixedBatches
 from rankup.net.moving import join, remove
+from rankup.net.routers.base import Examples
+from rankup.net.routers.routing import Routing
 from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
 from rankup.net.tasks import KnownTask, TaskList, Uses
@@ -47,7 +51,7 @@ from rankup.utils.signals import undisturbed
 TaskRef = str | int | Tensor | Sequence[str | int]
 
 
-class IncrementalNet(nn.Module):
+class IncrementalNet(Guessing, nn.Module):
     """A network that learns task after task; `grow` makes it.
 
     What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
@@ -83,6 +87,7 @@ class IncrementalNet(nn.Module):
             if isinstance(layer, TaskHead):
                 layer.in_place = options.draws == "number"
         self._tasks = TaskList()
+        self.routing = None if options.router is None else Routing(options.router, options.seed)
         self._together: bool | None = None  # whether the ranks of a process group learn as one
         self._mixed = MixedBatches(self._tasks, one_by_one=reads_one_task(self.body))
         # For `save`: by task, descriptions of files that never change, and those of removed tasks.
@@ -222,16 +227,22 @@ class IncrementalNet(nn.Module):
         """Whether nobody has said if the processes of a group learn this network together."""
         return self._together is None and current() is not None
 
-    def commit_task(self, calibrate: Iterable[Any] | None = None) -> None:
+    def commit_task(
+        self, calibrate: Iterable[Any] | None = None, *, examples: Examples | None = None
+    ) -> None:
         """Make all that the task learned constant. It can never change after this.
 
         Args:
             calibrate: batches of plain inputs of the task, shuffled and not augmented, over which
-                batch norms pool their statistics. Only networks with batch norm need them. An input
-                is what the network is called with, or a pair of that, None if there is nothing, and
-                a dict of the module's own options.
+                batch norms pool their statistics, and of which a router keeps what it needs. Only
+                networks with batch norm or a router need them. An input is what the network is
+                called with, or a pair of that, None if there is nothing, and a dict of the module's
+                own options.
+            examples: for the router, inputs with their classes, and some that were held out, as
+                `fit` gives them. Without, those of `calibrate`, with the classes that the network
+                answers.
         """
-        commit(self, self._tasks.in_progress("commit_task"), calibrate)
+        commit(self, self._tasks.in_progress("commit_task"), calibrate, examples)
 
     def abandon_task(self) -> None:
         """Drop the task being learned; the network is again what it was before `begin_task`."""
@@ -256,19 +267,26 @@ class IncrementalNet(nn.Module):
         task: TaskRef | None = None,
         *,
         split: Split | None = None,
+        likeliest: int | None = None,
         **options: Any,
     ) -> Any:
-        """The module's output for one task or for a task per sample.
+        """The module's output for one task or for a task per sample. Without a task an `Untold`:
+        logits for the classes of all tasks and each sample's likeliest task.
 
         Args:
             x: the module's first argument, if it is not among the options.
-            task: a task's name or index, or a tensor of indices or a list of names, one per sample.
+            task: a task's name or index, or a tensor of indices or a list of names, one per sample;
+                without, a network with a router guesses it.
             split: for a task per sample, along which dimension an option is split by task, or None
                 if all samples share it. Without a word, tensors whose first dimension is as long
                 as the batch are split.
+            likeliest: without a task, ask only so many tasks about each sample: those that look
+                likeliest to a router that need not run the network.
             options: the module's other arguments, or all of them: `net(task="a", **batch)`.
         """
         validate.inputs(x, self.dtype, options)
+        if task is None:
+            return answer(self, x, options, likeliest)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
             task = torch.tensor(self._tasks.indices(task), dtype=torch.long)
@@ -341,9 +359,14 @@ class IncrementalNet(nn.Module):
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.summary()}"
 
-    def _append(self, tasks: Sequence[KnownTask], added: Sequence[Sequence[Tensors]]) -> None:
+    def _append(
+        self,
+        tasks: Sequence[KnownTask],
+        added: Sequence[Sequence[Tensors]],
+        routing: Routing | None = None,
+    ) -> None:
         """Make tasks constant, the one just learned or those of a file: for each part, a dict of
-        tensors for each of them."""
+        tensors for each of them; and what the network guesses tasks by after them."""
         # First everything that needs memory and may fail, then everything that cannot.
         selections = self._tasks.selections(tasks)
         extended = [
@@ -356,6 +379,7 @@ class IncrementalNet(nn.Module):
                 part.install(tables, selections)
             for task in tasks:
                 self._tasks.append(task)
+            self.routing = routing or self.routing
             self._shared.hold_modes()
 
     def forget_file(self, task: str) -> None:

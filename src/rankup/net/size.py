@@ -22,7 +22,7 @@ class Size:
     """Exact counts of numbers. All but `working` are as stored: seeded factors count nothing, a
     task has as many selectors as factors it uses. `dense` is what is neither factored nor
     per task, `working` what is held in memory, seeded factors and the padding of tables included.
-    `bytes` is the size of all that is stored.
+    `bytes` is the size of all that is stored, `router_bytes` what of it routers keep.
     """
 
     factors: int
@@ -33,6 +33,7 @@ class Size:
     dense: int
     working: int
     bytes: int
+    router_bytes: int = 0
     total: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,7 +41,7 @@ class Size:
         object.__setattr__(self, "total", stored)
 
 
-_STORED = ("factors", "selectors", "biases", "norms", "heads", "dense", "bytes")
+_STORED = ("factors", "selectors", "biases", "norms", "heads", "dense", "bytes", "router_bytes")
 
 
 def of_network(net: IncrementalNet) -> Size:
@@ -50,6 +51,9 @@ def of_network(net: IncrementalNet) -> Size:
     kept = [tensor for part in net.parts for tensor in part.base().values()]
     counts["dense"] += _numel(kept)
     counts["bytes"] += sum(tensor.nbytes for tensor in kept)
+    if net.routing is not None:
+        counts["bytes"] += (sums := net.routing.bytes_of_sums())
+        counts["router_bytes"] += sums
     return Size(**counts, working=_numel(net.buffers()) + _numel(net.parameters()))
 
 
@@ -74,6 +78,9 @@ def of_task(net: IncrementalNet, task: int) -> Size:
 
 
 def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
+    if net.routing is not None:
+        counts["bytes"] += (kept := net.routing.bytes_of(task))
+        counts["router_bytes"] += kept
     for part in net.parts:
         added = part.added(task)
         counts["bytes"] += rounding.bytes_of(part.spec, added, net.options.store)

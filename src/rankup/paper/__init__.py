@@ -26,6 +26,7 @@ PARTS = {
     "first-rank": Part("ranks:first_rank", "how the first rank of 11 was chosen"),
     "resnet18": Part("resnet18:resnet18", "ResNet18, all methods, two streams"),
     "last-layers": Part("resnet18:last_layers", "only the last layers go on learning"),
+    "class-incremental": Part("untold:class_incremental", "without being told the task"),
     "figure-accuracy": Part("plots:figure_accuracy", "average accuracy as tasks come in"),
     "figure-transition": Part("plots:figure_transition", "accuracy matrices of three methods"),
     "reuse": Part("ranks:reuse", "what selecting from old factors is worth"),

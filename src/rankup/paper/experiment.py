@@ -31,6 +31,7 @@ class Experiment:
     width: int | None = None
     tasks: int | None = None
     seeds: int = SEEDS
+    untold: bool | None = None  # also tested without telling the task
     teacher: Experiment | None = None  # whose networks' answers are learned in place of labels
 
     @classmethod
@@ -81,6 +82,7 @@ class Experiment:
             download=download,
             resume=True,
             device=device,
+            untold=bool(self.untold),
             recipe_options=dict(apart(dict(self.settings)).recipe),
         )
 

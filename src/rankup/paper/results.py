@@ -35,6 +35,15 @@ class Result:
     machine: str
     command: str
     failed: str = ""  # why, if it did not finish
+    untold_rows: dict[str, list[list[float]]] | None = None  # the same without telling the task
+
+    @property
+    def untold(self) -> AccuracyMatrix | None:
+        return AccuracyMatrix(self.untold_rows["accuracy"]) if self.untold_rows else None
+
+    @property
+    def guessed(self) -> AccuracyMatrix | None:
+        return AccuracyMatrix(self.untold_rows["tasks"]) if self.untold_rows else None
 
     @property
     def matrix(self) -> AccuracyMatrix:
@@ -73,7 +82,7 @@ class Results:
         """Add results to those already there, a line for each, so that the file is readable."""
         runs = self._read(experiment) | {result.seed: result for result in results}
         lines = ",\n".join(
-            json.dumps(asdict(runs[seed]), ensure_ascii=False) for seed in sorted(runs)
+            json.dumps(_as_json(runs[seed]), ensure_ascii=False) for seed in sorted(runs)
         )
         known = json.dumps(experiment.known(), ensure_ascii=False)
         path = self.path(experiment)
@@ -105,6 +114,13 @@ class Results:
                 f"{path} is not a results file: remove it, and its runs will be repeated"
             ) from None
         return by_seed
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    data = asdict(result)
+    if result.untold_rows is None:
+        del data["untold_rows"]
+    return data
 
 
 def _checked(run: Result) -> Result:

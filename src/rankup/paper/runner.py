@@ -24,7 +24,7 @@ from rankup.runs.compare import failure_in_one_line, release
 from rankup.runs.launch import Launch, chosen_device, share_cores, share_queues
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.ray_pool import RayPool
-from rankup.runs.read import read_run
+from rankup.runs.read import Run, read_run
 from rankup.runs.request import Device
 from rankup.runs.run import OnProgress, Progress
 
@@ -230,7 +230,14 @@ class Runner:
             machine=machine(self.device),
             command=self.command,
             failed=failed,
+            untold_rows=_untold_rows(run),
         )
+
+
+def _untold_rows(run: Run | None) -> dict[str, list[list[float]]] | None:
+    if run is None or run.untold is None or run.guessed is None:
+        return None
+    return {"accuracy": run.untold.rows, "tasks": run.guessed.rows}
 
 
 class _Job(NamedTuple):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
+from rankup.errors import RankupError
 from rankup.paper.experiment import Experiment
 from rankup.paper.results import Measured, Results
 from rankup.report.text import NOTHING, signed
@@ -31,10 +32,12 @@ class Tasks:
     last: int
 
 
-Measure = Literal["accuracy", "forgetting", "parameters", "buffer"] | Tasks
+Measure = Literal["accuracy", "forgetting", "parameters", "buffer", "untold", "guessed"] | Tasks
 _HEADINGS = {
     "accuracy": "accuracy %",
     "forgetting": "forgetting %",
+    "untold": "untold %",
+    "guessed": "task guessed %",
     "parameters": "parameters",
     "buffer": "replay buffer",
 }
@@ -42,16 +45,19 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: an experiment, and the paper's value of each measure, None for nothing."""
+    """A line of a table: an experiment, None for a line of printed values alone, and the paper's
+    value of each measure, None for nothing."""
 
     name: str
-    experiment: Experiment
+    experiment: Experiment | None
     paper_values: Sequence[float | None]
     seeds: int | None = None  # show only this many, to compare with rows of as many
 
     @property
-    def shown(self) -> Experiment:
-        return replace(self.experiment, seeds=self.seeds) if self.seeds else self.experiment
+    def shown(self) -> Experiment | None:
+        if self.experiment is None or not self.seeds:
+            return self.experiment
+        return replace(self.experiment, seeds=self.seeds)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,12 @@ class Table:
     def experiments(self) -> list[Experiment]:
         """All experiments that have to be run for it, each once."""
         return list(
-            dict.fromkeys(row.experiment for section in self.sections for row in section.rows)
+            dict.fromkeys(
+                row.experiment
+                for section in self.sections
+                for row in section.rows
+                if row.experiment is not None
+            )
         )
 
 
@@ -92,7 +103,7 @@ def lines(
         heading += [_heading(measure), *(["paper", "diff"] if has else [])]
     yield heading
     for row in section.rows:
-        measured = results.of(row.shown)
+        measured = None if row.shown is None else results.of(row.shown)
         line = [name(row) + _seeds(row.shown, measured)]
         columns = zip(section.measures, row.paper_values, has_values, strict=True)
         for measure, value, has in columns:
@@ -124,7 +135,7 @@ def markdown(table: Table, results: Results, page: Path) -> str:
     relative to where `page` will be."""
 
     def linked(row: Row) -> str:
-        if results.of(row.experiment) is None:
+        if row.experiment is None or results.of(row.experiment) is None:
             return row.name
         return f"[{row.name}]({quote(relpath(results.path(row.experiment), page.parent))})"
 
@@ -137,8 +148,10 @@ def markdown(table: Table, results: Results, page: Path) -> str:
 
 
 def _ours(
-    measure: Measure, measured: Measured | None, experiment: Experiment, results: Results
+    measure: Measure, measured: Measured | None, experiment: Experiment | None, results: Results
 ) -> str:
+    if experiment is None:
+        return NOTHING
     if measured is None:
         return FAILED if results.failures(experiment) else NOT_RUN
     if measure in ("parameters", "buffer"):
@@ -158,6 +171,8 @@ def _fractions(measure: Measure, measured: Measured) -> list[float]:
         rows = (run.accuracy[-1][measure.first - 1 : measure.last] for run in measured.runs)
         return [statistics.mean(row) for row in rows]
     fractions: list[float] = getattr(measured, measure)
+    if not fractions:
+        raise RankupError(f"a result has no {_heading(measure)}: it was run without it")
     return fractions
 
 
@@ -175,8 +190,8 @@ def _difference(measure: Measure, measured: Measured | None, value: float | None
     return signed(100 * statistics.mean(_fractions(measure, measured)) - value)
 
 
-def _seeds(experiment: Experiment, measured: Measured | None) -> str:
+def _seeds(experiment: Experiment | None, measured: Measured | None) -> str:
     """A mark if fewer seeds were run than wanted."""
-    if measured is None or len(measured.runs) == experiment.seeds:
+    if experiment is None or measured is None or len(measured.runs) == experiment.seeds:
         return ""
     return f" ({len(measured.runs)} of {experiment.seeds} seeds)"

@@ -90,6 +90,7 @@ def _page(runs: Sequence[Run], plots: dict[str, list[str]]) -> str:
         runs=[_results(runs, index) for index in range(len(runs))],
         coloured=len(runs),
         means=text.mean_results(runs),
+        untold=text.UNTOLD * any(run.untold for run in runs),
         tasks=_tasks(runs),
         settings=_settings(runs),
         plots=plots,
@@ -104,6 +105,7 @@ def _results(runs: Sequence[Run], index: int) -> dict[str, Any]:
         # For a few runs the summary says it.
         "progress": text.so_far("", run) if len(runs) > text.MOST_DESCRIBED else "",
         "accuracy": percent(run.matrix.average_accuracy()),
+        **dict(zip(("untold", "guessed"), text.untold_cells([run]), strict=True)),
         "forgetting": percent(run.matrix.forgetting()),
         "backward": percent(run.matrix.backward_transfer()),
         "parameters": text.count(run.parameters),

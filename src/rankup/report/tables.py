@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankup.report.text import count, duration, labels, mean_results, so_far
+from rankup.report.text import (
+    UNTOLD,
+    count,
+    duration,
+    labels,
+    mean_results,
+    so_far,
+    untold_cells,
+)
 from rankup.runs.read import Run, percent
 
 if TYPE_CHECKING:
@@ -26,9 +34,14 @@ def run_table(run: Run) -> Table:
     table.add_column("when learned %", percent(sum(learned) / len(learned)), justify="right")
     table.add_column("now %", percent(matrix.average_accuracy()), justify="right")
     table.add_column("forgetting", percent(matrix.forgetting()), justify="right")
+    untold = [column for column in (run.untold, run.guessed) if column]
+    for heading, column in zip(("untold %", "task guessed %"), untold, strict=False):
+        table.add_column(heading, percent(column.average_accuracy()), justify="right")
     for index, name in enumerate(run.tasks):
         before, now = learned[index], matrix.rows[-1][index]
-        add_row(table, str(index + 1), name, percent(before), percent(now), percent(before - now))
+        more = [percent(column.rows[-1][index]) for column in untold]
+        numbers = percent(before), percent(now), percent(before - now)
+        add_row(table, str(index + 1), name, *numbers, *more)
     return table
 
 
@@ -37,15 +50,24 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     streams = ", ".join(dict.fromkeys(run.stream for run in runs))
     table = titled(streams, caption="parameters and replay buffer in float32 numbers")
     table.add_column("method", overflow="fold", ratio=1)
-    for heading in ("accuracy %", "forgetting", "parameters", "replay", "time"):
+    has_untold = any(run.untold for run in runs)
+    for heading in (
+        "accuracy %",
+        *UNTOLD * has_untold,
+        "forgetting",
+        "parameters",
+        "replay",
+        "time",
+    ):
         table.add_column(heading, justify="right")
     for name, run in zip(labels(runs), runs, strict=True):
         accuracy, forgetting = run.matrix.average_accuracy(), run.matrix.forgetting()
-        results = percent(accuracy), percent(forgetting)
+        results = percent(accuracy), *untold_cells([run]) * has_untold, percent(forgetting)
         storage = count(run.parameters), count(run.buffer)
         add_row(table, so_far(name, run), *results, *storage, duration(run.seconds))
     for mean in mean_results(runs):
-        keys = ("name", "accuracy", "forgetting", "parameters", "buffer", "time")
+        more = ("untold", "guessed") * has_untold
+        keys = ("name", "accuracy", *more, "forgetting", "parameters", "buffer", "time")
         table.add_section()
         add_row(table, *(mean[key] for key in keys))
     return table

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankup.runs.read import Run, by_setting, finished_groups, percent, spread
+from rankup.runs.read import OfASeed, Run, by_setting, finished_groups, percent, spread
 
 NOTHING = "–"  # in place of a missing setting or result
+UNTOLD = ("untold %", "task guessed %")  # headings of what is known without the task
 MOST_DESCRIBED = 3  # runs that the summary describes one by one
 
 
@@ -40,12 +41,24 @@ def _mean_of(finished: Sequence[Run], group: Sequence[Run]) -> str:
 def _means(group: Sequence[Run]) -> dict[str, str]:
     return {
         "accuracy": spread([run.matrix.average_accuracy() for run in group]),
+        **dict(zip(("untold", "guessed"), untold_cells(group), strict=True)),
         "forgetting": spread([run.matrix.forgetting() for run in group]),
         "backward": spread([run.matrix.backward_transfer() for run in group]),
         "parameters": count(statistics.mean(run.parameters for run in group)),
         "buffer": count(statistics.mean(run.buffer for run in group)),
         "time": duration(statistics.mean(run.seconds for run in group)),
     }
+
+
+def untold_cells(runs: Sequence[OfASeed]) -> tuple[str, str]:
+    """Under `UNTOLD`: how often the runs were right without being told the task, and how often
+    about the task."""
+    both = [run.untold for run in runs], [run.guessed for run in runs]
+    first, second = (
+        spread([matrix.average_accuracy() for matrix in found if matrix]) if all(found) else NOTHING
+        for found in both
+    )
+    return first, second
 
 
 def count(numbers: float) -> str:

@@ -27,7 +27,7 @@ from rankup.storage.seal import sealed
 _LOCK = ".lock"  # stays behind
 
 # Options that version 0.1 did not have, as it behaved without them.
-_SINCE_VERSION_0_1 = {"uses": "all"}
+_SINCE_VERSION_0_1 = {"uses": "all", "router": ""}
 _RECIPE_SINCE_VERSION_0_1 = {"head": "drawn"}
 
 
@@ -60,6 +60,7 @@ class RunConfig:
     pretrained: bool = False  # whether the network begins with published weights, and keeps them
     per_class: int | None = None  # the most training samples of a class
     preprocessing: dict[str, Any] | None = None  # how samples were made for a published network
+    untold: bool = False  # whether it is also tested without telling the task
 
     def but_for_its_seed(self) -> str:
         """The settings shared by runs that differ only in their seeds."""
@@ -272,7 +273,7 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
             before = before | {"teacher": now.get("teacher") or before["teacher"]}
         if name in may_differ or before == now:
             continue
-        if name == "pretrained" and before is None and now is False:  # begun by version 0.1
+        if name in ("pretrained", "untold") and before is None and now is False:  # not yet known
             continue
         if name in ("data", "inputs") and before is None:  # not stored when it was begun
             continue

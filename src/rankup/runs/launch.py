@@ -29,7 +29,7 @@ from rankup.utils.torch_modes import learning_on
 
 # Settings of a request that `run` takes as keywords, and those that only concern factors.
 _REQUESTED = {"net", "width", "rank", "seeded", "tasks", "recipe", "data", "download"}
-_REQUESTED |= {"device", "threads", "pretrained", "per_class"}
+_REQUESTED |= {"device", "threads", "pretrained", "per_class", "untold"}
 _OF_FACTORS = {"rank", "seeded", "selectors", "factors", "first_factors"}
 
 # What the nets that are ours have, if nobody says; published ones have a width of their own.
@@ -131,6 +131,7 @@ class Launch:
                     pretrained=asked.pretrained,
                     per_class=asked.per_class,
                     preprocessing=self._preprocessing,
+                    untold=asked.untold,
                 ),
                 self._made.get(seed),
                 out,
@@ -257,6 +258,8 @@ class RunResult:
         tasks: the names of the tasks learned.
         accuracy: a row per task learned: the accuracy on every task up to it, from 0 to 1.
         average_accuracy: the mean of the last row.
+        untold: without being told the task, by task learned, `"accuracy"` and the share of right
+            `"tasks"` on every task up to it; None unless `untold=True` was asked for.
         forgetting: how much accuracy tasks have lost on average since each was learned.
         parameters: how many float32 numbers the method stores.
         buffer: how many numbers it stores of samples to replay.
@@ -273,6 +276,7 @@ class RunResult:
     buffer: float
     seconds: list[float]
     method: Method
+    untold: list[dict[str, list[float]]] | None = None
 
 
 def run(
@@ -328,6 +332,7 @@ def run(
         buffer=lines[-1]["buffer"],
         seconds=[line["seconds"] for line in lines],
         method=seed_run.method,
+        untold=[line["untold"] for line in lines] if request.untold else None,
     )
 
 

@@ -78,6 +78,21 @@ class Run:
         return {key: value for key, value in self.config.items() if key not in _OF_ONE_RUN}
 
     @property
+    def untold(self) -> AccuracyMatrix | None:
+        """Accuracy without being told the task, if the run was tested so."""
+        return self._untold("accuracy")
+
+    @property
+    def guessed(self) -> AccuracyMatrix | None:
+        """The share of samples whose task was guessed, if the run was tested so."""
+        return self._untold("tasks")
+
+    def _untold(self, key: str) -> AccuracyMatrix | None:
+        if any("untold" not in line for line in self.lines):
+            return None
+        return AccuracyMatrix([line["untold"][key] for line in self.lines])
+
+    @property
     def parameters(self) -> float:
         return float(self.lines[-1]["parameters"])
 
@@ -98,6 +113,10 @@ class OfASeed(Protocol):
     @property
     def buffer(self) -> float: ...
     @property
+    def untold(self) -> AccuracyMatrix | None: ...
+    @property
+    def guessed(self) -> AccuracyMatrix | None: ...
+    @property
     def seconds(self) -> float: ...
 
 
@@ -114,6 +133,18 @@ class OverSeeds:
     @property
     def forgetting(self) -> list[float]:
         return [run.matrix.forgetting() for run in self.runs]
+
+    @property
+    def untold(self) -> list[float]:
+        """Each seed's average over all tasks without being told them; empty if not all know it."""
+        found = [run.untold for run in self.runs]
+        return [matrix.average_accuracy() for matrix in found if matrix] if all(found) else []
+
+    @property
+    def guessed(self) -> list[float]:
+        """Each seed's share of right tasks, as for `untold`."""
+        found = [run.guessed for run in self.runs]
+        return [matrix.average_accuracy() for matrix in found if matrix] if all(found) else []
 
     @property
     def averages(self) -> Array:

@@ -37,7 +37,7 @@ _FIXED = ("method", "net", "width", "rank", "seeded", "seed", "recipe")
 _SETTINGS = frozenset(_FIXED) | {
     *("stream", "options", "tasks", "device", "threads", "task_names", "versions"),
     *("held_out", "data", "tasks_in_stream", "inputs"),
-    *("pretrained", "per_class", "preprocessing"),
+    *("pretrained", "per_class", "preprocessing", "untold"),
 }
 _LARGEST_JSON = 1 << 26  # bytes
 _LARGEST_METRICS = 1 << 28  # those of 1000 tasks take 20 million
@@ -281,10 +281,19 @@ def _checked(line: Any) -> dict[str, Any]:
         value = line[key]
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise RankupError(f"{key!r} is {value!r}, not a number")
+    _check_untold(line.get("untold"))
     names = line.get("classes") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RankupError(f"'classes' is {names!r}, not a list of names")
     return line
+
+
+def _check_untold(untold: Any) -> None:
+    if untold is None:
+        return
+    lists = untold.values() if isinstance(untold, dict) else [None]
+    if not all(isinstance(fractions, list) for fractions in lists):
+        raise RankupError(f"'untold' is {untold!r}, not lists of fractions")
 
 
 def as_begun(
@@ -310,6 +319,7 @@ def as_begun(
         "net": stored.net(),
         "pretrained": stored.config.get("pretrained") is True,
         "per_class": stored.config.get("per_class"),
+        "untold": stored.config.get("untold") is True,
         "width": stored.get("width", int),
         "rank": stored.get("rank", str),
         "seeded": stored.get("seeded", str | None),

@@ -46,6 +46,7 @@ class Request:
     threads: int | None = None
     on: str | None = None  # a Ray cluster; None: this machine
     recipe_options: dict[str, Any] = field(default_factory=dict)  # fields of a recipe
+    untold: bool = False  # also test without telling the task
     held_out: float = 0.0  # share of the training data used as test data
     first: int | None = None  # how many of the stream's tasks to learn, if not all
     is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name

@@ -48,6 +48,7 @@ from rankup.runs.folder import (
 )
 from rankup.runs.nets import make_module
 from rankup.runs.records import NET, read_lines, recipe_of, refuse_mixed_up
+from rankup.runs.untold import is_domain_incremental, test_untold
 from rankup.training.batches import Feed
 from rankup.training.checkpoint import Checkpoint, CheckpointError
 from rankup.training.engine.select import Engine
@@ -167,7 +168,7 @@ def _record(runs: "Sequence[SeedRun]", seconds: float) -> None:
     with ThreadPoolExecutor(len(runs)) as pool:
         # Tests may replace a network's tensors, so what is to be saved is captured before them.
         saved = [pool.submit(save) for save in [r.saving() for r in runs]]
-        tested = [r.test() for r in runs]
+        tested = [(r.test(), r.test_untold()) for r in runs]
         for write in saved:
             write.result()
         list(pool.map(lambda r, row: r.note(row, seconds), runs, tested))
@@ -377,8 +378,14 @@ class SeedRun:
             for task in range(len(self.lines) + 1)
         ]
 
-    def note(self, accuracies: list[float], seconds: float) -> None:
+    def test_untold(self) -> dict[str, Any]:
+        """The accuracy without telling which task it is, if that was asked for."""
+        feeds, pools = self._tests[: len(self.lines) + 1], is_domain_incremental(self.stream.tasks)
+        return {"untold": test_untold(self.method, feeds, pools)} if self.config.untold else {}
+
+    def note(self, tested: tuple[list[float], dict[str, Any]], seconds: float) -> None:
         """Write the line of a task that was learned and saved."""
+        accuracies, untold = tested
         self.matrix.add(accuracies)
         footprint = self.method.footprint()
         line = {
@@ -390,6 +397,7 @@ class SeedRun:
             "parameters": footprint.parameters,
             "buffer": footprint.buffer,
             "seconds": seconds,
+            **untold,
         }
         self.lines.append(line)
         self.curves.task(self.lines)

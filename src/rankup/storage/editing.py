@@ -52,6 +52,7 @@ class Edit:
 def removal(folder: Path, names: Sequence[str]) -> Edit:
     """A network without some of its tasks; of several, later ones may select from earlier ones."""
     manifest = Manifest.read(folder)
+    _refuse_sums(manifest, "removed")
     known, left = manifest.task_list(), [*manifest.tasks]
     for index in sorted({known.committed(name) for name in names}, reverse=True):
         refuse_removal(manifest.options, manifest.specs, known, index)
@@ -71,6 +72,7 @@ def joining(folder: Path, other: Path, inputs: Input | None = None) -> Edit:
     theirs = Manifest.read(other)
     theirs = replace(theirs, inputs=theirs.inputs or inputs)
     mine = Manifest.read(folder) if is_of_network(folder) else None
+    _refuse_sums(theirs, "joined")
     start = mine or replace(theirs, tasks=(), base_from=None)
     if mine is not None:
         _refuse_grown_otherwise(mine, theirs)
@@ -82,6 +84,14 @@ def joining(folder: Path, other: Path, inputs: Input | None = None) -> Edit:
     if mine is None and theirs.base is not None:
         copies.append((theirs.base, base_path(other, theirs.base_from)))
     return Edit(folder, mine, joined, tuple(copies), other)
+
+
+def _refuse_sums(manifest: Manifest, what: str) -> None:
+    """Sums over all tasks cannot be mended without the tensors that are in them."""
+    if manifest.sums is not None:
+        raise RankupError(
+            f"tasks of a network whose router keeps one sum over all of them cannot be {what}"
+        )
 
 
 def _explicit(manifest: Manifest) -> list[Entry]:

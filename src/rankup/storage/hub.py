@@ -43,7 +43,8 @@ class Snapshot:
         address = Address(self.address.repository, self.folder.name)
         has_base = manifest.base is not None and not (manifest.base_from or "").startswith(SCHEME)
         with in_one_sentence(f"{SCHEME}{self.address} cannot be loaded", StoreError):
-            for name in [*files, *([BASE] if has_base else [])]:
+            sums = [manifest.sums.file] if manifest.sums is not None else []
+            for name in [*files, *sums, *([BASE] if has_base else [])]:
                 _cached(address, name)
             _cached(address, notes.NOTES, may_be_missing=True)
 

@@ -18,6 +18,7 @@ from rankup.data.inputs import Input
 from rankup.data.inputs import from_json as from_json_input
 from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
+from rankup.growing.routing import RouterRule
 from rankup.layers import name_of
 from rankup.layers.spec import (
     DenseSpec,
@@ -45,6 +46,7 @@ METHOD_FORMAT = "rankup method"
 _FORMATS = {FORMAT: "a rankup network", METHOD_FORMAT: "a method's weights"}
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
+SUMS_FILE = r"sums-[0-9a-f]{8}\.safetensors"  # named after what is in it
 MOST_MEMORY = 1 << 32  # bytes that a network may take beyond what its files hold
 
 _LARGEST = 1 << 26  # bytes of a manifest
@@ -74,6 +76,8 @@ class Manifest:
     updating: tuple[str, ...] = ()  # dense buffers that their modules would change by themselves
     inputs: Input | None = None  # how inputs are prepared, unless a task says otherwise
     base_from: str | None = None  # where the base lies, if not in the folder
+    sums: File | None = None  # of a router, over all tasks
+    samples: int = 0  # that these sums are over
 
     @property
     def version(self) -> int:
@@ -90,6 +94,7 @@ class Manifest:
         if not models.are_alike(self.model, other.model):
             return False
         changing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None, "base_from": None}
+        changing |= {"sums": None, "samples": 0}
         same = replace(other, model=self.model, **changing)
         return replace(self, **changing) == same
 
@@ -103,6 +108,8 @@ class Manifest:
         if options["vectors"] == "per task":  # the same
             del options["vectors"]
         del options["draws"]  # follows from the version
+        router = options.pop("router")
+        options |= {} if router is None else {"router": str(router)}
         data = {
             "format": FORMAT,
             "version": self.version,
@@ -116,6 +123,7 @@ class Manifest:
                 "sha256": seeded_hash(self.options.seed, self.specs),
             },
             "base": self._base_to_json(),
+            **({"sums": asdict(self.sums) | {"samples": self.samples}} if self.sums else {}),
             "tasks": [self._task_to_json(task) | asdict(file) for task, file in self.tasks],
             **({"updating": list(self.updating)} if self.updating else {}),
             **({"inputs": self.inputs.to_json()} if self.inputs and self.version > 1 else {}),
@@ -175,6 +183,7 @@ class Manifest:
             seed=given["seed"],
             store=given.get("store", "full"),
             per_task=tuple(given.get("per_task", ())),
+            router=RouterRule.parse(given["router"]) if "router" in given else None,
             draws="number" if data["version"] == 1 else "name",
             dtype=given.get("dtype"),
             base_dtype=given.get("base_dtype"),
@@ -204,6 +213,7 @@ class Manifest:
             tuple(data.get("updating", [])),
             from_json_input(data["inputs"]) if "inputs" in data else None,
             (data["base"] or {}).get("from"),
+            *_sums_from_json(data.get("sums")),
         )
 
     def _check(self, seeded: dict[str, Any], most_memory: int) -> None:
@@ -211,6 +221,10 @@ class Manifest:
         check_parts(self.specs)
         if (self.base is None) != (self.options.base == "new"):
             raise ValueError(f"its base is {self.options.base!r}, but base.safetensors says else")
+        router = self.options.router
+        has_sums = router is not None and "analytic" in router.names and not router.apart
+        if (self.sums is not None) != (has_sums and bool(self.tasks)):
+            raise ValueError(f"its router is {router}, but its sums say else")
         known = {
             name for spec in self.specs if isinstance(spec, DenseSpec) for name, _ in spec.tensors
         }
@@ -323,6 +337,14 @@ def _task_from_json(entry: dict[str, Any], known: set[str]) -> KnownTask:
     about = About.from_json(entry.get("about", {}))
     check_about(name, entry["classes"], about)
     return KnownTask(name, entry["classes"], None if uses is None else tuple(uses), about)
+
+
+def _sums_from_json(entry: dict[str, Any] | None) -> tuple[File | None, int]:
+    if entry is None:
+        return None, 0
+    if not re.fullmatch(SUMS_FILE, entry["file"]):
+        raise ValueError(f"a router's sums cannot be in {entry['file']!r}")
+    return File(entry["file"], entry["size"], entry["sha256"]), entry["samples"]
 
 
 @functools.lru_cache(maxsize=16)

@@ -22,8 +22,11 @@ from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
 from rankup.net.moving import moved
 from rankup.net.network import IncrementalNet
+from rankup.net.routers.routing import Routing, TaskRow
+from rankup.net.routers.sums import Sums
 from rankup.net.tasks import TaskList
 from rankup.storage.manifest import BASE, File, Manifest
+from rankup.storage.routing import sums_of, taken_row
 from rankup.utils.files import read_regular
 from rankup.utils.hub import SCHEME, Address, in_one_sentence
 
@@ -86,8 +89,11 @@ def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
     return _by_part(path, tensors, shapes, "full", manifest.kept_dtype)
 
 
-def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> list[Tensors]:
-    """A task's tensors for each part of the network; `known` are the manifest's tasks."""
+def read_task(
+    folder: Path, manifest: Manifest, known: TaskList, index: int
+) -> tuple[list[Tensors], TaskRow | None]:
+    """A task's tensors for each part of the network, and what routers keep of it; `known` are the
+    manifest's tasks."""
     task, file = manifest.tasks[index]
     place = known.place(task, index)
     shapes = [(spec, spec.shapes(place, task.classes)) for spec in manifest.specs]
@@ -101,7 +107,16 @@ def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> 
     def dtype_of(spec: Spec, key: str) -> torch.dtype:
         return manifest.learned_dtype(spec)
 
-    return _by_part(path, tensors, shapes, manifest.options.store, dtype_of)
+    row = taken_row(path, tensors, manifest.options.router, task.name, task.classes)
+    return _by_part(path, tensors, shapes, manifest.options.store, dtype_of), row
+
+
+def read_sums(folder: Path, manifest: Manifest) -> Sums | None:
+    """A router's sums over all tasks, if it has any."""
+    if manifest.sums is None:
+        return None
+    path = folder / manifest.sums.file
+    return sums_of(path, read_checked(path, manifest.sums), manifest.samples)
 
 
 def append_tasks(
@@ -112,11 +127,31 @@ def append_tasks(
         return
     # All of them at once: tables that grew by a task at a time would be copied as often.
     read = [read_task(folder, manifest, known, index) for index in indices]
-    by_part = [[moved(own, net.device) for own in parts] for parts in zip(*read, strict=True)]
-    net._append(net._tasks.following([known.explicit(index) for index in indices]), by_part)
+    found = zip(*(parts for parts, _ in read), strict=True)
+    by_part = [[moved(own, net.device) for own in parts] for parts in found]
+    rows = [row for _, row in read if row is not None]
+    routing = _routing_after(net, folder, manifest, rows)
+    tasks = net._tasks.following([known.explicit(index) for index in indices])
+    net._append(tasks, by_part, routing)
     for index in indices:
         task, file = manifest.tasks[index]
         net.saved_files[task.name] = file
+
+
+def _routing_after(
+    net: IncrementalNet, folder: Path, manifest: Manifest, rows: Sequence[TaskRow]
+) -> Routing | None:
+    """What a network guesses tasks by, once it has more of a folder's tasks."""
+    if net.routing is None:
+        return None
+    total = read_sums(folder, manifest)
+    known = net.routing.total
+    try:
+        if total is not None and known is not None:
+            total = total - known
+        return net.routing.appended(rows, total)
+    except (RankupError, ValueError) as error:
+        raise StoreError(f"the router of {folder} does not fit its tasks: {error}") from error
 
 
 def _said_of_task(content: bytes) -> object:

@@ -3,6 +3,7 @@ what the new one no longer names is removed."""
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from rankup.net.network import IncrementalNet
 from rankup.net.tasks import KnownTask, TaskList
 from rankup.storage import notes
 from rankup.storage.atomic import make_folder, sync, write_file
-from rankup.storage.manifest import BASE, MANIFEST, File, Manifest, task_file
+from rankup.storage.manifest import BASE, MANIFEST, SUMS_FILE, File, Manifest, task_file
 from rankup.storage.reading import base_path
+from rankup.storage.routing import row_tensors, sums_bytes, sums_file
 from rankup.utils.files import read_regular
 
 Entry = tuple[KnownTask, File]
@@ -62,6 +64,14 @@ def save_changes(
         _refuse_other_network(folder, old, new)
         mine = _with_those_there(net, folder, old, mine)
     new = replace(new, tasks=tuple(shortened(mine)))
+    if (sums := sums_bytes(net)) is not None:
+        content, samples = sums
+        if len(mine) > len(net.tasks):
+            raise StoreError(
+                f"{folder} has tasks that this network has not learned, and its router keeps one "
+                "sum over all tasks: load it again and learn the new ones there"
+            )
+        new = replace(new, sums=files.sums(content), samples=samples)
     files.write()
     if new != old:
         write_file(folder / MANIFEST, new.to_bytes())
@@ -97,6 +107,14 @@ class _Files:
             self._unwritten[name] = content, known[key]
         return known[key]
 
+    def sums(self, content: bytes) -> File:
+        """The file of a router's sums, which is never written over another one."""
+        file = sums_file(content)
+        there = self._there.get(file.file)
+        if there != file or not is_as_written(self._folder / file.file, file):
+            self._unwritten[file.file] = content, file
+        return file
+
     def leave_base(self, base_from: str) -> None:
         """Do not write the base, which lies elsewhere; refused if another one does."""
         path, file = base_path(self._folder, base_from), self._net.saved_files[BASE]
@@ -113,17 +131,20 @@ class _Files:
     def _content(self, task: int | None) -> bytes:
         net = self._net
         if task is None:
-            return _to_bytes(net, [part.base() for part in net.parts], None)
+            return _to_bytes(net, [part.base() for part in net.parts], None, {})
         about = self.tasks[task].said()
         if self._version == 1:
             del about["uses"]
             about = {"index": task, **about}
-        return _to_bytes(net, [part.added(task) for part in net.parts], about)
+        parts = [part.added(task) for part in net.parts]
+        return _to_bytes(net, parts, about, row_tensors(net, task))
 
 
-def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None) -> bytes:
-    """A file of each part's tensors; for a task, together with `about` and in the form that tasks
-    have."""
+def _to_bytes(
+    net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None, row: Tensors
+) -> bytes:
+    """A file of each part's tensors; for a task, together with `about` and a router's `row`, and in
+    the form that tasks have."""
     form: Store = "full" if about is None else net.options.store
     tensors = {
         # Copies, because safetensors refuses views of one table.
@@ -131,6 +152,7 @@ def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, An
         for part, own in zip(net.parts, parts, strict=True)
         for name, packed in rounding.pack(part.spec, own, form).items()
     }
+    tensors |= {name: tensor.contiguous() for name, tensor in row.items()}
     if about is None:
         return safetensors.torch.save(tensors)
     # In one entry: the order of several is not defined, and equal tasks must have equal hashes.
@@ -140,6 +162,8 @@ def _to_bytes(net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, An
 def files_of(manifest: Manifest) -> Iterator[File]:
     if manifest.base is not None:
         yield manifest.base
+    if manifest.sums is not None:
+        yield manifest.sums
     yield from (file for _, file in manifest.tasks)
 
 
@@ -194,11 +218,12 @@ def remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
     """Remove the files of tasks that are no longer there, and of saves that were cut short."""
     named = {folder / file.file for file in files_of(new)}
     before = {folder / file.file for file in files_of(old)} if old else set()
-    gone = (before | {*(folder / "tasks").glob(_TASK_FILE)}) - named
+    stale = {path for path in folder.glob("sums-*") if re.fullmatch(SUMS_FILE, path.name)}
+    gone = (before | stale | {*(folder / "tasks").glob(_TASK_FILE)}) - named
     for path in gone:
         path.unlink(missing_ok=True)
-    if gone:
-        sync(folder / "tasks")
+    for parent in sorted({path.parent for path in gone}):
+        sync(parent)
 
 
 # By path, what a file was like when its hash was last found right: it is not read again until it

@@ -26,7 +26,13 @@ from rankup.storage import notes
 from rankup.storage.hub import Snapshot
 from rankup.storage.lock import locked
 from rankup.storage.manifest import BASE, MANIFEST, MOST_MEMORY, Manifest
-from rankup.storage.reading import append_tasks, network_without_tasks, read_base, read_task
+from rankup.storage.reading import (
+    append_tasks,
+    network_without_tasks,
+    read_base,
+    read_sums,
+    read_task,
+)
 from rankup.storage.saving import save_changes
 from rankup.utils.hub import SCHEME
 
@@ -120,6 +126,8 @@ def load(
     if remote:
         remote.fetch([manifest.tasks[index][1].file for index in wanted], manifest)
     net = network_without_tasks(folder, manifest, module)
+    if len(wanted) < len(manifest.tasks) and manifest.sums is not None:
+        net.router = None  # the sums are over all tasks: with some of them nothing can be guessed
     for part, tensors in zip(net.parts, read_base(folder, manifest), strict=True):
         part.load_base(tensors)
     append_tasks(net, folder, manifest, known, wanted)
@@ -183,6 +191,7 @@ def verify(
         try:
             if index < 0:
                 read_base(folder, manifest)
+                read_sums(folder, manifest)
             else:
                 read_task(folder, manifest, known, index)
         except StoreError as error:

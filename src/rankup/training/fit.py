@@ -17,6 +17,7 @@ from rankup.growing.supported import has_hooks
 from rankup.layers.spec import FactoredSpec
 from rankup.net.about import About
 from rankup.net.network import IncrementalNet
+from rankup.net.routers.base import Examples
 from rankup.net.tasks import Uses
 from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
@@ -27,6 +28,7 @@ from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
 from rankup.training.engine.select import Engine
 from rankup.training.evaluate import check_logits, fraction_correct
+from rankup.training.examples import divided
 from rankup.training.loop import Epoch, OnEpoch, learn
 from rankup.training.memory_format import convolves, for_answers
 from rankup.training.recipe import Recipe, recipe_for
@@ -61,6 +63,7 @@ class NetPupil:
     ) -> None:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
         self.teacher, self.uses = teacher, uses
+        self._examples: Examples | None = None  # of the open task, for a router
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
@@ -113,8 +116,11 @@ class NetPupil:
     def prepare(self, task: Task, *, tried: bool = False) -> Feed:
         """Make the task's batches, and check that the module can learn from them, unless it was
         tried with such inputs."""
-        self.net.train()
-        self._feed = Feed(task, self.recipe, self.net.device, self.net.dtype, self.net.ranks)
+        net = self.net
+        net.train()
+        if net.routing is not None:
+            task, self._examples = divided(task, self.recipe, net)
+        self._feed = Feed(task, self.recipe, net.device, net.dtype, net.ranks)
         if not tried:
             self._check_answers(task)
         if self.recipe.head == "means":
@@ -157,7 +163,9 @@ class NetPupil:
         batches = self._feed.sample(CALIBRATION, generator)
         if ranks := self.net.ranks:
             batches = islice(batches, ranks.rank, None, ranks.size)
-        self.net.commit_task(calibrate=(for_answers(self.net.body, x) for x in batches))
+        inputs = (for_answers(self.net.body, x) for x in batches)
+        self.net.commit_task(calibrate=inputs, examples=self._examples)
+        self._examples = None
 
     def abandon(self) -> None:
         if self.net.learning is not None:

@@ -8,10 +8,10 @@ import statistics
 from pathlib import Path
 
 from rankup.report.comparison.text import (
-    HEADINGS,
     cells,
     columns,
     failures,
+    headings,
     notes,
 )
 from rankup.runs.comparison import Comparison, Entry
@@ -58,9 +58,10 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    rows = [HEADINGS, *(cells(entry) for entry in comparison.ranked)]
+    names = headings(comparison)
+    rows = [names, *(cells(comparison, entry) for entry in comparison.ranked)]
     first, *others = (f"| {' | '.join(_markdown(cell) for cell in row)} |" for row in rows)
-    rule = f"|---|{'---:|' * (len(HEADINGS) - 1)}"
+    rule = f"|---|{'---:|' * (len(names) - 1)}"
     notes_below = [
         f"{_markdown(text)}." for text in ("; ".join(notes(comparison)), *failures(comparison))
     ]
@@ -70,14 +71,15 @@ def as_markdown(comparison: Comparison) -> str:
 def as_latex(comparison: Comparison) -> str:
     """A `tabular` with booktabs rules."""
     comments = [comparison.stream, *notes(comparison), *failures(comparison)]
+    names = headings(comparison)
     lines = [
         r"% \usepackage{booktabs}",
         *(f"% {' '.join(text.split())}" for text in comments),
-        rf"\begin{{tabular}}{{l{'r' * (len(HEADINGS) - 1)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(names) - 1)}}}",
         r"\toprule",
-        _latex_row(HEADINGS),
+        _latex_row(names),
         r"\midrule",
-        *(_latex_row(cells(entry)) for entry in comparison.ranked),
+        *(_latex_row(cells(comparison, entry)) for entry in comparison.ranked),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -96,6 +98,8 @@ def _numbers(entry: Entry) -> dict[str, str | int | float]:
     return {
         **about,
         **_mean("accuracy", entry.accuracy),
+        **(_mean("untold", entry.untold) if entry.untold else {}),
+        **(_mean("guessed", entry.guessed) if entry.guessed else {}),
         **_mean("forgetting", entry.forgetting),
         "parameters": entry.parameters,
         "buffer": entry.buffer,

@@ -12,10 +12,10 @@ from rankup.errors import RankupError
 from rankup.report.comparison.export import write_tables
 from rankup.report.comparison.plots import write_comparison_plots
 from rankup.report.comparison.text import (
-    HEADINGS,
     cells,
     common_and_differing,
     failures,
+    headings,
     notes,
     summary,
 )
@@ -55,8 +55,8 @@ def _page(comparison: Comparison, plots: dict[str, list[str]], tables: Mapping[s
         streams=comparison.stream,
         summary=summary(comparison),
         coloured=len(comparison.entries),
-        headings=HEADINGS,
-        ranked=[_row(entry) for entry in comparison.ranked],
+        headings=headings(comparison),
+        ranked=[_row(comparison, entry) for entry in comparison.ranked],
         shown=[entry.name for entry in comparison.shown],
         seeds=comparison.seeds,
         notes=note[0].upper() + note[1:],
@@ -76,8 +76,8 @@ def _page(comparison: Comparison, plots: dict[str, list[str]], tables: Mapping[s
     )
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    name, *others = cells(entry)
+def _row(comparison: Comparison, entry: Entry) -> dict[str, Any]:
+    name, *others = cells(comparison, entry)
     return {
         "number": entry.number,
         "name": name,

@@ -6,25 +6,38 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankup.report.tables import add_row, titled
-from rankup.report.text import NOTHING, count, duration, plain, settings
+from rankup.report.text import NOTHING, UNTOLD, count, duration, plain, settings, untold_cells
 from rankup.runs.comparison import Comparison, Entry
 from rankup.runs.read import spread
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-HEADINGS = ("method", "accuracy %", "forgetting", "parameters", "replay buffer", "time")
+_HEADINGS = ("method", "accuracy %", "forgetting", "parameters", "replay buffer", "time")
 
 _OF_A_RUN = ("method", "seed", "task_names")  # not settings of a method
 
 
-def cells(entry: Entry) -> tuple[str, ...]:
-    """A row of the table, under `HEADINGS`."""
+def headings(comparison: Comparison) -> tuple[str, ...]:
+    """Of the table's columns: with those of tests without the task, if there were any."""
+    first, second, *rest = _HEADINGS
+    return first, second, *UNTOLD * _is_untold(comparison), *rest
+
+
+def _is_untold(comparison: Comparison) -> bool:
+    return any(entry.untold for entry in comparison.shown)
+
+
+def cells(comparison: Comparison, entry: Entry) -> tuple[str, ...]:
+    """A row of the comparison's table, under its `headings`."""
+    untold = _is_untold(comparison)
     if not entry.runs:
-        return entry.name, "failed" if entry.failed else "unfinished", *(NOTHING,) * 4
+        failed = "failed" if entry.failed else "unfinished"
+        return entry.name, failed, *(NOTHING,) * (4 + len(UNTOLD) * untold)
     return (
         entry.name,
         spread(entry.accuracy),
+        *untold_cells(entry.runs) * untold,
         spread(entry.forgetting),
         count(entry.parameters),
         count(entry.buffer),
@@ -38,10 +51,10 @@ def methods_table(comparison: Comparison) -> Table:
     # With as little space between columns as possible: six of them have to fit.
     table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
     table.add_column("method", overflow="fold", ratio=1, min_width=9)
-    for heading in HEADINGS[1:]:
+    for heading in headings(comparison)[1:]:
         table.add_column(heading.removesuffix(" buffer"), justify="right", no_wrap=True)
     for entry in comparison.ranked:
-        add_row(table, *cells(entry))
+        add_row(table, *cells(comparison, entry))
     return table
 
 

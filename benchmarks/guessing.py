@@ -1,0 +1,166 @@
+"""What guessing tasks costs, and how right each mixture of routers is, on S-CIFAR100 with ResNet18.
+
+    PYTHONPATH=src python3 benchmarks/guessing.py DATA --seed 7001 --epochs 20
+
+Learns once with all routers, then tries mixtures of them on held-out training data: settings are
+chosen by this, on seeds and class orders that no reported run uses. `--test` reports test data.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import rankup
+from rankup.data import make_stream, to_float
+from rankup.data.heldout import hold_out
+from rankup.net.guess import routing_of
+from rankup.net.routers.base import Looks
+
+NAMES = ("energy", "mahalanobis", "analytic")
+
+
+def learn(stream: rankup.data.Stream, given: argparse.Namespace) -> rankup.IncrementalNet:
+    first, step = given.rank.split(",")
+    net = rankup.grow(
+        rankup.models.resnet18(width=given.width),
+        rankup.Rank(int(first), int(step), seeded=given.seeded),
+        seed=given.seed,
+        store="int8",
+        router=f"{','.join(NAMES)},features={given.features}",
+    ).to(given.device)
+    recipe = rankup.Recipe(
+        epochs=given.epochs,
+        batch=64,
+        lr=1e-2,
+        weight_decay=given.weight_decay,
+        flip=True,
+        crop=3,
+        precision="bfloat16" if given.device == "cuda" else "float32",
+        selectors="previous",
+        norms="previous",
+    )
+    started = time.perf_counter()
+    for task in stream:
+        rankup.fit(net, task.to(given.device), recipe)
+        print(f"{task.name}: {time.perf_counter() - started:.0f} s", flush=True)
+    return net.eval()
+
+
+@torch.no_grad()
+def seen(net: rankup.IncrementalNet, x: Tensor) -> dict[str, Tensor]:
+    """Each router's votes, `[B, T]`, the logits of all tasks, `[B, T, C]`, and the discriminants'
+    classes."""
+    looks = Looks(net, routing_of(net, x), x, {})
+    routing = looks.routing
+    found = {name: routing.routers[name].votes(looks, routing.fits(looks, name)) for name in NAMES}
+    tasks = range(len(net.tasks))
+    found["logits"] = torch.stack([looks.of(task).logits.float() for task in tasks], 1)
+    found["discriminants"] = looks.noted["analytic"].classes
+    return found
+
+
+def mixtures(found: dict[str, Tensor], task: Tensor, label: Tensor) -> None:
+    logits = found["logits"]
+    own = logits.log_softmax(2)
+    told = own[torch.arange(len(task)), task].argmax(1) == label
+    print(f"told {told.float().mean():.4f}")
+    wanted = task * logits.shape[2] + label
+
+    def say(name: str, votes: Tensor, classes: Tensor | None = None) -> tuple[float, str]:
+        joint = own + votes.log_softmax(1)[:, :, None] if classes is None else classes
+        right = (joint.flatten(1).argmax(1) == wanted).float().mean().item()
+        guessed = (votes.argmax(1) == task).float().mean().item()
+        return right, f"untold {right:.4f} task {guessed:.4f} {name}"
+
+    lines = [say("largest logit", logits.amax(2), logits)]
+    lines.append(say("energy as it is", logits.logsumexp(2)))
+    lines += [say(name, found[name]) for name in NAMES]
+    soft = found["discriminants"].view_as(logits)
+    grids = ((0.5, 1, 2, 4), (0, 0.05, 0.1, 0.3), (0, 0.5, 1, 2, 4, 8))
+    for energy, mahalanobis, analytic in itertools.product(*grids):
+        votes = energy * found["energy"] + mahalanobis * found["mahalanobis"]
+        votes = votes + analytic * found["analytic"]
+        name = f"energy={energy},mahalanobis={mahalanobis},analytic={analytic}"
+        lines.append(say(name, votes))
+        if analytic and mahalanobis == 0.1:
+            joint = own + energy * found["energy"][:, :, None] + analytic / 4 * soft
+            lines.append(say(f"{name}, by class", joint.logsumexp(2), joint))
+    for number, (_, line) in enumerate(sorted(lines, reverse=True)):
+        if number < 12 or "=" not in line:
+            print(line)
+    cheap = found["analytic"].argsort(1, descending=True)
+    for most in (1, 2, 4, 6, 8, 10, 12):
+        share = (cheap[:, :most] == task[:, None]).any(1).float().mean()
+        print(f"among the {most} likeliest of analytic: {share:.4f}")
+
+
+def milliseconds(run: Callable[[], object], device: str) -> float:
+    times = []
+    for _ in range(15):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return 1e3 * sorted(times)[len(times) // 2]
+
+
+@torch.no_grad()
+def costs(net: rankup.IncrementalNet, x: Tensor, device: str) -> None:
+    tasks = len(net.tasks)
+    one = milliseconds(lambda: net(x, task=tasks - 1), device)
+    print(f"one task, {len(x)} samples: {one:.2f} ms")
+    many, ids = x.repeat(tasks, 1, 1, 1), torch.arange(tasks, device=x.device)
+    ids = ids.repeat_interleave(len(x))
+    for name, run in (
+        ("all tasks in one mixed pass", lambda: net(many, task=ids)),
+        ("all tasks one by one", lambda: [net(x, task=task) for task in range(tasks)]),
+        ("net(x)", lambda: net(x)),
+        ("net(x, likeliest=8)", lambda: net(x, likeliest=8)),
+        ("net(x, likeliest=4)", lambda: net(x, likeliest=4)),
+    ):
+        took = milliseconds(run, device)
+        print(f"{name}: {took:.2f} ms, {took / one:.1f} times", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data")
+    parser.add_argument("--seed", type=int, default=7001)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--rank", default="8,1")
+    parser.add_argument("--seeded", default="16x")
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--features", type=int, default=1200)
+    parser.add_argument("--per-class", type=int, help="few samples, to try this script")
+    parser.add_argument("--test", action="store_true", help="report test data")
+    given = parser.parse_args()
+    given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    whole = make_stream("s-cifar100", seed=given.seed, data=given.data, per_class=given.per_class)
+    whole = whole.first(given.tasks)
+    stream = whole if given.test else hold_out(whole, 0.1, given.seed)
+    net = learn(stream, given)
+    size = net.size()
+    print(f"numbers {size.bytes / 4:,.0f}, of routers {size.router_bytes / 4:,.0f}")
+    parts: list[dict[str, Tensor]] = []
+    tasks, labels = [], []
+    for number, task in enumerate(stream):
+        for x in to_float(task.test_x.to(given.device)).split(500):
+            parts.append(seen(net, x))
+        tasks.append(torch.full_like(task.test_y, number))
+        labels.append(task.test_y)
+    found = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    mixtures(found, *(torch.cat(each).to(given.device) for each in (tasks, labels)))
+    costs(net, to_float(stream[0].test_x[:256].to(given.device)), given.device)
+
+
+if __name__ == "__main__":
+    main()

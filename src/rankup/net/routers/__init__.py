@@ -1,0 +1,1 @@
+"""Routers: ways to guess the task of an input from what was stored when each task was committed."""

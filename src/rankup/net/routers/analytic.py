@@ -1,0 +1,140 @@
+"""Linear discriminants on features that nobody learned: one covariance for the classes of all
+tasks, in closed form from sums alone, so that the order of tasks does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankup.errors import RankupError
+from rankup.layers import Tensors
+from rankup.net.routers.base import Examples, Layouts, Looks, Router
+from rankup.net.routers.features import represented, seeded_features
+from rankup.net.routers.sums import WHOLE, Sums, narrow
+
+if TYPE_CHECKING:
+    from rankup.net.network import IncrementalNet
+
+_SHRUNK = 0.01  # towards the mean variance
+_SOFTENED = 0.1  # classes are not as normal as their covariance would have them
+
+
+class Discriminants(NamedTuple):
+    """What follows from the sums of all tasks, `D` features and `ΣC` classes."""
+
+    overall: Tensor  # [D]: the mean feature
+    maps: Tensor  # [D, ΣC]: inverse covariance times the classes' means
+    halves: Tensor  # [ΣC]: half of each mean's squared length in that metric
+    within: Tensor  # [D, D]: inverse covariance inside classes
+    background: Tensor  # [D, D]: inverse covariance of all samples as one class
+
+    def to(self, device: torch.device) -> Discriminants:
+        return Discriminants(*(tensor.to(device) for tensor in self))
+
+    def reordered(self, order: Tensor) -> Discriminants:
+        """With the classes in another order."""
+        return self._replace(maps=self.maps[:, order], halves=self.halves[order])
+
+
+class Found(NamedTuple):
+    """What the discriminants say of samples."""
+
+    classes: Tensor  # [B, ΣC]: log-likelihoods, but for what all classes have in common
+    common: Tensor  # [B]: how much less likely a sample is under the background, in common
+
+
+class Analytic(Router):
+    name = "analytic"
+    runs_tasks = False
+    scaling = 0.0, 64.0  # the same for all tasks, which have one covariance, that never rests
+
+    def features(self, net: IncrementalNet, rows: Tensor) -> Tensor:
+        keeps = net.options.base == "keep"
+        return seeded_features(rows, self.rule.features, self.seed, keeps)
+
+    def learn(self, net: IncrementalNet, task: int, examples: Examples) -> Tensors:
+        """Sums over each class, and in `gram` those of products, which are then added to the ones
+        of other tasks."""
+        classes = net._tasks.tasks[task].classes
+        counts = torch.zeros(classes, dtype=torch.int64, device="cpu")
+        sums: Tensor | None = None
+        total: Sums | None = None
+        for x, y, options in examples.train():
+            rows = self.features(net, represented(net, x, options))
+            exact = rows.new_zeros(classes, rows.shape[1], dtype=torch.float64)
+            own = exact.index_add_(0, y, rows.double()).to("cpu", torch.int64)
+            sums = own if sums is None else sums + own
+            counts += torch.bincount(y, minlength=classes).cpu()
+            batch = Sums.of([rows])
+            total = batch if total is None else total + batch
+        assert sums is not None
+        assert total is not None
+        return {"sums": narrow(sums), "counts": counts, "gram": total.packed()}
+
+    def fits(self, looks: Looks, task: int, row: Tensors) -> Tensor:
+        """How much likelier the nearest class is than the background (Ren et al., 2021)."""
+        found = self._found(looks)
+        return found.classes[:, looks.routing.columns(task)].amax(1) + found.common
+
+    def votes(self, looks: Looks, fits: Tensor) -> Tensor:
+        softened = _SOFTENED * self._found(looks).classes
+        each = [softened[:, looks.routing.columns(task)] for task in range(fits.shape[1])]
+        return torch.stack([scores.logsumexp(1) for scores in each], 1)
+
+    def _found(self, looks: Looks) -> Found:
+        if "analytic" not in looks.noted:
+            rows = self.features(looks.net, looks.representation())
+            looks.noted["analytic"] = found_by(looks.routing.discriminants(rows.device), rows)
+        found: Found = looks.noted["analytic"]
+        return found
+
+    def layouts(self, classes: int) -> Layouts:
+        layouts: Layouts = {
+            "sums": (WHOLE, (classes, None)),
+            "counts": ((torch.int64,), (classes,)),
+        }
+        return layouts | ({"gram": (WHOLE, (None,))} if self.rule.apart else {})
+
+    def check(self, row: Tensors, others: Sequence[Tensors]) -> None:
+        super().check(row, others)
+        width = row["sums"].shape[1]
+        if self.rule.apart and len(row["gram"]) != width * (width + 1) // 2:
+            raise ValueError("'gram' is not of as many features as 'sums'")
+        if int(row["counts"].min()) < 0:
+            raise ValueError("'counts' has a negative number")
+
+
+def found_by(known: Discriminants, rows: Tensor) -> Found:
+    if rows.shape[1] != len(known.overall):
+        raise RankupError(
+            f"these inputs have {rows.shape[1]} features for the router, the tasks' have "
+            f"{len(known.overall)}: all need one shape"
+        )
+    apart = rows - known.overall
+    own = ((apart @ known.within) * apart).sum(1)
+    background = ((apart @ known.background) * apart).sum(1)
+    return Found(apart @ known.maps - known.halves, (background - own) / 2)
+
+
+def solve(total: Sums, sums: Tensor, counts: Tensor) -> Discriminants:
+    """Discriminants from the sums over all samples and over each class, `[ΣC, D]`."""
+    gram, counted = total.gram.double(), counts.double().clamp(min=1)[:, None]
+    overall = sums.double().sum(0) / total.count
+    means = sums.double() / counted - overall
+    scatter = gram - total.count * torch.outer(overall, overall)
+    between = (means * counted).t() @ means
+    within = _inverse((scatter - between) / total.count)
+    maps = within @ means.t()
+    halves = (means * maps.t()).sum(1) / 2
+    halves[counts == 0] = torch.inf  # a class without samples is never likely
+    background = _inverse(scatter / total.count)
+    return Discriminants(*(t.float() for t in (overall, maps, halves, within, background)))
+
+
+def _inverse(covariance: Tensor) -> Tensor:
+    spread = covariance.diagonal().mean().clamp(min=1e-6)
+    shrunk = covariance + _SHRUNK * spread * torch.eye(len(covariance), dtype=torch.float64)
+    return torch.cholesky_inverse(torch.linalg.cholesky(shrunk))

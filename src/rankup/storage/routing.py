@@ -1,0 +1,74 @@
+"""What a network guesses tasks by, on disk: a task's own part in the task's file, and sums over all
+tasks in one file, which is written anew after every commit, under another name."""
+
+import math
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from rankup.errors import StoreError
+from rankup.growing.routing import RouterRule
+from rankup.layers import Tensors
+from rankup.net.network import IncrementalNet
+from rankup.net.routers.routing import Routing, TaskRow
+from rankup.net.routers.sums import WHOLE, Sums
+from rankup.storage.manifest import File
+
+_START = "router/"  # of the names of a router's tensors; no module's tensor has a slash in its name
+_GRAM = "gram"
+
+
+def row_tensors(net: IncrementalNet, task: int) -> Tensors:
+    """What routers keep of a task, as its file names it."""
+    if net.routing is None:
+        return {}
+    return {_START + key: tensor for key, tensor in net.routing.rows[task].tensors.items()}
+
+
+def taken_row(
+    path: Path, tensors: Tensors, rule: RouterRule | None, name: str, classes: int
+) -> TaskRow | None:
+    """A task's row out of the tensors of its file, checked; None without a router."""
+    if rule is None:
+        return None
+    own: Tensors = {}
+    for key, (kinds, shape) in Routing(rule, 0).layouts(classes).items():
+        if (tensor := tensors.pop(_START + key, None)) is None:
+            raise StoreError(f"{path} has no tensor {_START + key!r}")
+        fits = len(tensor.shape) == len(shape) and all(
+            wanted in (None, there) for there, wanted in zip(tensor.shape, shape, strict=True)
+        )
+        if tensor.dtype not in kinds or not fits:
+            raise StoreError(
+                f"{path}: {_START + key!r} is {tensor.dtype} of shape {list(tensor.shape)}, which "
+                "its router does not store"
+            )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise StoreError(f"{path}: {_START + key!r} has numbers that are not finite")
+        own[key] = tensor
+    return TaskRow(name, classes, own)
+
+
+def sums_bytes(net: IncrementalNet) -> tuple[bytes, int] | None:
+    """The file of the sums over all tasks, and of how many samples they are; None without any."""
+    routing = net.routing
+    if routing is None or not routing.has_sums or routing.total is None:
+        return None
+    content = safetensors.torch.save({_GRAM: routing.total.packed().contiguous()})
+    return content, routing.total.count
+
+
+def sums_file(content: bytes) -> File:
+    """Named after its content, so that a new one never replaces the one that a manifest names."""
+    whole = File.of("", content)
+    return File(f"sums-{whole.sha256[:8]}.safetensors", whole.size, whole.sha256)
+
+
+def sums_of(path: Path, tensors: Tensors, samples: int) -> Sums:
+    gram = tensors.get(_GRAM)
+    if {*tensors} != {_GRAM} or gram is None or gram.dim() != 1 or gram.dtype not in WHOLE:
+        raise StoreError(f"{path} does not hold a router's sums")
+    if math.isqrt(8 * len(gram) + 1) ** 2 != 8 * len(gram) + 1 or not len(gram):
+        raise StoreError(f"{path}: {len(gram)} numbers are not half of a matrix")
+    return Sums.unpacked(gram.to(torch.int64), samples)
