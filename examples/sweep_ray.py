@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-BACKBONES = ("resnet10t", "resnet18", "darknet17", "hrnet_w18_small", "densenet121")
+BACKBONES = ("resnet10t", "resnet18", "regnetx_002", "convnext_atto", "darknet17")
 RANKS = (1, 2, 4, 8)
 SEEDS = 3
 
@@ -35,7 +35,7 @@ def score(backbone: str, rank: int, seed: int) -> tuple[float, int]:
     module = timm.create_model(backbone, num_classes=10, in_chans=1)  # pretrained=True with weights
     net = rankup.grow(module, rankup.Rank(first=rank, step=rank), base="keep", seed=seed)
     stream = make_stream("s-digits", tasks=2, seed=seed)
-    recipe = rankup.Recipe(epochs=1, batch=64, lr=0.003)
+    recipe = rankup.Recipe(epochs=2, batch=20, lr=0.003)
     for task in stream:
         rankup.fit(net, _enlarged(task), recipe)
     accuracies = [rankup.accuracy(net, _enlarged(task), recipe) for task in stream]
@@ -97,11 +97,14 @@ def main() -> None:
             for backbone in asked.backbones
             for rank in asked.ranks
         }
-        print(f"{'backbone':24} {'rank':>4} {'accuracy %':>11} {'numbers per task':>17}")
+        print(f"{'backbone':20} {'rank':>4} {'accuracy %':>14} {'numbers per task':>17}")
         for (backbone, rank), runs in running.items():
             found = ray.get(runs)
-            accuracy, added = statistics.mean(each for each, _ in found), found[0][1]
-            print(f"{backbone:24} {rank:4} {100 * accuracy:11.2f} {added:17,}", flush=True)
+            accuracies, added = [100 * accuracy for accuracy, _ in found], found[0][1]
+            accuracy = f"{statistics.mean(accuracies):.1f}"
+            if len(accuracies) > 1:
+                accuracy += f" ± {statistics.stdev(accuracies):.1f}"
+            print(f"{backbone:20} {rank:4} {accuracy:>14} {added:17,}", flush=True)
 
 
 if __name__ == "__main__":

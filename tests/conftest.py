@@ -15,6 +15,7 @@ from rankup.cli.main import main
 from rankup.data import decode
 from rankup.paper.results import Results
 from rankup.runs import process_pool
+from rankup.runs.process_pool import ProcessPool
 
 # Tests draw the same values in every run: one that fails fails again.
 settings.register_profile("same", derandomize=True)
@@ -69,12 +70,12 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work for several processes is done in this one, which takes a fraction of the time."""
 
     def in_turn(
-        work: Callable[[Any], Any], items: Sequence[Any], *_: int, hear: Any, lost: str
+        _: ProcessPool, work: Callable[[Any], Any], items: Sequence[Any], *, hear: Any, lost: str
     ) -> Iterator[tuple[Any, Any]]:
         monkeypatch.setattr(process_pool, "tell", hear)
         yield from ((item, work(item)) for item in items)
 
-    monkeypatch.setattr(process_pool, "in_processes", in_turn)
+    monkeypatch.setattr(ProcessPool, "run", in_turn)
 
 
 @pytest.fixture

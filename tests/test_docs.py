@@ -13,7 +13,10 @@ from helpers.outside import only_built_in
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
-NEEDS = {"migrating-from-peft.md": "peft"}  # what a page is about, if it is not installed with us
+NEEDS = {
+    "migrating-from-peft.md": "peft",
+    "tools.md": "tensorboard",
+}  # what a page is about, if it is not installed with us
 
 
 def examples(path: Path) -> list[str]:

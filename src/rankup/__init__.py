@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from rankup.storage.store import Verification, load, save, verify
     from rankup.training.checkpoint import Checkpoint
     from rankup.training.fit import accuracy, fit
+    from rankup.training.logs import Log
     from rankup.training.loop import Epoch, OnEpoch, TaskFailed
     from rankup.training.recipe import Recipe
+    from rankup.training.together import fit_together
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ _HOME = {
     "Checkpoint": "rankup.training.checkpoint",
     "Epoch": "rankup.training.loop",
     "IncrementalNet": "rankup.net.network",
+    "Log": "rankup.training.logs",
     "OnEpoch": "rankup.training.loop",
     "Rank": "rankup.rank",
     "RankupError": "rankup.errors",
@@ -43,6 +46,7 @@ _HOME = {
     "Verification": "rankup.storage.store",
     "accuracy": "rankup.training.fit",
     "fit": "rankup.training.fit",
+    "fit_together": "rankup.training.together",
     "grow": "rankup.net.grow",
     "from_lora": "rankup.interop.lora_import",
     "load": "rankup.storage.store",
@@ -56,6 +60,7 @@ __all__ = [
     "Checkpoint",
     "Epoch",
     "IncrementalNet",
+    "Log",
     "OnEpoch",
     "Rank",
     "RankupError",
@@ -70,6 +75,7 @@ __all__ = [
     "accuracy",
     "data",
     "fit",
+    "fit_together",
     "from_lora",
     "grow",
     "layers",

@@ -165,6 +165,30 @@ def test_dry_run_writes_nothing(root: Path, call: Call) -> None:
     assert left == {path: when for path, when in before.items() if path.name != ".lock"}
 
 
+def test_what_is_written_can_be_tried_and_told_as_json(root: Path, call: Call) -> None:
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    net = root / "net"
+    assert "would be a new network" in call("new", root / "none", "--dry-run").out
+    assert "would be called 'X'" in call("rename", net, "first", "X", "--dry-run").out
+    told = json.loads(call("info", net, "--json").out)
+    assert [task["name"] for task in told["tasks"]] == ["first", "second"]
+    assert told["tasks"][0]["numbers"] == rankup.load(net).size("first").total
+    assert json.loads(call("verify", net, "--json").out)[0]["problems"] == []
+    told = json.loads(call("remove", net, "second", "--dry-run", "--json").out)
+    assert told["tasks"] == ["first"]
+    told = json.loads(call("join", root / "other", net, "--dry-run", "--json").out)
+    assert told["joined"] == ["first", "second"]
+    left = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert left == before
+    assert json.loads(call("rename", net, "first", "X", "--json").out)["title"] == "X"
+    assert json.loads(call("new", root / "new", "--net", "mlp", "--json").out)["net"] == "mlp"
+    (file,) = (net / "tasks").glob("first*")
+    file.write_bytes(b"")
+    done = call("verify", net, "--json")
+    assert done.code == 1
+    assert "truncated" in json.loads(done.out)[0]["problems"][0]
+
+
 def test_stopped_learning_leaves_the_folder_as_it_was(
     root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +363,9 @@ def test_network_that_knows_nothing_says_so(tmp_path: Path, call: Call) -> None:
     assert "knows no task yet" in call("predict", tmp_path / "net", "a.png").err
 
 
-@pytest.mark.parametrize("command", ["new", "learn", "predict", "test", "tasks", "export"])
+@pytest.mark.parametrize(
+    "command",
+    ["new", "learn", "predict", "test", "tasks", "export", "info", "verify", "push", "rename"],
+)
 def test_help_teaches_by_an_example(command: str, call: Call) -> None:
     assert f"Example: rankup {command} nets/shop" in " ".join(call(command, "--help").out.split())

@@ -16,8 +16,8 @@ STORE = 80 * 2**20  # bytes; Ray accepts no less
 
 @contextmanager
 def two_nodes(**resources: Any) -> Iterator[Any]:
-    """A cluster that this process is connected to. It is not the head that works: nodes can be
-    removed, and the driver stays."""
+    """A cluster that this process is connected to. The second node has these resources, too, and
+    can be removed: the driver is on the first."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rankup[ray]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # So that workers find this package, and the project if it is not installed.
@@ -28,11 +28,10 @@ def two_nodes(**resources: Any) -> Iterator[Any]:
         import ray
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
+        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
-            for _ in range(2):
-                cluster.add_node(num_cpus=1, object_store_memory=STORE, **resources)
+            cluster.add_node(num_cpus=1, object_store_memory=STORE, **resources)
             cluster.wait_for_nodes()
             ray.init(cluster.address, log_to_driver=False, logging_level="error")
             yield cluster

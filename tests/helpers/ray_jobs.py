@@ -58,6 +58,7 @@ class InFolder:
     folder: Path
     most: int
     dies_at: int = -1
+    pause: float = 0
 
     @property
     def folders(self) -> list[Path]:
@@ -75,6 +76,9 @@ def count(work: InFolder) -> list[int]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(str(number))
         mine.append(number)
+        if work.pause:
+            time.sleep(work.pause)
+            process_pool.tell(node_of(0))
         if number == work.dies_at and number != begun:
             time.sleep(1.2)  # what was written is sent
             os.kill(os.getpid(), signal.SIGKILL)

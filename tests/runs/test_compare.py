@@ -81,7 +81,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The method and the seed of every run, in order, all of them in this process."""
     ran: list[tuple[str, int]] = []
 
-    def counted(seeds: list[SeedRun], **others: Any) -> dict[SeedRun, str]:
+    def counted(seeds: list[SeedRun], *, pool: Any, **others: Any) -> dict[SeedRun, str]:
         ran.extend((seed.config.method, seed.config.seed) for seed in seeds)
         return {run: str(why) for run, why in run_together(seeds, **others).items()}
 

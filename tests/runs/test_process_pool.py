@@ -73,6 +73,21 @@ def test_closing_early_leaves_no_process() -> None:
         os.kill(process, 0)
 
 
+def test_processes_wait_for_more_work() -> None:
+    """Also after an error, with others then."""
+    quiet: dict[str, Any] = {"hear": pytest.fail, "lost": "it is lost"}
+    with process_pool.ProcessPool(1) as pool:
+        ((_, first),) = pool.run(process_of, [0], **quiet)
+        ((_, second),) = pool.run(process_of, [0], **quiet)
+        with pytest.raises(rankup.RankupError, match="^it is lost$"):
+            list(pool.run(leave_at_once, [0], **quiet))
+        ((_, third),) = pool.run(process_of, [0], **quiet)
+    assert first == second != third
+    for process in (first, third):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
 _LONG_WORK = """
 import sys
 

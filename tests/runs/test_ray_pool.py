@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 import rankup
 from helpers import ray_jobs
 from helpers.calling import Call
-from helpers.cluster import two_nodes
+from helpers.cluster import STORE, two_nodes
 from helpers.experiments import tiny
 from helpers.runs import outcome
 from rankup.errors import RankupError
@@ -40,9 +41,10 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
-@pytest.fixture
-def pool(cluster: Any) -> RayPool:
-    return RayPool("ray")
+@pytest.fixture(scope="module")
+def pool(cluster: Any) -> Iterator[RayPool]:
+    with RayPool("ray") as pool:
+        yield pool
 
 
 def work(pool: RayPool, job: Any, *items: Any, needs: Needs = ONE) -> list[tuple[Any, Any]]:
@@ -89,6 +91,7 @@ def test_folders_that_nodes_do_not_see_come_back(
     assert (folder / "deep" / "count").read_text() == "4"
 
 
+@pytest.mark.slow  # each of both is above
 def test_worker_that_dies_elsewhere_leaves_what_it_sent(
     pool: RayPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,11 +100,31 @@ def test_worker_that_dies_elsewhere_leaves_what_it_sent(
     assert work(pool, ray_jobs.count, item) == [(item, [3])]
 
 
+@pytest.mark.slow  # its process ends with it, as above
+def test_work_of_a_node_that_is_removed_goes_on_elsewhere(
+    pool: RayPool, cluster: Any, tmp_path: Path
+) -> None:
+    third = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    cluster.wait_for_nodes()
+    removed = []
+
+    def remove(node: str) -> None:
+        if node == third.node_id and not removed:
+            removed.append(node)
+            cluster.remove_node(third)
+
+    items = [ray_jobs.InFolder(tmp_path / str(number), most=30, pause=0.1) for number in range(3)]
+    done = dict(pool.run(ray_jobs.count, items, needs=ONE, hear=remove, lost=""))
+    assert removed
+    assert sorted(counted[-1] for counted in done.values()) == [30, 30, 30]
+    assert sorted(counted[0] > 1 for counted in done.values()) == [False, False, True]
+
+
 def test_parts_of_a_gpu_are_packed(pool: RayPool, tmp_path: Path) -> None:
-    """Two nodes with a logical GPU each: with half of one, two run on each, and a fifth waits."""
-    items = [ray_jobs.Meeting(tmp_path, number, 4 if number < 4 else 1) for number in range(5)]
+    """A node has a logical GPU: with half of it, two run there at once, and a third waits."""
+    items = [ray_jobs.Meeting(tmp_path, number, 2 if number < 2 else 1) for number in range(3)]
     met = [about for _, about in work(pool, ray_jobs.meet, *items, needs=Needs(0, 0.5))]
-    assert max(most for most, _ in met) == 4
+    assert max(most for most, _ in met) == 2
     assert {gpus for _, gpus in met} == {"0"}
 
 
@@ -131,6 +154,20 @@ def test_what_is_sent_is_put_once(pool: RayPool) -> None:
 def test_other_places_are_refused(wrong: str) -> None:
     with pytest.raises(RankupError, match=r"--on takes ray or ray://HOST:10001, got"):
         ray_pool.check_address(wrong)
+
+
+def test_cluster_that_does_not_answer_is_refused_before_anything_is_written(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rankup[ray]'")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", closed)
+    for on, named in (("ray", closed), (f"ray://{closed}", f"ray://{closed}")):
+        done = call("run", "--on", on, "--out", tmp_path / "run")
+        refused = f"rankup: cannot connect to Ray at {named}: Connection refused\n"
+        assert (done.code, done.err) == (1, refused)
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_ray_is_one_sentence(tmp_path: Path) -> None:
@@ -251,7 +288,7 @@ def test_stopped_command_leaves_no_ray_behind(sent: signal.Signals, tmp_path: Pa
     source = str(Path(rankup.__file__).parents[1])
     env = {**os.environ, "RAY_TMPDIR": sessions, "PYTHONPATH": source}
     env.pop("RAY_ADDRESS", None)
-    long = ("--tasks", "9", "--epochs", "900", "--width", "16", "--seeds", "2", "--on", "ray")
+    long = ("--tasks", "9", "--epochs", "900", "--width", "16", "--on", "ray")
     command = [sys.executable, "-m", "rankup", "run", *long, "--out", str(tmp_path / "run")]
     with subprocess.Popen(
         command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True

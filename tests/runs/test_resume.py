@@ -29,7 +29,7 @@ SHORT = {"epochs": 2, "batch": 64}
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds learn in this process, because starting others takes longer than all of them."""
 
-    def together(runs: list[SeedRun], on_progress: OnProgress) -> dict[SeedRun, str]:
+    def together(runs: list[SeedRun], on_progress: OnProgress, _: None) -> dict[SeedRun, str]:
         failures = run_together(runs, on_progress=on_progress)
         return {run: str(why) for run, why in failures.items()}
 

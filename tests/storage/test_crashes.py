@@ -253,7 +253,7 @@ def test_folder_that_is_being_saved_to_says_so(saved: Path, monkeypatch: object)
     import rankup.storage.store
 
     taken = filelock.FileLock(saved / ".lock")
-    monkeypatch.setattr(rankup.storage.store, "_PATIENCE", 0.05)
+    monkeypatch.setattr(rankup.storage.lock, "_PATIENCE", 0.05)
     net = rankup.load(saved)
     with taken, pytest.raises(rankup.StoreError, match="another process is saving to"):
         rankup.save(net, saved)

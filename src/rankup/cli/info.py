@@ -1,10 +1,25 @@
 """The command `rankup info`."""
 
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
 from rankup.cli.network import NetworkPath, network_folder
 
+if TYPE_CHECKING:
+    from rankup.storage.manifest import Manifest
 
-def info(path: NetworkPath) -> None:
-    """Show what a network is made of: its tasks, its layers and what it stores."""
+
+def info(
+    path: NetworkPath,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Show what a network is made of: its layers with the rank of their factors, and what each task
+    stores.
+
+    Example: rankup info nets/shop
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -14,6 +29,9 @@ def info(path: NetworkPath) -> None:
     from rankup.storage.manifest import Manifest
 
     manifest = Manifest.read(network_folder(path))
+    if as_json:
+        print(json.dumps(_told(manifest)))
+        return
     console = Console()
     rank = manifest.options.rank
     print_line(console, f"{manifest.model['model'] or manifest.model['class']}, {rank}")
@@ -39,3 +57,32 @@ def info(path: NetworkPath) -> None:
         f"{number} task{'s' if number != 1 else ''}, {sum(counts):,} numbers stored{form} in "
         f"{size:,} bytes of files"
     )
+
+
+def _told(manifest: "Manifest") -> dict[str, Any]:
+    from rankup.layers.spec import FactoredSpec
+    from rankup.net.size import kept_from_module, stored_by_task
+
+    counts = stored_by_task(manifest.specs, manifest.task_list())
+    layers = [
+        {"name": spec.name, "outputs": spec.outputs, "inputs": spec.inputs}
+        | {"seeded": spec.rank.seeded, "first": spec.rank.first, "step": spec.rank.step}
+        for spec in manifest.specs
+        if isinstance(spec, FactoredSpec)
+    ]
+    tasks = [
+        {"name": task.name, "classes": task.classes, "numbers": count, "bytes": file.size}
+        for (task, file), count in zip(manifest.tasks, counts, strict=True)
+    ]
+    base = manifest.base and {
+        "numbers": kept_from_module(manifest.specs),
+        "bytes": manifest.base.size,
+    }
+    return {
+        "model": manifest.model,
+        "store": manifest.options.store,
+        "inputs": manifest.inputs and manifest.inputs.to_json(),
+        "layers": layers,
+        "tasks": tasks,
+        "base": base,
+    }

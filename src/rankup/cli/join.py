@@ -1,5 +1,6 @@
 """The command `rankup join`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would come, and change nothing.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Take over all tasks of another network, or of a run, that was made alike: by the same
     options of `rankup new` and the same seed.
@@ -25,13 +27,17 @@ def join(
     Example: rankup join nets/shop colleague/shop
     """
     from rankup.life.moving import joined
-    from rankup.storage.store import save
 
     folder = network_folder(path) if path.exists() else path
-    net, new = joined(folder, network_folder(other))
+    edit = joined(folder, network_folder(other))
+    names = [task.name for task, _ in edit.new.tasks]
+    new = names[len(edit.old.tasks) if edit.old else 0 :]
     listed = ", ".join(map(repr, new)) or "no task that it does not know"
+    told = {"network": str(path), "joined": new, "tasks": names}
     if dry_run:
-        print(f"{path} would get {listed}; nothing was changed")
+        print(json.dumps(told) if as_json else f"{path} would get {listed}; nothing was changed")
         return
-    save(net, folder)
-    print(f"{path} got {listed} from {other}, and now knows {len(net.tasks)} tasks")
+    edit.carry_out()
+    count = f"{len(names)} task{'s' if len(names) != 1 else ''}"
+    text = f"{path} got {listed} from {other}, and now knows {count}"
+    print(json.dumps(told) if as_json else text)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from rankup.cli.progress import bars
 from rankup.errors import RankupError
+from rankup.training.logs import Tool
 
 if TYPE_CHECKING:
     from rankup.life.samples import Found
@@ -49,6 +51,9 @@ def learn(
     threads: Annotated[
         int | None, typer.Option(help="Threads that compute.", min=1, max=1024)
     ] = None,
+    log: Annotated[
+        Tool | None, typer.Option(help="Draw its curves with this, in the folder logs.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what was found, and learn nothing.")
     ] = False,
@@ -72,9 +77,12 @@ def learn(
     from rankup.life.samples import find
     from rankup.net.tasks import checked_name
     from rankup.storage.store import save
+    from rankup.training.logs import Log, check_tool
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if log is not None:
+        check_tool(log)
     began = time.monotonic()
     net, is_new = _network(path)
     name = checked_name(name if name is not None else data.resolve().stem, net.tasks)
@@ -97,7 +105,8 @@ def learn(
         return
     options = {"epochs": epochs, "batch": batch, "lr": lr}
     assert net.inputs is not None  # else nothing was found
-    with bars("nothing was written") as shown:
+    curves = None if log is None else Log(log, name=f"{path.resolve().name}/{name}")
+    with bars("nothing was written") as shown, curves or nullcontext():
         line = shown.add_task("", state="")
 
         def tell(now: Progress) -> None:
@@ -115,6 +124,7 @@ def learn(
             uses=selected,
             title=title,
             tell=tell,
+            log=curves,
             recipe_options={k: value for k, value in options.items() if value is not None},
         )
     save(net, path)

@@ -21,7 +21,7 @@ from rankup.errors import RankupError, plain_warnings, want_of_memory
 # In the order of `rankup --help`: each is the function of its name in the module of its name.
 COMMANDS = (
     *("new", "learn", "predict", "test", "tasks", "rename", "remove", "join", "diff", "export"),
-    *("serve", "info", "verify", "seal"),
+    *("push", "pull", "serve", "info", "verify", "seal"),
     *("run", "compare", "tune", "paper", "report", "streams", "methods"),
 )
 

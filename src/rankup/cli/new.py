@@ -1,5 +1,6 @@
 """The command `rankup new`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,10 @@ def new(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be made, and write nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Make a network that knows nothing yet, to be taught with `rankup learn`.
 
@@ -55,5 +60,11 @@ def new(
     if is_of_network(path):
         raise RankupError(f"{path} holds a network already: name another folder")
     made = new_network(net, pretrained=pretrained, size=size, width=width, rank=rank, seed=seed)
-    save(made, path)
-    print(f"{path} is a new network, {net}, of {made.inputs or 'inputs that it does not know'}")
+    takes = str(made.inputs or "inputs that it does not know")
+    if not dry_run:
+        save(made, path)
+    if as_json:
+        print(json.dumps({"network": str(path), "net": net, "inputs": takes, "seed": seed}))
+    else:
+        what = "would be" if dry_run else "is"
+        print(f"{path} {what} a new network, {net}, of {takes}")

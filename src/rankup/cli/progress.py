@@ -62,6 +62,19 @@ def bars(then: str = "run the same command with --resume to continue") -> "Itera
         sys.exit(STOPPED)
 
 
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A sign on the terminal that something is going on whose length nobody knows."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
 def note(bars: "Bars", text: str) -> None:
     """Say something above the bars."""
     from rankup.report.tables import print_line

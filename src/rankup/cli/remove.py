@@ -1,5 +1,6 @@
 """The command `rankup remove`."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ def remove(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Remove tasks from a network: nothing of them is left in its folder, and all others answer as
     before, to the bit.
@@ -22,18 +24,18 @@ def remove(
 
     Example: rankup remove nets/shop shoes --yes
     """
-    from rankup.life.moving import removed
-    from rankup.storage.store import save
+    from rankup.storage.editing import removal
 
-    folder = network_folder(path)
     names = list(dict.fromkeys(tasks))
-    net = removed(folder, names)
-    listed = ", ".join(map(repr, names))
-    left = f"{len(net.tasks)} {'task' if len(net.tasks) == 1 else 'tasks'}"
+    edit = removal(network_folder(path), names)
+    listed, count = ", ".join(map(repr, names)), len(edit.new.tasks)
+    left = f"{count} {'task' if count == 1 else 'tasks'}"
+    told = {"network": str(path), "removed": names, "tasks": [t.name for t, _ in edit.new.tasks]}
     if dry_run:
-        print(f"{listed} would go from {path}, which would keep {left}; nothing was changed")
+        text = f"{listed} would go from {path}, which would keep {left}; nothing was changed"
+        print(json.dumps(told) if as_json else text)
         return
     if not yes:
-        typer.confirm(f"Remove {listed} from {path} for good?", abort=True)
-    save(net, folder)
-    print(f"Removed {listed} from {path}, which keeps {left}")
+        typer.confirm(f"Remove {listed} from {path} for good?", abort=True, err=True)
+    edit.carry_out()
+    print(json.dumps(told) if as_json else f"Removed {listed} from {path}, which keeps {left}")

@@ -1,5 +1,6 @@
 """The command `rankup rename`."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -13,6 +14,10 @@ def rename(
     title: Annotated[str, typer.Argument(help="A name for people.")],
     description: Annotated[str | None, typer.Option(help="What it is about.")] = None,
     tags: Annotated[str | None, typer.Option(help="Words with commas.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Give a task a name for people, a description or tags.
 
@@ -21,10 +26,16 @@ def rename(
 
     Example: rankup rename nets/shop shoes "Shoes, summer 2026"
     """
-    from rankup.life.moving import renamed
+    from rankup.life.moving import refuse_unknown, renamed
 
     said = {"title": title, "description": description}
     words = None if tags is None else [word.strip() for word in tags.split(",") if word.strip()]
     given = {key: value for key, value in {**said, "tags": words}.items() if value is not None}
-    renamed(network_folder(path), task, **given)
-    print(f"{task!r} of {path} is now called {title!r}")
+    folder = network_folder(path)
+    refuse_unknown(folder, task)
+    if not dry_run:
+        renamed(folder, task, **given)
+    if as_json:
+        print(json.dumps({"network": str(path), "task": task, **given}))
+    else:
+        print(f"{task!r} of {path} {'would be' if dry_run else 'is now'} called {title!r}")

@@ -24,6 +24,7 @@ from rankup.methods import METHODS
 from rankup.methods import method_options as check_options
 from rankup.runs.mirror import folder_of_rank
 from rankup.runs.request import Device, Request
+from rankup.training.logs import Tool, check_tool
 
 if TYPE_CHECKING:
     from rankup.distributed.ranks import Ranks
@@ -44,6 +45,9 @@ def run(
             "their folders, else runs/STREAM-METHOD."
         ),
     ] = None,
+    log: Annotated[
+        Tool | None, typer.Option(help="Draw curves with this, in the folder logs.")
+    ] = None,
     *,
     request: Request,
     method_options: dict[str, Any],
@@ -56,9 +60,13 @@ def run(
     learns further permutations or rotations. `torchrun --nproc-per-node N -m rankup run` divides
     every batch among N processes, or GPUs.
     """
+    if log is not None:
+        check_tool(log)
+        if request.on:
+            raise RankupError("--log is for runs on this machine: leave it or --on out")
     with process_group(request.device is not Device.cpu) as ranks:
         if ranks is None:
-            _run(ctx, method, out, request, method_options)
+            _run(ctx, method, out, request, method_options, log)
             return
         if request.seeds > 1 or request.on:
             raise RankupError(
@@ -66,7 +74,7 @@ def run(
                 "without it"
             )
         with folder_of_rank(out or _root(method, request), ranks) as folder:
-            _run(ctx, method, folder, request, method_options, ranks)
+            _run(ctx, method, folder, request, method_options, log, ranks)
 
 
 def _root(method: str, request: Request) -> Path:
@@ -80,6 +88,7 @@ def _run(
     out: Path | None,
     request: Request,
     method_options: dict[str, Any],
+    log: Tool | None,
     ranks: "Ranks | None" = None,
 ) -> None:
     from rankup.cli.progress import SeedBars, bars, note
@@ -118,6 +127,7 @@ def _run(
         write_configs({run.folder: run.config for run in runs})
         for run in runs:
             run.resume = True
+            run.log = None if is_follower() else log
         with pool_on(request.on) as pool:
             failures = run_seeds(runs, on_progress=show, note=partial(note, shown), pool=pool)
     if not is_follower() and (whole := _finished(root)):

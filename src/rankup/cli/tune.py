@@ -43,15 +43,16 @@ def tune(
     search: Annotated[
         Search,
         typer.Option(
-            help="grid: every trial learns all tasks. asha: after 1, 3, 9, … tasks only the best "
-            "trials go on, as Optuna's successive halving decides."
+            help="grid: every trial learns all tasks. asha: after the first tasks, and again after "
+            "three times as many, only the best trials go on, as Optuna's successive halving "
+            "decides."
         ),
     ] = Search.grid,
     budget: Annotated[
         int | None,
         typer.Option(
             help="Epochs that each method's trials may take with --search asha, for all tasks and "
-            "seeds; by default half of what those of a grid take.",
+            "seeds; by default half of what those of a grid take. With more, decisions come later.",
             min=1,
         ),
     ] = None,
@@ -80,7 +81,8 @@ def tune(
     from rankup.runs.compare import failure_in_one_line, release
     from rankup.runs.halving import check_optuna
     from rankup.runs.launch import Launch
-    from rankup.runs.ray_pool import pool_on
+    from rankup.runs.process_pool import ProcessPool
+    from rankup.runs.ray_pool import RayPool
     from rankup.runs.tune import FIRST_SEED, Tuning
 
     if search is Search.asha:
@@ -92,7 +94,7 @@ def tune(
     tuning = Tuning(Launch(asked, at_once), wanted, root, search, budget)
     failed = list[str]()
     console = Console()
-    with bars() as shown, pool_on(request.on) as pool:
+    with bars() as shown, RayPool(request.on) if request.on else ProcessPool() as pool:
         line = shown.add_task("", total=1.0, state="")
         for number, method in enumerate(wanted, 1):
             which = f"method {number}/{len(wanted)}: {method}"
@@ -109,7 +111,7 @@ def tune(
                 note(shown, failure_in_one_line(error, root / method))
                 continue
             finally:
-                if pool is None:
+                if request.on is None:
                     release(method, tuning.launch.device)
             # In a terminal through the bars' console, which moves them out of the way.
             print_table(shown.console if console.is_terminal else console, _table(outcome))

@@ -1,5 +1,6 @@
 """The command `rankup verify`."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,21 +14,27 @@ def verify(
     path: Annotated[
         Path, typer.Argument(help="A run's folder, one that holds several, or a network's.")
     ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Check that runs and networks are whole: every seal, hash, shape and name.
 
     Says what is wrong, a line for each problem, and exits with 1 if anything is.
+
+    Example: rankup verify nets/shop
     """
     from rankup.runs.records import runs_below, unlisted_note
     from rankup.runs.verify import verify_all
 
     if not path.exists():
         raise RankupError(f"there is no folder {path}")
-    whole = True
+    told = []
     for verdict in verify_all(path):
-        print(verdict, file=sys.stdout if verdict else sys.stderr)
-        whole = whole and bool(verdict)
-    if not whole:
+        told.append({"path": str(verdict.path), "problems": list(verdict.problems)})
+        if not as_json:
+            print(verdict, file=sys.stdout if verdict else sys.stderr)
+    if as_json:
+        print(json.dumps(told))
+    if any(each["problems"] for each in told):
         raise typer.Exit(1)
     if note := unlisted_note(runs_below(path)):
         print(f"rankup: {note}", file=sys.stderr)

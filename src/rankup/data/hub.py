@@ -7,8 +7,6 @@ noted beside its files in downloaded.json, with which they are compared whenever
 import json
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from rankup.data import parquet
 from rankup.errors import DataError
 from rankup.utils.files import hash_regular, read_regular
+from rankup.utils.hub import in_one_sentence
 from rankup.utils.seal import seal
 
 RECORD = "downloaded.json"
@@ -94,7 +93,8 @@ def _is_as_downloaded(file: Path, noted: dict[str, Any]) -> bool:
 def _fetch(named: Named, folder: Path) -> None:
     from huggingface_hub import dataset_info, snapshot_download
 
-    with _one_sentence(named):
+    failed = f"{named.repository} could not be downloaded from the Hugging Face Hub"
+    with in_one_sentence(failed, DataError):
         commit = dataset_info(named.repository, files_metadata=True)
         snapshot_download(
             named.repository,
@@ -114,8 +114,8 @@ def _fetch(named: Named, folder: Path) -> None:
         if stored is not None and stored.sha256 != sha256:
             path.unlink()  # so that it is fetched anew
             raise DataError(
-                f"{named.repository} could not be downloaded from the Hugging Face Hub: {name} "
-                f"arrived with the SHA-256 {sha256}, expected {stored.sha256}; try again"
+                f"{failed}: {name} arrived with the SHA-256 {sha256}, expected {stored.sha256}; "
+                "try again"
             )
         files[name] = {"sha256": sha256, "state": _state(path)}
     # Offline, the Hub's client takes an interrupted download for a complete one.
@@ -123,18 +123,6 @@ def _fetch(named: Named, folder: Path) -> None:
         raise DataError(f"{named.repository} on the Hugging Face Hub holds no parquet files")
     record = {"repository": named.repository, "revision": commit.sha, "files": files}
     (folder / RECORD).write_text(json.dumps({**record, "sha256": seal(record)}, indent=1))
-
-
-@contextmanager
-def _one_sentence(named: Named) -> Iterator[None]:
-    try:
-        yield
-    # Which errors a network gives depends on the HTTP library; all mean the same here.
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{named.repository} could not be downloaded from the Hugging Face Hub: {reason}"
-        ) from error
 
 
 def _parquet_files(folder: Path) -> dict[str, Path]:

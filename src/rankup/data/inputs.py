@@ -24,6 +24,7 @@ from rankup.data.encoded import MOST_ENCODED, Pixels, read_image
 from rankup.data.transforms import Scaling, to_float
 from rankup.errors import DataError
 from rankup.utils.files import read_regular
+from rankup.utils.hub import in_one_sentence
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -318,15 +319,9 @@ def _tokenizer_file(name: str) -> Path:
         return folder / _TOKENIZER
     from huggingface_hub import hf_hub_download
 
-    try:
+    failed = f"the tokenizer {name!r} is neither a folder nor to be had from the Hugging Face Hub"
+    with in_one_sentence(failed, DataError):
         return Path(hf_hub_download(name, _TOKENIZER))
-    # Which errors a network gives depends on the HTTP library; all mean the same here.
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"the tokenizer {name!r} is neither a folder nor to be had from the Hugging Face Hub: "
-            f"{reason}"
-        ) from error
 
 
 @lru_cache(maxsize=16)  # read and compared once: a server has a batch of texts every few ms

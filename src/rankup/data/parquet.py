@@ -134,12 +134,16 @@ def columns(file: Path) -> list[str]:
         return list(parquet.schema_arrow.names)
 
 
-def table(file: Path) -> dict[str, list[Any]]:
+def table(file: Path, also: Sequence[str] = ()) -> dict[str, list[Any]]:
     """A file of few bytes a row, such as of texts: its columns by name. Labels that are numbers
-    become the names that the metadata has for them."""
+    become the names that the metadata has for them.
+
+    Args:
+        also: columns that are read whatever is in them.
+    """
     with _opened(file) as parquet:
         schema = parquet.schema_arrow
-        read = {name: column.to_pylist() for name, column in _flat_columns(parquet, schema)}
+        read = {name: column.to_pylist() for name, column in _flat_columns(parquet, schema, also)}
     for name, values in read.items():
         if (names := _names(schema, name)) is not None:
             read[name] = [
@@ -148,13 +152,14 @@ def table(file: Path) -> dict[str, list[Any]]:
     return read
 
 
-def _flat_columns(parquet: Any, schema: Any) -> Iterator[tuple[str, Any]]:
+def _flat_columns(parquet: Any, schema: Any, also: Sequence[str]) -> Iterator[tuple[str, Any]]:
     import pyarrow as pa
 
     flat = [
         field.name
         for field in schema
-        if pa.types.is_string(field.type)
+        if field.name in also
+        or pa.types.is_string(field.type)
         or pa.types.is_large_string(field.type)
         or pa.types.is_integer(field.type)
     ]

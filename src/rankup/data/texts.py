@@ -142,9 +142,9 @@ def _read(files: Sequence[Path]) -> Texts:
     classes: list[str] = []
     tasks: list[str] = []
     for file in files:
-        columns = _columns_of_csv(file) if file.suffix.lower() == ".csv" else parquet.table(file)
-        text = columns[_named(file, columns, TEXT_COLUMNS, "texts")]
-        label = columns[_named(file, columns, CLASS_COLUMNS, "classes")]
+        columns = columns_of_csv(file) if file.suffix.lower() == ".csv" else parquet.table(file)
+        text = columns[named_column(file, columns, TEXT_COLUMNS, "texts")]
+        label = columns[named_column(file, columns, CLASS_COLUMNS, "classes")]
         task_column = next((name for name in TASK_COLUMNS if name in columns), None)
         task = columns[task_column] if task_column else [""] * len(text)
         for row, (said, kind, of_task) in enumerate(zip(text, label, task, strict=True)):
@@ -162,7 +162,8 @@ def _read(files: Sequence[Path]) -> Texts:
     return Texts(tuple(texts), tuple(classes), tuple(tasks))
 
 
-def _named(file: Path, columns: Any, expected: Sequence[str], what: str) -> str:
+def named_column(file: Path, columns: Any, expected: Sequence[str], what: str) -> str:
+    """The first of the expected columns that a table has."""
     for name in expected:
         if name in columns:
             return name
@@ -172,7 +173,8 @@ def _named(file: Path, columns: Any, expected: Sequence[str], what: str) -> str:
     )
 
 
-def _columns_of_csv(file: Path) -> dict[str, list[Any]]:
+def columns_of_csv(file: Path) -> dict[str, list[Any]]:
+    """A CSV file with a line of names on top: its columns by name."""
     try:
         content = read_regular(file, MOST).decode("utf-8-sig")
         rows = list(csv.DictReader(io.StringIO(content, newline="")))

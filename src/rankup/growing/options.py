@@ -1,13 +1,15 @@
 """Options of `grow`, checked."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from rankup.errors import RankupError
 from rankup.layers.rounding import STORES, Store
 from rankup.rank import RankRule, as_whole, is_match, is_named
+
+Vectors = Literal["per task", "shared"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class GrowOptions:
     # What tasks learn, and what is kept of the module's large weights, if not in its own dtype.
     dtype: str | None = None
     base_dtype: str | None = None
+    # Whether tasks have norms and biases of their own; with a kept base they may share the kept.
+    vectors: Vectors = "per task"
 
     def __post_init__(self) -> None:
         if self.base not in ("new", "keep"):
@@ -37,6 +41,10 @@ class GrowOptions:
             object.__setattr__(self, option, _dtype_name(option, getattr(self, option)))
         if self.base_dtype and self.base != "keep":
             raise RankupError("base_dtype is of the weights that are kept: it needs base='keep'")
+        if self.vectors not in get_args(Vectors):
+            raise RankupError(f"vectors must be 'per task' or 'shared', got {self.vectors!r}")
+        if self.vectors == "shared" and self.base != "keep":
+            raise RankupError("vectors='shared' are those that are kept: it needs base='keep'")
         if self.store not in STORES:
             raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
         options = {

@@ -66,6 +66,10 @@ class _Planner:
         self._check_patterns(heads)
         self.heads = {name: head_spec(name, self.modules, self.training.read) for name in heads}
 
+    @property
+    def shares_vectors(self) -> bool:
+        return self.options.vectors == "shared"
+
     def plan(self) -> Plan:
         factored, norms = self._choose_factored(), self._choose_norms()
         dtype, device = choose_dtypes(self.modules[""], self.options), self._device()
@@ -80,7 +84,8 @@ class _Planner:
         for name, layer in self.modules.items():
             if name in ranks:
                 feeds_norm = self.training.feeds_batch_norm(name)
-                layers.append(factored_spec(name, layer, shapes[name], ranks[name], feeds_norm))
+                size, rank, shares = shapes[name], ranks[name], self.shares_vectors
+                layers.append(factored_spec(name, layer, size, rank, feeds_norm, shares))
             elif name in norms:
                 layers.append(norm_spec(name, layer, shared=name in early))
             elif name in self.heads:
@@ -173,7 +178,8 @@ class _Planner:
         return [
             name
             for name, layer in self.modules.items()
-            if isinstance(layer, _NORMS) and not self.options.excludes(name)
+            if isinstance(layer, _BatchNorm if self.shares_vectors else _NORMS)
+            if not self.options.excludes(name)
             if self._is_plain(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
             if isinstance(layer, _BatchNorm) or any(True for _ in own_tensors([(name, layer)]))
@@ -236,7 +242,9 @@ class _Planner:
         }
         if "matrix" in roles:
             return "matrix" if any(map(self.options.chooses, names)) else "frozen"
-        return "vector" if roles == {"vector"} else "frozen"
+        of_batch_norm = all(isinstance(layer, _BatchNorm) for _, layer, _ in places)
+        is_own = of_batch_norm or not self.shares_vectors
+        return "vector" if roles == {"vector"} and is_own else "frozen"
 
     def _substituted(
         self, name: str, layer: nn.Module, ranks: dict[str, LayerRank], factored: Sequence[str]

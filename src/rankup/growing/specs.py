@@ -15,7 +15,7 @@ from rankup.rank import LayerRank, Shape
 
 
 def factored_spec(
-    name: str, layer: Any, shape: Shape, rank: LayerRank, feeds_norm: bool
+    name: str, layer: Any, shape: Shape, rank: LayerRank, feeds_norm: bool, shares: bool
 ) -> FactoredSpec:
     geometry = None
     if isinstance(layer, CONVOLUTIONS):
@@ -28,7 +28,16 @@ def factored_spec(
             layer.padding_mode,
         )
     has_bias = layer.bias is not None
-    return FactoredSpec(name, shape.outputs, shape.inputs, has_bias, rank, feeds_norm, geometry)
+    return FactoredSpec(
+        name,
+        shape.outputs,
+        shape.inputs,
+        has_bias,
+        rank,
+        feeds_norm,
+        geometry,
+        shared_bias=has_bias and shares,
+    )
 
 
 def weight_specs(

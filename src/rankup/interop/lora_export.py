@@ -98,7 +98,7 @@ def _collect(net: IncrementalNet, plain: nn.Module, index: int) -> _Adapter:
         if isinstance(layer, FactoredLayer) and takes_pair(plain.get_submodule(owner)):
             if (pair := _pair(layer, index)) is not None:
                 found.pairs[owner] = pair
-            if layer.spec.bias:
+            if layer.spec.has_own_bias:
                 shifts[owner] = added["bias"] - base["bias"]
         elif layer.spec.name == f"{owner}.bias" and takes_pair(plain.get_submodule(owner)):
             shifts[owner] = added["value"] - base["value"]
@@ -175,7 +175,8 @@ def _differs(layer: TaskLayer, index: int) -> bool:
     """Whether a task has something else than the module was given with."""
     if isinstance(layer, FactoredLayer):
         return _pair(layer, index) is not None or (
-            layer.spec.bias and not torch.equal(layer.added(index)["bias"], layer.base()["bias"])
+            layer.spec.has_own_bias
+            and not torch.equal(layer.added(index)["bias"], layer.base()["bias"])
         )
     if isinstance(layer, TaskHead):
         return True

@@ -147,7 +147,7 @@ class _Places:
             base = layer.base()["weight"]
             turned = isinstance(spec, WeightSpec) and spec.transposed
             self.bases[weight] = base.t() if turned else base
-        if spec.bias:
+        if spec.has_own_bias:
             self._add_own(f"{owner}.bias", layer, "bias")
 
     def _add_own(self, name: str, layer: TaskLayer, key: str) -> None:

@@ -92,7 +92,7 @@ class FactoredConv(FactoredLayer):
             return super()._learning(x)
         torch.cuda.current_stream().wait_event(built.ready)
         y = convolve(x, built.weight, self.conv)
-        return y + self._per_channel(self.new_bias).to(y.dtype) if self.spec.bias else y
+        return y + self._per_channel(self._bias(LEARNING)).to(y.dtype) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype) -> Tensor:
         """The kernel of the task being learned, in the layout that is fastest on a GPU."""

@@ -236,7 +236,7 @@ class FactoredLayer(TaskLayer):
             if self.base_weight is not None:
                 # A pretrained layer starts as it was; V and the selector keep the gradient alive.
                 values["U"].zero_()
-        if self.spec.bias:
+        if self.spec.has_own_bias:
             zero = torch.zeros(outputs, **self._factory)
             values["bias"] = zero if self.base_bias is None else self.base_bias.clone()
         return values
@@ -273,8 +273,13 @@ class FactoredLayer(TaskLayer):
                 S[task, start:end] = part
         tables["S"] = S
         if self.spec.bias:
-            tables["B"] = torch.cat([self.B, torch.stack([tensors["bias"] for tensors in added])])
+            tables["B"] = torch.cat([self.B, *(self._bias_row(tensors) for tensors in added)])
         return tables
+
+    def _bias_row(self, added: Tensors) -> Tensor:
+        bias = self.base_bias if self.spec.shared_bias else added["bias"]
+        assert bias is not None
+        return bias[None]
 
     def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
         self.ends = self._ends_with(selections)
@@ -307,7 +312,7 @@ class FactoredLayer(TaskLayer):
         added = {"selector": self.block(task)[2]}
         if end > start:
             added |= {"U": self.U[start:end], "V": self.V[start:end]}
-        return added | {"bias": self.B[task]} if self.spec.bias else added
+        return added | {"bias": self.B[task]} if self.spec.has_own_bias else added
 
     def _start_selector(self, start: Start, place: Place) -> Tensor:
         rank = self.spec.rank
@@ -355,6 +360,9 @@ class FactoredLayer(TaskLayer):
         return rows_of(U, spans), rows_of(V, spans), rows_of(S[task], spans)
 
     def _bias(self, task: int) -> Tensor:
+        if self.spec.shared_bias:
+            assert self.base_bias is not None
+            return self.base_bias
         return self.B[task] if self._knows(task) else self.new_bias
 
     def _combine(self, x: Tensor, blocks: list[Block], *, learned: bool) -> Tensor:

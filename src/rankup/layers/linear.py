@@ -54,7 +54,7 @@ class FactoredLinear(FactoredLayer):
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
-            self.new_bias if self.spec.bias else None,
+            self._bias(LEARNING) if self.spec.bias else None,
             self.old_U,
             self.old_V,
             seen,
@@ -73,7 +73,7 @@ class FactoredLinear(FactoredLayer):
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
-            self.new_bias if self.spec.bias else None,
+            self._bias(LEARNING) if self.spec.bias else None,
             self.old_U,
             self.old_V,
             self.base_weight,
@@ -113,7 +113,7 @@ class FactoredLinear(FactoredLayer):
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
             y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
-        y = y + self.new_bias.to(y.dtype) if self.spec.bias else y
+        y = y + self._bias(LEARNING).to(y.dtype) if self.spec.bias else y
         return y.view(*x.shape[:-1], self.out_features)
 
     def merged(self, task: int) -> nn.Module:

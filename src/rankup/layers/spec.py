@@ -53,6 +53,8 @@ class FactoredSpec:
     before_batch_norm: bool
     conv: ConvGeometry | None
     dtypes: Dtypes | None = field(default=None, kw_only=True)
+    # Whether all tasks have the kept bias, and none learns its own.
+    shared_bias: bool = field(default=False, kw_only=True)
 
     @property
     def dims(self) -> int:
@@ -64,9 +66,14 @@ class FactoredSpec:
         shapes: Shapes = {"selector": (self.rank.used(place),)}
         if added:
             shapes |= {"U": (added, self.outputs), "V": (added, self.inputs)}
-        if self.bias:
+        if self.has_own_bias:
             shapes["bias"] = (self.outputs,)
         return shapes
+
+    @property
+    def has_own_bias(self) -> bool:
+        """Whether each task learns a bias."""
+        return self.bias and not self.shared_bias
 
     def base_shapes(self) -> Shapes:
         shapes: Shapes = {"weight": (self.outputs, self.inputs)}
@@ -216,6 +223,7 @@ def tensor_name(spec: Spec, key: str) -> str:
 
 # Fields that came later, and are written only where they say something.
 _LATER = {"taps": (), "own_forward": False, "transposed": False, "index": None, "dtypes": None}
+_LATER |= {"shared_bias": False}
 
 
 def to_json(spec: Spec) -> dict[str, Any]:

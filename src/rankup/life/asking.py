@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rankup.data import folders
+from rankup.data import folders, image_tables
 from rankup.data.decode import progress_bar
 from rankup.data.inputs import ImageInput, Input, TextInput
 from rankup.errors import DataError, RankupError
@@ -37,7 +37,18 @@ def asked_task(folder: Path, name: str | None) -> Asked:
     """The task of that name or number, from 1 on, or the only one; nothing but the manifest is
     read."""
     manifest = Manifest.read(folder)
-    task = _chosen(folder, manifest, name)
+    return _asked(folder, manifest, _chosen(folder, manifest, name))
+
+
+def all_asked(folder: Path) -> list[Asked]:
+    """All tasks of a network."""
+    manifest = Manifest.read(folder)
+    if not manifest.tasks:
+        raise _knows_nothing(folder)
+    return [_asked(folder, manifest, task) for task, _ in manifest.tasks]
+
+
+def _asked(folder: Path, manifest: Manifest, task: KnownTask) -> Asked:
     inputs = task.about.inputs or manifest.inputs
     if inputs is None:
         raise RankupError(f"{folder} does not say what inputs task {task.name!r} takes")
@@ -49,7 +60,7 @@ def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
     tasks = {task.name: task for task, _ in manifest.tasks}
     by_number = {str(number): task for number, task in enumerate(tasks.values(), start=1)}
     if not tasks:
-        raise RankupError(f"{folder} knows no task yet: teach it one with `rankup learn`")
+        raise _knows_nothing(folder)
     if name is None and len(tasks) == 1:
         return next(iter(tasks.values()))
     if name is None:
@@ -59,6 +70,10 @@ def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
     if name not in tasks | by_number:
         raise RankupError(f"{folder} knows no task {name!r}, only {listed(list(tasks))}")
     return (by_number | tasks)[name]  # names take precedence
+
+
+def _knows_nothing(folder: Path) -> RankupError:
+    return RankupError(f"{folder} knows no task yet: teach it one with `rankup learn`")
 
 
 def expanded(items: Sequence[str], inputs: Input) -> list[str]:
@@ -150,11 +165,10 @@ def test(asked: Asked, root: Path, held_out: bool) -> Tested:
 
 
 def _to_test(asked: Asked, root: Path, held_out: bool) -> Found:
-    if held_out or not isinstance(asked.inputs, ImageInput):
+    is_folder = isinstance(asked.inputs, ImageInput) and root.is_dir()
+    if held_out or not is_folder or image_tables.find(root) is not None:
         found = find(root, asked.inputs)
         return found if held_out else replace(found, test=[*found.train, *found.test])
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}")
     classes, pictures = folders.to_test(root)
     return Found(root, "images", classes, (), pictures)
 

@@ -1,13 +1,15 @@
-"""A task as a plain module for other programs, checked against the network before it is kept."""
+"""Networks for other programs, one task or all of them, checked against the network before they
+are kept."""
 
 import json
 import logging
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +18,11 @@ from rankup import seeds
 from rankup.data.inputs import ImageInput, Input, TensorInput, TextInput
 from rankup.errors import RankupError
 from rankup.life.asking import Asked, answers
+from rankup.net.network import IncrementalNet
 from rankup.storage.store import load
 
 Format = Literal["onnx", "torch"]
+Run = Callable[..., Tensor]
 
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 MOST = 1e-5  # of the largest logit, by which an export may differ from the network
@@ -30,29 +34,97 @@ def export(asked: Asked, to: Format, out: Path) -> float:
     prepared. Returns by how much its logits differ from the network's, as a share of the largest.
     """
     net = load(asked.folder, tasks=[asked.name])
-    module = net.merged(asked.name)
     batches = [_sample(asked.inputs, count) for count in _TRIED]
+
+    def gap(file: Path) -> float:
+        write = _to_onnx if to == "onnx" else _to_torch
+        run = write(net.merged(asked.name), {"inputs": batches[-1]}, file)
+        return max(_gap(run(inputs=x), answers(net, asked.name, x)) for x in batches)
+
+    said = {"task": asked.name, "class_names": list(asked.class_names)}
+    about = said | {"inputs": asked.inputs.to_json()}
+    return _kept_if_right(f"task {asked.name!r}", to, out, gap, about)
+
+
+def export_all(tasks: Sequence[Asked], out: Path) -> float:
+    """Write all tasks of a network as one ONNX file that takes a task's number for each sample,
+    and return the worst gap of a task, as `export` does."""
+    if len(sizes := {_shape(asked.inputs) for asked in tasks}) > 1:
+        raise RankupError(
+            f"tasks of inputs of {len(sizes)} sizes cannot be in one file: export them one by one "
+            "with --task"
+        )
+    net = load(tasks[0].folder)
+    count = max(len(tasks), *_TRIED)
+    x, numbers = _sample(tasks[0].inputs, count), torch.arange(count) % len(tasks)  # [N, ...], [N]
+
+    def gap(file: Path) -> float:
+        run = _to_onnx(_Mixed(net), {"inputs": x[:3], "task": numbers[:3]}, file)
+        worst = 0.0
+        for size in _TRIED:
+            for number, asked in enumerate(tasks):
+                alone = run(inputs=x[:size], task=torch.full((size,), number))
+                worst = max(worst, _gap(alone, answers(net, asked.name, x[:size])))
+        mixed = run(inputs=x, task=numbers)
+        for row, number in enumerate(numbers.tolist()):
+            expected = answers(net, tasks[number].name, x[row : row + 1])
+            worst = max(worst, _gap(mixed[row : row + 1], expected))
+        return worst
+
+    about = [
+        {"task": asked.name, "class_names": list(asked.class_names)}
+        | {"inputs": asked.inputs.to_json()}
+        for asked in tasks
+    ]
+    return _kept_if_right(str(tasks[0].folder), "onnx", out, gap, {"tasks": about})
+
+
+class _Mixed(nn.Module):
+    """A network as a module of two inputs by name."""
+
+    def __init__(self, net: IncrementalNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor, task: Tensor) -> Tensor:
+        logits: Tensor = self.net(inputs, task=task)
+        return logits
+
+
+def _kept_if_right(
+    what: str, to: Format, out: Path, gap: Callable[[Path], float], about: dict[str, Any]
+) -> float:
+    """Let `gap` write a file and compare it; keep it, and what is said about it, if it is right."""
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that what fails the check or is interrupted is never taken for one.
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         file = Path(folder) / out.name
-        run = (_to_onnx if to == "onnx" else _to_torch)(module, batches[-1], file)
-        worst = 0.0
-        for x in batches:
-            expected = answers(net, asked.name, x)
-            gap = (run(x) - expected).abs().max() / expected.abs().max()
-            worst = max(worst, float(gap))
+        worst = gap(file)
         if not worst <= MOST:
             raise RankupError(
-                f"task {asked.name!r} cannot be exported to {to}: its logits would differ by "
-                f"{worst:.1e} of the largest, expected at most {MOST:.0e}"
+                f"{what} cannot be exported to {to}: its logits would differ by {worst:.1e} of the "
+                f"largest, expected at most {MOST:.0e}"
             )
-        about = file.with_suffix(".json")
-        said = {"task": asked.name, "class_names": list(asked.class_names)}
-        about.write_text(json.dumps(said | {"inputs": asked.inputs.to_json()}, indent=1) + "\n")
-        os.replace(about, out.with_suffix(".json"))
+        said = file.with_suffix(".json")
+        said.write_text(json.dumps(about, indent=1) + "\n")
+        os.replace(said, out.with_suffix(".json"))
         os.replace(file, out)
     return worst
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    """By how much logits differ, as a share of the largest. Those of a mixed batch are as wide as
+    the widest task's, and −∞ beyond their own."""
+    own, rest = found[:, : expected.shape[1]], found[:, expected.shape[1] :]
+    if not rest.isneginf().all():
+        return math.inf
+    return float((own - expected).abs().max() / expected.abs().max())
+
+
+def _shape(inputs: Input) -> tuple[int, ...]:
+    if isinstance(inputs, ImageInput):
+        return inputs.channels, inputs.size, inputs.size
+    return (inputs.length,) if isinstance(inputs, TextInput) else inputs.shape
 
 
 def _sample(inputs: Input, count: int) -> Tensor:
@@ -62,27 +134,33 @@ def _sample(inputs: Input, count: int) -> Tensor:
         shape = (count, inputs.channels, inputs.size, inputs.size)
         return torch.rand(shape, generator=generator)
     if isinstance(inputs, TextInput):
-        return inputs.batch(["a text to try", "another one, which is longer", "one"][:count])
+        texts = ["a text to try", "another one, which is longer", "one"]
+        return inputs.batch([texts[number % len(texts)] for number in range(count)])
     assert isinstance(inputs, TensorInput)
     if inputs.dtype == "int64":
         return torch.zeros(count, *inputs.shape, dtype=torch.int64)
     return torch.rand(count, *inputs.shape, generator=generator)
 
 
-def _to_torch(module: nn.Module, x: Tensor, file: Path) -> Callable[[Tensor], Tensor]:
-    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.export.save(program, file)
+def _program(module: nn.Module, given: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
+    """A module for any number of samples, the same of each input."""
+    shapes = ({0: torch.export.Dim("batch")},) * len(given)
+    return torch.export.export(module, tuple(given.values()), dynamic_shapes=shapes)
+
+
+def _to_torch(module: nn.Module, given: Mapping[str, Tensor], file: Path) -> Run:
+    torch.export.save(_program(module, given), file)
     loaded = torch.export.load(file).module()
 
-    def run(x: Tensor) -> Tensor:
+    def run(inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            logits: Tensor = loaded(x)
+            logits: Tensor = loaded(inputs)
         return logits
 
     return run
 
 
-def _to_onnx(module: nn.Module, x: Tensor, file: Path) -> Callable[[Tensor], Tensor]:
+def _to_onnx(module: nn.Module, given: Mapping[str, Tensor], file: Path) -> Run:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
@@ -94,20 +172,19 @@ def _to_onnx(module: nn.Module, x: Tensor, file: Path) -> Callable[[Tensor], Ten
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what its own libraries are going to change
         torch.onnx.export(
-            module,
-            (x,),
+            _program(module, given),  # given the module, it would try to print it
+            (),
             file,
             dynamo=True,
             external_data=False,
             verbose=False,
-            input_names=["inputs"],
+            input_names=list(given),
             output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
-    def run(x: Tensor) -> Tensor:
-        (logits,) = session.run(None, {"inputs": x.numpy()})
+    def run(**inputs: Tensor) -> Tensor:
+        (logits,) = session.run(None, {name: x.numpy() for name, x in inputs.items()})
         return torch.from_numpy(logits)
 
     return run

@@ -9,7 +9,9 @@ from rankup.data.tasks import Task
 from rankup.life.samples import Found, read_task
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import Uses
+from rankup.training.checkpoint import Checkpoint
 from rankup.training.fit import accuracy, default_recipe, fit
+from rankup.training.logs import Log
 from rankup.training.loop import Epoch
 from rankup.training.recipe import Recipe
 
@@ -47,6 +49,7 @@ def learn(
     uses: Uses = "all",
     title: str = "",
     tell: Tell,
+    log: Log | None = None,
     recipe_options: Mapping[str, Any],
 ) -> Learned:
     """Learn a task from what was found and note what is known of it; the network is yet to be
@@ -68,12 +71,16 @@ def learn(
     task, broken = read_task(name, found, inputs, advance)
     recipe = replace(_recipe(net, task), **recipe_options)
 
-    def on_epoch(now: Epoch, _: Any) -> None:
+    def on_epoch(now: Epoch, checkpoint: Checkpoint) -> None:
         tell(Progress("learning", now.number, now.epochs, now.loss))
+        if log is not None:
+            log(now, checkpoint)
 
     tell(Progress("learning", 0, recipe.epochs))
     fit(net, task, recipe, uses=uses, on_epoch=on_epoch)
     tested = accuracy(net, task, recipe)
+    if log is not None:
+        log.scalars({f"accuracy/{name}": tested}, recipe.epochs)
     own = {} if inputs == net.inputs else {"inputs": inputs}
     net.annotate(name, accuracy=tested, title=title, **own)
     return Learned(tested, recipe.epochs, broken)

@@ -76,7 +76,7 @@ def _said(task: TaskDescription) -> dict[str, Any]:
 
 def _grown_differently(one: Manifest, two: Manifest) -> Iterator[tuple[str, tuple[str, str]]]:
     if not models.are_alike(one.model, two.model):
-        yield "model", (_model(one), _model(two))
+        yield "model", (model_of(one), model_of(two))
     mine, theirs = vars(one.options), vars(two.options)
     for key in mine:
         if mine[key] != theirs[key]:
@@ -88,7 +88,8 @@ def _grown_differently(one: Manifest, two: Manifest) -> Iterator[tuple[str, tupl
         yield "kept weights", tuple(m.base.sha256[:8] if m.base else "none" for m in (one, two))  # type: ignore[misc]
 
 
-def _model(manifest: Manifest) -> str:
+def model_of(manifest: Manifest) -> str:
+    """What a network was grown from, with its options."""
     model = manifest.model
     options = ", ".join(f"{key}={value}" for key, value in model.get("options", {}).items())
     return f"{model['model'] or model['class']} ({options})"

@@ -1,4 +1,5 @@
-"""What a network is taught from: folders of images, one for each class, or tables of texts."""
+"""What a network is taught from: folders of images, one for each class, tables that name images,
+or tables of texts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankup.data import folders, texts
+from rankup.data import folders, image_tables, texts
 from rankup.data.inputs import ImageInput, Input, TextInput
 from rankup.data.tasks import Task
 from rankup.data.transforms import Scaling
 from rankup.errors import DataError
 
-Labelled = Sequence[tuple[Path, int]]
 Advance = Callable[[int], None]
+Sample = Path | str | bytes  # a file, a text or an encoded image
 
 _TOGETHER = 64  # images that threads read at a time
 
@@ -29,8 +30,8 @@ class Found:
     root: Path
     what: str  # "images" or "texts"
     classes: tuple[str, ...]
-    train: Sequence[tuple[Path | str, int]]  # files or texts, with the number of their class
-    test: Sequence[tuple[Path | str, int]]
+    train: Sequence[tuple[Sample, int]]  # with the number of its class
+    test: Sequence[tuple[Sample, int]]
     odd: tuple[str, ...] = ()  # files beside the images that are none
 
     @property
@@ -52,18 +53,28 @@ def find(root: Path, inputs: Input | None) -> Found:
     if not isinstance(inputs, ImageInput):
         takes = "is not known" if inputs is None else f"is {inputs}"
         raise DataError(f"what the network takes {takes}, and only images and texts can be taught")
+    if (table := image_tables.find(root)) is not None:
+        _refuse_one_class(root, table.classes)
+        return Found(root, "images", table.classes, table.train, table.test)
     if not root.is_dir():
-        raise DataError(f"{root} is a file, expected a folder with a folder of images per class")
+        raise DataError(
+            f"{root} is a file, expected a folder with a folder of images per class, or a CSV or "
+            "parquet file with columns image and label"
+        )
     found = folders.find(root)
     if found is None:
         raise DataError(
             f"{root} holds no folders of images, expected one for each class, such as "
             f"{root / 'boots'} and {root / 'sandals'}"
         )
-    if len(found.classes) < 2:
-        raise DataError(f"{root} has one class, {found.classes[0]!r}, expected at least 2")
+    _refuse_one_class(root, found.classes)
     odd = _odd_files(root, {*found.files})
     return Found(root, "images", found.classes, found.train, found.test, odd)
+
+
+def _refuse_one_class(root: Path, classes: Sequence[str]) -> None:
+    if len(classes) < 2:
+        raise DataError(f"{root} has one class, {classes[0]!r}, expected at least 2")
 
 
 def _odd_files(root: Path, known: set[Path]) -> tuple[str, ...]:
@@ -80,8 +91,7 @@ def _find_texts(root: Path) -> Found:
         )
     train, test = files.read()
     classes = tuple(sorted(set(train.classes)))
-    if len(classes) < 2:
-        raise DataError(f"{root} has one class, {classes[0]!r}, expected at least 2")
+    _refuse_one_class(root, classes)
     number = {name: index for index, name in enumerate(classes)}
     if unknown := set(test.classes) - set(classes):
         raise DataError(f"{root}: class {min(unknown)!r} has texts to test with, but none to learn")
@@ -120,7 +130,7 @@ def read_task(
 
 
 def read(
-    samples: Sequence[tuple[Path | str, int]], inputs: Input, advance: Advance
+    samples: Sequence[tuple[Sample, int]], inputs: Input, advance: Advance
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
     """Inputs and labels, with images as bytes, before they are scaled; and what is wrong with
     those that cannot be read."""
@@ -135,7 +145,7 @@ def read(
 
     def one(number: int) -> str | None:
         try:
-            pixels[number] = inputs.pixels(samples[number][0])
+            pixels[number] = inputs.pixels(samples[number][0], number)
         except DataError as error:
             return str(error)
         return None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rankup.errors import RankupError
-from rankup.growing.options import GrowOptions
+from rankup.growing.options import GrowOptions, Vectors
 from rankup.layers.rounding import Store
 from rankup.net.network import IncrementalNet
 from rankup.rank import RankRule
@@ -29,6 +29,7 @@ def grow(
     per_task: Patterns | None = None,
     dtype: torch.dtype | None = None,
     base_dtype: torch.dtype | None = None,
+    vectors: Vectors = "per task",
     copy: bool = True,
 ) -> IncrementalNet:
     """A network with the module's architecture that learns task after task.
@@ -60,6 +61,9 @@ def grow(
         base_dtype: what the weights of factored layers are kept in with `base="keep"`, such as
             `torch.bfloat16` for a module in float32, which goes on computing in that: half the
             memory, and nothing to cast where autocast computes in it.
+        vectors: whether each task has norms and biases of its own, or with `base="keep"` all have
+            the module's: a task then stores little more than its factors and head, and has less
+            to learn from few examples. Batch norms are each task's own in any case.
         copy: whether the module's weights are copied. Without, for a large module with
             `base="keep"`, the network takes them over: they must not be changed any more.
 
@@ -85,6 +89,7 @@ def grow(
         _patterns(per_task) or (),
         dtype=dtype,  # type: ignore[arg-type]
         base_dtype=base_dtype,  # type: ignore[arg-type]
+        vectors=vectors,
     )
     if not copy and base != "keep":
         raise RankupError("copy=False takes over a module's weights, which needs base='keep'")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from rankup.errors import RankupError, TaskStateError
-from rankup.layers import FactoredLayer, Tensors
-from rankup.layers.spec import trained_with_first
+from rankup.layers import Tensors
+from rankup.layers.spec import Spec, trained_with_first
+from rankup.net.tasks import TaskList
 from rankup.utils.signals import undisturbed
 
 if TYPE_CHECKING:
+    from rankup.growing.options import GrowOptions
     from rankup.net.network import IncrementalNet
 
 
@@ -19,26 +22,31 @@ def remove(net: IncrementalNet, task: int) -> None:
     """Drop a committed task, or raise and leave the network as it is."""
     _refuse_while_learning(net, "remove_task")
     name = net.tasks[task]
-    users = net._tasks.users(task) if _adds_factors(net, task) else []
-    if users:
-        raise TaskStateError(
-            f"task {name!r} cannot be removed: {_listed(users)} selects from its factors"
-        )
-    if task == 0 and (shared := trained_with_first(net.plan.specs)):
-        raise TaskStateError(
-            f"task {name!r} cannot be removed: {shared!r} was trained with it and serves all tasks"
-        )
-    if net.options.draws == "number" and task < len(net.tasks) - 1:
-        raise TaskStateError(
-            f"task {name!r} cannot be removed: in a network of the first format version only the "
-            "last task can be"
-        )
+    refuse_removal(net.options, net.plan.specs, net._tasks, task)
     tables = [part.without(task) for part in net.parts]
     with undisturbed():
         for part, left in zip(net.parts, tables, strict=True):
             part.drop(task, left)
         net._tasks.remove(task)
         net.forget_file(name)
+
+
+def refuse_removal(
+    options: GrowOptions, specs: Sequence[Spec], known: TaskList, index: int
+) -> None:
+    """Refuse to remove a task that others need."""
+    task = known.tasks[index]
+    place = known.place(task, index)
+    adds_factors = any("U" in spec.shapes(place, task.classes) for spec in specs)
+    why = ""
+    if adds_factors and (users := known.users(index)):
+        why = f"{_listed(users)} selects from its factors"
+    elif index == 0 and (shared := trained_with_first(specs)):
+        why = f"{shared!r} was trained with it and serves all tasks"
+    elif options.draws == "number" and index < len(known.tasks) - 1:
+        why = "in a network of the first format version only the last task can be"
+    if why:
+        raise TaskStateError(f"task {task.name!r} cannot be removed: {why}")
 
 
 def join(net: IncrementalNet, other: IncrementalNet) -> None:
@@ -108,10 +116,6 @@ def _equal(mine: Tensors, theirs: Tensors) -> bool:
     return mine.keys() == theirs.keys() and all(
         torch.equal(tensor, theirs[key].to(tensor.device)) for key, tensor in mine.items()
     )
-
-
-def _adds_factors(net: IncrementalNet, task: int) -> bool:
-    return any("U" in p.added(task) for p in net.layers if isinstance(p, FactoredLayer))
 
 
 def _listed(names: list[str]) -> str:

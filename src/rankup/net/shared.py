@@ -55,6 +55,16 @@ class SharedTensors:
     def is_constant(self) -> bool:
         return self.count > 0 or self.spec.kept
 
+    @property
+    def buffer_names(self) -> list[str]:
+        """Those that were buffers of the module as it was given, which its forward may change."""
+        return self._buffers
+
+    def constants(self) -> dict[int, Tensor]:
+        """The others, by their ids: a copy of the module may share them."""
+        values = self._values()
+        return {id(values[name]): values[name] for name in values if name not in self._buffers}
+
     def hold_modes(self) -> None:
         """Put frozen modules into eval mode, and shared norms and self-updating modules once their
         values are fixed."""

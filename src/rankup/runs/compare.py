@@ -27,6 +27,7 @@ from rankup.runs.comparison import (
 from rankup.runs.folder import RunError, check_folder, holds_anything, in_words, working_in
 from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import groups_on_ray, run_seeds
+from rankup.runs.process_pool import ProcessPool
 from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import spread
 from rankup.runs.run import Progress, SeedRun
@@ -96,12 +97,13 @@ class MethodRuns:
 
     def run(self, watch: Watch, note: Callable[[str], None]) -> None:
         """Run what is unfinished, method after method, and report each one's result."""
-        with self._working():
+        with self._working(), ProcessPool() as pool:
             for method, runs in self.unfinished.items():
                 self._begin(method)
                 watch.begin(method, {run.config.seed: run.learned for run in runs})
                 try:
-                    why = self._why(method, run_seeds(runs, on_progress=watch.show, note=note))
+                    failures = run_seeds(runs, on_progress=watch.show, note=note, pool=pool)
+                    why = self._why(method, failures)
                 except Exception as error:
                     why = failure_in_one_line(error, self.root / method)
                 watch.end()

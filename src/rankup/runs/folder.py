@@ -28,6 +28,7 @@ _LOCK = ".lock"  # stays behind
 
 # Options that version 0.1 did not have, as it behaved without them.
 _SINCE_VERSION_0_1 = {"uses": "all"}
+_RECIPE_SINCE_VERSION_0_1 = {"head": "drawn"}
 
 
 class RunError(RankupError):
@@ -264,6 +265,8 @@ def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> 
         before = stored.get(name)
         if name == "options" and isinstance(before, dict):
             before = {k: v for k, v in _SINCE_VERSION_0_1.items() if k in now} | before
+        if name == "recipe" and isinstance(before, dict):
+            before = _RECIPE_SINCE_VERSION_0_1 | before
         if name == "options" and isinstance(before, dict) and before.get("teacher"):
             # Its folder may have moved; whether it has learned these tasks is checked elsewhere.
             before = before | {"teacher": now.get("teacher") or before["teacher"]}

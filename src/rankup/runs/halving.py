@@ -1,8 +1,10 @@
-"""Successive halving, for `rankup tune --search asha`: all trials learn the first task, the best of
-them the next ones, and a few all tasks, within a budget of epochs.
+"""Successive halving, for `rankup tune --search asha`: all trials learn the first tasks, the best
+of them the next ones, and a few all tasks, within a budget of epochs.
 
 Optuna orders the trials and decides which go on. Between its decisions all that go on learn
-together, as trials of a grid do, so that what is chosen does not depend on which is done first.
+together, as trials of a grid do, so that what is chosen does not depend on which is done first. The
+first decision comes as late as the budget allows: in the first task nothing can be forgotten yet,
+and settings against forgetting show no difference.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 _GO_ON = 3  # one of so many trials goes on, for so many times as many tasks
+_TO_THE_END = 2  # for so many trials the budget must last when the first decision is put off
 
 Trials = Sequence[Sequence[SeedRun]]  # a run for each seed of each of them
 Learn = Callable[[list[SeedRun]], Mapping[SeedRun, str]]
@@ -50,12 +53,13 @@ class Halving:
         self.trials, self.left, self._learn_runs = trials, budget, learn
         self.learned, self._scores = [0] * len(trials), [0.0] * len(trials)
         self.failures: dict[SeedRun, str] = {}
-        self._asked = _asked_of_optuna(len(trials), seed)
+        self._first = _first_decision(trials, budget)
+        self._asked = _asked_of_optuna(len(trials), seed, self._first)
 
     def run(self) -> None:
         config = self.trials[0][0].config
         going = [*self._asked]
-        for until in rungs(config.tasks, method_class(config.method).learns_all_at_once):
+        for until in rungs(config.tasks, self._first):
             rests = (_epochs(self.trials[number], config.tasks - until) for number in going)
             rest = max(rests, default=0)
             afforded = self._affordable(going, until, rest)  # which leaves enough for the best
@@ -107,16 +111,27 @@ class Halving:
         return [n for n, cost in zip(numbers, costs, strict=True) if cost + rest <= self.left]
 
 
-def rungs(tasks: int, all_at_once: bool = False) -> list[int]:
+def rungs(tasks: int, first: int) -> list[int]:
     """After how many tasks it is decided which trials go on.
 
-    >>> rungs(10), rungs(10, all_at_once=True)
-    ([1, 3, 9, 10], [10])
+    >>> rungs(10, first=1), rungs(10, first=4), rungs(10, first=10)
+    ([1, 3, 9, 10], [4, 10], [10])
     """
-    if all_at_once:
-        return [tasks]
-    powers = (_GO_ON**power for power in range(tasks))
-    return [*(power for power in powers if power < tasks), tasks]
+    later = (first * _GO_ON**power for power in range(tasks))
+    return [*(count for count in later if count < tasks), tasks]
+
+
+def _first_decision(trials: Trials, budget: int) -> int:
+    """After how many tasks: the most that all trials can learn if a few are to learn the rest."""
+    config = trials[0][0].config
+    if method_class(config.method).learns_all_at_once:
+        return config.tasks
+    for first in range(config.tasks - 1, 1, -1):
+        begun = sum(_epochs(runs, first) for runs in trials)
+        rest = max(_epochs(runs, config.tasks - first) for runs in trials)
+        if begun + _TO_THE_END * rest <= budget:
+            return first
+    return 1
 
 
 def matrix_after(run: SeedRun, tasks: int) -> AccuracyMatrix:
@@ -133,7 +148,7 @@ def _epochs(runs: Sequence[SeedRun], tasks: int) -> int:
     return tasks * sum(int(run.config.recipe["epochs"]) for run in runs)
 
 
-def _asked_of_optuna(count: int, seed: int) -> "dict[int, Trial]":
+def _asked_of_optuna(count: int, seed: int, first: int) -> "dict[int, Trial]":
     """Optuna's trials by their number in the grid, in the order in which it asks for them. They are
     never told to have ended: the study ends with them, and the sampler would end Optuna's own loop,
     which is not used."""
@@ -146,7 +161,7 @@ def _asked_of_optuna(count: int, seed: int) -> "dict[int, Trial]":
     study = create_study(
         direction="maximize",
         sampler=GridSampler({"number": numbers}, seed=seed),
-        pruner=SuccessiveHalvingPruner(min_resource=1, reduction_factor=_GO_ON),
+        pruner=SuccessiveHalvingPruner(min_resource=first, reduction_factor=_GO_ON),
     )
     asked = [study.ask() for _ in numbers]
     return {trial.suggest_categorical("number", numbers): trial for trial in asked}

@@ -174,6 +174,7 @@ class Launch:
             **self._facts,
             net=self.request.net,
             learns_factors=method != "rank" or self._learns_factors,
+            kept=method == "rank" and self.request.pretrained,
             device=self.device,
         )
 

@@ -8,7 +8,7 @@ one thread.
 import threading
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rankup.data.streams import Stream
 from rankup.runs import process_pool
 from rankup.runs.folder import other_torch
+from rankup.runs.process_pool import ProcessPool
 from rankup.runs.ray_pool import Needs, RayPool, fetch
 from rankup.runs.records import CONFIG, unsealed_note
 from rankup.runs.run import OnProgress, Progress, SeedRun, learn_run, run_together
@@ -29,21 +30,22 @@ def run_seeds(
     *,
     on_progress: OnProgress | None = None,
     note: Callable[[str], None],
-    pool: RayPool | None = None,
+    pool: RayPool | ProcessPool | None = None,
 ) -> dict[SeedRun, str]:
     """Run all of these, which may differ in more than the seed; return why any of them failed.
 
     Args:
-        pool: a Ray cluster to run them on, in place of this machine.
+        pool: a Ray cluster to run them on, in place of this machine; or processes of this machine
+            that stay for what is run later.
     """
     if other := _other_torch(runs):
         note(other)
     if old := unsealed_note(run.folder for run in runs):
         note(old)
-    if pool is not None:
+    if isinstance(pool, RayPool):
         return _on_ray(runs, pool, on_progress, note)
     if len(runs) > 1 and runs[0].config.device != "cuda":
-        return _in_processes(runs, on_progress)
+        return _in_processes(runs, on_progress, pool)
     return _run_here(runs, on_progress, note)
 
 
@@ -100,18 +102,16 @@ def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
     return tell
 
 
-def _in_processes(runs: Sequence[SeedRun], on_progress: OnProgress | None) -> dict[SeedRun, str]:
+def _in_processes(
+    runs: Sequence[SeedRun], on_progress: OnProgress | None, pool: ProcessPool | None
+) -> dict[SeedRun, str]:
     again = "" if all(run.resume for run in runs) else " with --resume"
-    ended = process_pool.in_processes(
-        _run_one,
-        runs,
-        process_pool.cores(),
-        hear=on_progress or (lambda _: None),
-        lost="a process that ran a seed was killed, perhaps for lack of memory; run the same "
-        f"command{again} to continue",
-    )
-    with closing(ended):
-        return {run: why for run, why in ended if why is not None}
+    lost = "a process that ran a seed was killed, perhaps for lack of memory; run the same "
+    with nullcontext(pool) if pool else ProcessPool() as processes:
+        hear = on_progress or (lambda _: None)
+        ended = processes.run(_run_one, runs, hear=hear, lost=f"{lost}command{again} to continue")
+        with closing(ended):
+            return {run: why for run, why in ended if why is not None}
 
 
 def _run_one(run: SeedRun) -> str | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from rankup.errors import RankupError, plain_warnings
 from rankup.utils.signals import undisturbed
@@ -42,6 +43,83 @@ def begin_worker(messages: Outbox) -> None:
     torch.set_num_threads(1)
 
 
+class ProcessPool:
+    """Processes that start when they are first needed, and then wait for more work until the block
+    ends. After an error or an interrupt they are gone, and the next work starts others.
+
+    Args:
+        count: how many at most, each with one thread; by default one for each core.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or cores()
+        self._started: _Started | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._kill()  # none of them is busy
+
+    def run(
+        self,
+        work: Callable[[Item], Outcome],
+        items: Sequence[Item],
+        *,
+        hear: Callable[[Any], None],
+        lost: str,
+    ) -> Generator[tuple[Item, Outcome], None, None]:
+        """Each item and the outcome of its work, as they are done. The first error ends all work.
+
+        Args:
+            hear: called with what workers `tell`.
+            lost: the error message if a worker was killed.
+        """
+        try:
+            with undisturbed():  # this starts processes
+                self._started = self._started or _Started.of(self.count)
+                executor, messages = self._started
+                pending = {executor.submit(call, work, item): item for item in items}
+            while pending:
+                done, _ = wait(pending, _LISTEN, FIRST_COMPLETED)
+                while not messages.empty():
+                    hear(messages.get())
+                for future in done:
+                    yield pending.pop(future), future.result()
+        except BaseException as error:
+            self._kill()
+            if isinstance(error, BrokenProcessPool):
+                raise RankupError(lost) from None
+            raise
+
+    def _kill(self) -> None:
+        """End busy workers at once, which may be done because their folders are consistent at every
+        moment."""
+        if self._started is None:
+            return
+        with undisturbed():
+            executor, self._started = self._started.executor, None
+            for process in list((executor._processes or {}).values()):
+                process.kill()
+            executor.shutdown(cancel_futures=True)
+
+
+class _Started(NamedTuple):
+    executor: ProcessPoolExecutor
+    messages: SimpleQueue[Any]
+
+    @classmethod
+    def of(cls, count: int) -> Self:
+        context = multiprocessing.get_context("spawn")
+        messages = context.SimpleQueue()
+        return cls(ProcessPoolExecutor(count, context, _begin, (messages,)), messages)
+
+
 def in_processes(
     work: Callable[[Item], Outcome],
     items: Sequence[Item],
@@ -50,48 +128,15 @@ def in_processes(
     hear: Callable[[Any], None],
     lost: str,
 ) -> Generator[tuple[Item, Outcome], None, None]:
-    """Each item and the outcome of its work, as they are done. The first error ends all work.
-
-    Args:
-        count: how many processes, each with one thread.
-        hear: called with what workers `tell`.
-        lost: the error message if a worker was killed.
-    """
-    if not items:
-        return
-    context = multiprocessing.get_context("spawn")
-    messages = context.SimpleQueue()
-    pool = ProcessPoolExecutor(min(count, len(items)), context, _begin, (messages,))
-    try:
-        with undisturbed():  # this starts all processes
-            pending = {pool.submit(call, work, item): item for item in items}
-        while pending:
-            done, _ = wait(pending, _LISTEN, FIRST_COMPLETED)
-            while not messages.empty():
-                hear(messages.get())
-            for future in done:
-                yield pending.pop(future), future.result()
-        pool.shutdown()
-    except BaseException as error:
-        _kill(pool)
-        if isinstance(error, BrokenProcessPool):
-            raise RankupError(lost) from None
-        raise
+    """As `ProcessPool.run`, by processes that end with this work."""
+    with ProcessPool(count) as pool:
+        yield from pool.run(work, items, hear=hear, lost=lost)
 
 
 def cores() -> int:
     """How many cores this process may use, if the system tells."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
-
-
-def _kill(pool: ProcessPoolExecutor) -> None:
-    """End busy workers at once, which may be done because their folders are consistent at every
-    moment."""
-    with undisturbed():
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-        pool.shutdown(cancel_futures=True)
 
 
 def _begin(messages: SimpleQueue[Any]) -> None:

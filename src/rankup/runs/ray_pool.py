@@ -8,6 +8,7 @@ work goes on from its last checkpoint.
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -31,6 +32,7 @@ RAY = "ray"  # a Ray of one's own, or the one that RAY_ADDRESS names
 _CLIENT = "ray://"
 
 _LISTEN = 0.1  # seconds between two looks at the messages
+_PATIENCE = 10.0  # seconds for a cluster to answer
 _MOST_TRIES = 5  # how often the same work may be lost
 
 
@@ -49,7 +51,26 @@ def check_address(on: str | None) -> str | None:
         raise RankupError(f"--on takes ray or ray://HOST:10001, got {on!r}")
     if find_spec("ray") is None:
         raise RankupError(f"--on {on} needs Ray: pip install 'rankup[ray]'")
+    if found := _cluster(on):
+        _refuse_unreachable(found)
     return on
+
+
+def _cluster(on: str) -> str | None:
+    """The address of one that runs already."""
+    return os.environ.get("RAY_ADDRESS") if on == RAY else on
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if not (host and port.isdigit()):
+        return  # such as auto, which Ray looks up
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RankupError(f"cannot connect to Ray at {address}: {reason}") from error
 
 
 def pool_on(address: str | None) -> AbstractContextManager[RayPool | None]:
@@ -69,6 +90,8 @@ class RayPool:
         self.address = address
         self._connected = False
         self._sent: list[tuple[object, Any]] = []  # what was put into the object store
+        self._mailbox: Any = None
+        self._calls = 0  # of `run`
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +102,11 @@ class RayPool:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if self._connected:
-            with undisturbed():
+        with undisturbed():
+            if self._mailbox is not None:
+                self._ray.kill(self._mailbox)
+                self._mailbox = None
+            if self._connected:
                 self._ray.shutdown()
 
     @cached_property
@@ -88,7 +114,7 @@ class RayPool:
         ray = _import_ray()
         if ray.is_initialized():
             return ray
-        found = os.environ.get("RAY_ADDRESS") if self.address == RAY else self.address
+        found = _cluster(self.address)
         quiet = {"log_to_driver": False, "logging_level": "error"}
         try:
             with undisturbed():  # or half of a cluster would be left
@@ -134,7 +160,7 @@ class RayPool:
             return
         ray = self._ray
         self._refuse_unmet(needs)
-        outbox = _outbox(ray)
+        outbox = self._outbox()
         remote = ray.remote(
             num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0, scheduling_strategy="SPREAD"
         )(_work)
@@ -151,7 +177,7 @@ class RayPool:
             try:
                 while pending:
                     done, _ = ray.wait([*pending], timeout=_LISTEN)
-                    for message in _messages_in(ray, outbox):
+                    for message in self._messages_in(outbox):
                         _receive(message, hear)
                     for reference in done:
                         item = pending.pop(reference)
@@ -173,7 +199,20 @@ class RayPool:
                 with undisturbed():
                     for reference in pending:
                         ray.cancel(reference, force=True)
-                    ray.kill(outbox.actor)
+
+    def _outbox(self) -> _Outbox:
+        """For one call of `run`. The actor stays: another would take a warm worker's place."""
+        self._mailbox = self._mailbox or _mailbox(self._ray)
+        self._calls += 1
+        return _Outbox(self._mailbox, self._calls)
+
+    def _messages_in(self, outbox: _Outbox) -> list[Any]:
+        try:
+            told = self._ray.get(outbox.actor.take.remote())
+        except self._ray.exceptions.RayError:  # lost with its node: progress is not shown, but made
+            self._mailbox = None
+            return []
+        return [message for call, message in told if call == outbox.call]
 
     def _refuse_unmet(self, needs: Needs) -> None:
         """Ray would wait for ever for what no node has."""
@@ -238,9 +277,10 @@ class Mailbox:
 
 class _Outbox(NamedTuple):
     actor: Any
+    call: int  # of `run`: work of an earlier one may have been ended while it was telling
 
     def put(self, message: Any) -> None:
-        self.actor.put.remote(message)
+        self.actor.put.remote((self.call, message))
 
 
 class _Token(NamedTuple):
@@ -320,25 +360,17 @@ def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("RANKUP_")}
 
 
-def _outbox(ray: Any) -> _Outbox:
+def _mailbox(ray: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
     here = On(_own_node(ray), soft=True)
     actor = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here)
-    return _Outbox(actor.remote())
+    return actor.remote()
 
 
 def _own_node(ray: Any) -> str:
     node: str = ray.get_runtime_context().get_node_id()
     return node
-
-
-def _messages_in(ray: Any, outbox: _Outbox) -> list[Any]:
-    try:
-        messages: list[Any] = ray.get(outbox.actor.take.remote())
-    except ray.exceptions.RayError:  # lost with its node: progress is not shown, but made
-        return []
-    return messages
 
 
 def _import_ray() -> Any:

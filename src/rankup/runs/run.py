@@ -36,6 +36,7 @@ from rankup.runs.checkpoints import (
     OpenTask,
     read_checkpoint,
 )
+from rankup.runs.curves import Curves, closed_in_the_end
 from rankup.runs.folder import (
     RunConfig,
     RunError,
@@ -51,6 +52,7 @@ from rankup.training.batches import Feed
 from rankup.training.checkpoint import Checkpoint, CheckpointError
 from rankup.training.engine.select import Engine
 from rankup.training.evaluate import fraction_correct
+from rankup.training.logs import Tool
 from rankup.training.loop import Epoch, OnEpoch, TaskFailed, learn
 
 _TELL = 0.5  # least number of seconds between two progress reports
@@ -106,7 +108,8 @@ def run_together(
     alike = len({r.config.but_for_its_seed() for r in runs}) == 1
     engine, failures = Engine(note, alike=alike), dict[SeedRun, TaskFailed]()
     checkpoints = Checkpoints(note)
-    with working_in(r.out for r in runs if r.out and (not r.finished or r.has_checkpoint)):
+    used = [r.out for r in runs if r.out and (not r.finished or r.has_checkpoint)]
+    with working_in(used), closed_in_the_end(r.curves for r in runs):
         for seed_run in runs:
             seed_run.refuse_if_outdated()
             seed_run.drop_old_checkpoint()
@@ -183,6 +186,7 @@ class SeedRun:
         resume: whether it may continue what is in its folder.
         data: the folder of data sets that its stream is made from.
         until: after how many tasks to stop, if not after all.
+        log: what to draw curves with.
     """
 
     config: RunConfig
@@ -191,6 +195,7 @@ class SeedRun:
     resume: bool = False
     data: Path | None = None
     until: int | None = None
+    log: Tool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
@@ -226,6 +231,10 @@ class SeedRun:
         if self.out is not None and kind.is_in(self.out / NET):
             return kind.load(self.out / NET, self.setting)
         return kind(self.setting)
+
+    @cached_property
+    def curves(self) -> Curves:
+        return Curves(self.log, self.config, self.out)
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -346,6 +355,7 @@ class SeedRun:
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
             nonlocal reported, cost
             checkpoint.seconds = seconds()
+            self.curves.epoch(epoch, checkpoint)
             if self.out is not None:
                 checkpoints.keep(self.out, task, checkpoint)
             now = time.perf_counter()
@@ -382,6 +392,7 @@ class SeedRun:
             "seconds": seconds,
         }
         self.lines.append(line)
+        self.curves.task(self.lines)
         if self.out is not None:
             write_lines(self.out, self.lines)
             (self.out / CHECKPOINT).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from rankup.runs.folder import check_folder
 from rankup.runs.halving import Halving, Learn, matrix_after, whole_cost
 from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import run_seeds
+from rankup.runs.process_pool import ProcessPool
 from rankup.runs.ray_pool import RayPool
 from rankup.runs.records import runs_in
 from rankup.runs.run import OnProgress, SeedRun
@@ -134,7 +135,7 @@ class Tuning:
         method: str,
         on_progress: OnProgress | None,
         note: Callable[[str], None],
-        pool: RayPool | None = None,
+        pool: RayPool | ProcessPool | None = None,
     ) -> Outcome:
         """Run a method's unfinished trials, and choose the best."""
         learn = partial(run_seeds, on_progress=on_progress, note=note, pool=pool)

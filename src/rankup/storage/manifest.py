@@ -7,7 +7,7 @@ import json
 import os
 import re
 import reprlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,14 @@ class Manifest:
             known.append(task)
         return known
 
+    def is_of_same_network(self, other: "Manifest") -> bool:
+        """Whether both are of one network, which may have learned or lost tasks in between."""
+        if not models.are_alike(self.model, other.model):
+            return False
+        changing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None, "base_from": None}
+        same = replace(other, model=self.model, **changing)
+        return replace(self, **changing) == same
+
     def to_bytes(self) -> bytes:
         options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
         if not self.options.per_task:  # came later, and is written only where it says something
@@ -92,6 +100,8 @@ class Manifest:
         for option in ("dtype", "base_dtype"):  # the same
             if options[option] is None:
                 del options[option]
+        if options["vectors"] == "per task":  # the same
+            del options["vectors"]
         del options["draws"]  # follows from the version
         data = {
             "format": FORMAT,
@@ -168,6 +178,7 @@ class Manifest:
             draws="number" if data["version"] == 1 else "name",
             dtype=given.get("dtype"),
             base_dtype=given.get("base_dtype"),
+            vectors=given.get("vectors", "per task"),
         )
         parts = tuple(from_json(part) for part in data["parts"])
         tasks: list[tuple[KnownTask, File]] = []

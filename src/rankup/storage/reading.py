@@ -25,6 +25,7 @@ from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList
 from rankup.storage.manifest import BASE, File, Manifest
 from rankup.utils.files import read_regular
+from rankup.utils.hub import SCHEME, Address, in_one_sentence
 
 
 def network_without_tasks(
@@ -67,17 +68,13 @@ def base_path(folder: Path, base_from: str | None) -> Path:
     named relative to it, or on the Hub, as `hf://user/name@revision`."""
     if base_from is None or (folder / BASE).exists():
         return folder / BASE
-    if not base_from.startswith("hf://"):
+    if not base_from.startswith(SCHEME):
         return folder / base_from / BASE
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    repository, _, revision = base_from.removeprefix("hf://").partition("@")
-    try:
-        return Path(hf_hub_download(repository, BASE, revision=revision or None))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise StoreError(f"the base of {folder}, {base_from}, cannot be had: {reason}") from error
+    with in_one_sentence(f"the base of {folder}, {base_from}, cannot be had", StoreError):
+        address = Address.parse(base_from)
+        return Path(hf_hub_download(address.repository, BASE, revision=address.revision))
 
 
 def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
@@ -96,7 +93,8 @@ def read_task(folder: Path, manifest: Manifest, known: TaskList, index: int) -> 
     shapes = [(spec, spec.shapes(place, task.classes)) for spec in manifest.specs]
     path = folder / file.file
     content = read_content(path, file)
-    if manifest.version > 1 and (said := _said_of_task(content)) != known.explicit(index).said():
+    said = _said_of_task(content)
+    if manifest.version > 1 and not _is_of_task(said, known, index):
         raise StoreError(f"{path} holds another task than {task.name!r}: it says {said}")
     tensors = tensors_of(path, content)
 
@@ -128,6 +126,15 @@ def _said_of_task(content: bytes) -> object:
         return json.loads(header["__metadata__"]["task"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
+
+
+def _is_of_task(said: object, known: TaskList, index: int) -> bool:
+    """Whether a file says that it is of a task. It never changes, so it may name tasks that were
+    removed since: such as add no factors, which their users can do without."""
+    if not isinstance(said, dict) or not isinstance(said.get("uses"), list):
+        return False
+    left = [name for name in said["uses"] if name in known.names]
+    return {**said, "uses": left} == known.explicit(index).said()
 
 
 def _by_part(

@@ -61,12 +61,12 @@ def save_changes(
     if old is not None:
         _refuse_other_network(folder, old, new)
         mine = _with_those_there(net, folder, old, mine)
-    new = replace(new, tasks=tuple(_shortened(mine)))
+    new = replace(new, tasks=tuple(shortened(mine)))
     files.write()
     if new != old:
         write_file(folder / MANIFEST, new.to_bytes())
     notes.update(folder, net.notes, [task.name for task, _ in new.tasks])
-    _remove_unnamed(folder, old, new)
+    remove_unnamed(folder, old, new)
 
 
 class _Files:
@@ -87,7 +87,7 @@ class _Files:
         key = BASE if task is None else self.tasks[task].name
         name = BASE if task is None else task_file(task, key, self._version)
         there = self._there.get(name)
-        is_whole = there is not None and _is_as_written(self._folder / name, there)
+        is_whole = there is not None and is_as_written(self._folder / name, there)
         if is_whole and known.get(key) == there:
             return known[key]
         # Described from what is written: somebody may have changed a tensor.
@@ -100,7 +100,7 @@ class _Files:
     def leave_base(self, base_from: str) -> None:
         """Do not write the base, which lies elsewhere; refused if another one does."""
         path, file = base_path(self._folder, base_from), self._net.saved_files[BASE]
-        if path != self._folder / BASE and not _is_as_written(path, file):
+        if path != self._folder / BASE and not is_as_written(path, file):
             raise StoreError(f"{path} is not the base of this network, or cannot be read")
         self._unwritten.pop(BASE, None)
 
@@ -144,8 +144,7 @@ def files_of(manifest: Manifest) -> Iterator[File]:
 
 
 def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
-    nothing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None, "base_from": None}
-    if replace(old, **nothing) != replace(new, **nothing):
+    if not old.is_of_same_network(new):
         raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
 
 
@@ -186,12 +185,12 @@ def _fits(net: IncrementalNet, old: Manifest, mine: Sequence[Entry]) -> bool:
     return mine[0][1] == old.tasks[0][1]
 
 
-def _shortened(entries: Sequence[Entry]) -> Iterator[Entry]:
+def shortened(entries: Sequence[Entry]) -> Iterator[Entry]:
     tasks = TaskList().following([task for task, _ in entries])
     return zip(tasks, (file for _, file in entries), strict=True)
 
 
-def _remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
+def remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
     """Remove the files of tasks that are no longer there, and of saves that were cut short."""
     named = {folder / file.file for file in files_of(new)}
     before = {folder / file.file for file in files_of(old)} if old else set()
@@ -207,7 +206,7 @@ def _remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
 _found_right: dict[str, tuple[int, int, int, str]] = {}
 
 
-def _is_as_written(path: Path, file: File) -> bool:
+def is_as_written(path: Path, file: File) -> bool:
     try:
         if _found_right.get(str(path)) == _signature(path, file):
             return True

@@ -186,7 +186,9 @@ _DTYPE = one_of("float16", "bfloat16", "float32", "float64")
 _DTYPES = fields({"computes": _DTYPE, "learns": _DTYPE, "keeps": _DTYPE})
 
 _PARTS: dict[Any, Check] = {
-    "factored": fields({**_FACTORED, "dtypes": _DTYPES}, may_lack=("dtypes",)),
+    "factored": fields(
+        {**_FACTORED, "dtypes": _DTYPES, "shared_bias": boolean}, may_lack=("dtypes", "shared_bias")
+    ),
     "weight": fields(
         {
             **_FACTORED,
@@ -331,8 +333,9 @@ check_manifest: Check = fields(
                 "per_task": listed(name),
                 "dtype": _DTYPE,
                 "base_dtype": _DTYPE,
+                "vectors": one_of("shared"),
             },
-            may_lack=("store", "per_task", "dtype", "base_dtype"),
+            may_lack=("store", "per_task", "dtype", "base_dtype", "vectors"),
         ),
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),

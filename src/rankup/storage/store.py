@@ -11,12 +11,10 @@ leaves a whole network. Nothing is ever unpickled.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 from torch import nn
 
 from rankup import models
@@ -25,15 +23,14 @@ from rankup.layers.spec import trained_with_first
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import TaskList, listed
 from rankup.storage import notes
-from rankup.storage.atomic import UNFINISHED, is_unfinished, make_folder, temporary_of
+from rankup.storage.hub import Snapshot
+from rankup.storage.lock import locked
 from rankup.storage.manifest import BASE, MANIFEST, MOST_MEMORY, Manifest
 from rankup.storage.reading import append_tasks, network_without_tasks, read_base, read_task
 from rankup.storage.saving import save_changes
+from rankup.utils.hub import SCHEME
 
 StrPath = str | os.PathLike[str]
-
-_LOCK = ".lock"
-_PATIENCE = 10.0  # seconds to wait for another process to finish its save
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def save(net: IncrementalNet, path: StrPath, *, base_from: str | None = None) ->
         )
     there = 0
     try:
-        with _locked(folder):
+        with locked(folder):
             old = Manifest.read(folder) if (folder / MANIFEST).exists() else None
             there = len(old.tasks) if old else 0
             save_changes(net, folder, old, base_from)
@@ -106,17 +103,22 @@ def load(
     state (`persistent=False`) are the module's own.
 
     Args:
-        path: a folder that `save` has written; that of a run is `RUN/net`.
+        path: a folder that `save` has written; that of a run is `RUN/net`. Or a repository on the
+            Hugging Face Hub that `rankup push` has written, as `"hf://user/name"`, with `@revision`
+            or without: what is needed of it is kept in the Hub's cache.
         module: one like the network was grown from, if that is of a class of your own.
         tasks: the names of tasks to load, together with those that they select from; no other
             task's file is read. By default all.
         most_memory: bytes that the network may take beyond what its files hold, for seeded
             factors and the like: a folder from a stranger may ask for any number of them.
     """
-    folder = _folder(path)
+    remote = Snapshot.of(path) if isinstance(path, str) and path.startswith(SCHEME) else None
+    folder = remote.folder if remote else _folder(path)
     manifest = Manifest.read(folder, most_memory)
     known = manifest.task_list()
     wanted = _wanted(folder, manifest, known, tasks)
+    if remote:
+        remote.fetch([manifest.tasks[index][1].file for index in wanted], manifest)
     net = network_without_tasks(folder, manifest, module)
     for part, tensors in zip(net.parts, read_base(folder, manifest), strict=True):
         part.load_base(tensors)
@@ -149,6 +151,8 @@ def _wanted(
 
 
 def _folder(path: StrPath) -> Path:
+    if isinstance(path, str) and path.startswith(SCHEME):
+        raise StoreError(f"{path} is on the Hugging Face Hub, expected a folder: see `rankup push`")
     try:
         return Path(path)
     except TypeError:
@@ -184,22 +188,3 @@ def verify(
         except StoreError as error:
             problems.append(str(error))
     return Verification(folder, tuple(task.name for task, _ in manifest.tasks), tuple(problems))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; what another left half-done when it died is cleared away."""
-    make_folder(folder)
-    # Listed once: between two listings another process may commit its first save.
-    names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}
-    if MANIFEST not in names and names - {BASE, _LOCK, "tasks", notes.NOTES}:
-        raise StoreError(f"{folder} holds other files: save to a new or an empty folder")
-    try:
-        with filelock.FileLock(folder / _LOCK, timeout=_PATIENCE):
-            left_over = (folder / "tasks").glob(f".*-*.safetensors{UNFINISHED}")
-            others = (folder / name for name in (MANIFEST, BASE, notes.NOTES))
-            for temporary in (*map(temporary_of, others), *left_over):
-                temporary.unlink(missing_ok=True)
-            yield
-    except filelock.Timeout:
-        raise StoreError(f"another process is saving to {folder}: try again later") from None

@@ -21,6 +21,7 @@ from rankup.net.tasks import Uses
 from rankup.rank import as_whole
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.checkpoint import Checkpoint
+from rankup.training.class_means import start_heads_from_means
 from rankup.training.distill import Teacher
 from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
 _OTHER_MODULES = "; begin_task and commit_task accept any module"
+_MEANS_OF = 4096  # training samples that a head may start from
 _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
 
@@ -78,6 +80,16 @@ class NetPupil:
         return self.net.learning if by_name else self.learned  # type: ignore[return-value]
 
     def begin(self, task: Task) -> RankLearner:
+        self.open(task)
+        try:
+            self.prepare(task)
+            return self._learner(task)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def open(self, task: Task) -> None:
+        """Begin a task of the network."""
         net, recipe = self.net, self.recipe
         if has_hooks(net):  # steps call net.body
             raise RankupError("fit would bypass the network's hooks: put them on net.body")
@@ -97,14 +109,17 @@ class NetPupil:
             norms=recipe.norms,
             factors=(recipe.first_factors if self.begins_afresh else 0) or recipe.factors,
         )
-        try:
-            net.train()
-            self._feed = Feed(task, recipe, net.device, net.dtype, net.ranks)
+
+    def prepare(self, task: Task, *, tried: bool = False) -> Feed:
+        """Make the task's batches, and check that the module can learn from them, unless it was
+        tried with such inputs."""
+        self.net.train()
+        self._feed = Feed(task, self.recipe, self.net.device, self.net.dtype, self.net.ranks)
+        if not tried:
             self._check_answers(task)
-            return self._learner(task)
-        except BaseException:
-            self.abandon()
-            raise
+        if self.recipe.head == "means":
+            start_heads_from_means(self.net, self._feed.train(_MEANS_OF), task.classes)
+        return self._feed
 
     def _check_answers(self, task: Task) -> None:
         """Before anything is learned, check that the module answers with logits in both modes."""
@@ -216,7 +231,7 @@ def fit(
         on_epoch: called after each epoch with its progress and a `Checkpoint`, which may be kept.
         resume: a checkpoint of this task, to resume from as if nothing had happened.
     """
-    _check_arguments("fit takes", net, task, recipe)
+    check_arguments("fit takes", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
         raise RankupError(f"a teacher must be a module, got {type(teacher).__name__}")
     if not isinstance(resume, Checkpoint | None):
@@ -253,6 +268,7 @@ def default_recipe(net: IncrementalNet, task: Task) -> Recipe:
         **data_traits([task]),
         net="mlp" if net.plan.chain else "resnet18" if convolves(net.body) else "other",
         learns_factors=any(rank.first + rank.step for rank in ranks),
+        kept=net.options.base == "keep",
     )
 
 
@@ -281,7 +297,7 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
     Args:
         recipe: what the task was learned with, if that scales pixels another way.
     """
-    _check_arguments("accuracy takes", net, task, recipe)
+    check_arguments("accuracy takes", net, task, recipe)
     if (known := net.classes.get(task.name, task.classes)) != task.classes:
         raise RankupError(
             f"the network knows task {task.name!r} with {known} classes, but this one has "
@@ -299,7 +315,7 @@ def accuracy(net: IncrementalNet, task: Task, recipe: Recipe | None = None) -> f
         return fraction_correct(predict, feed.test())
 
 
-def _check_arguments(wanted: str, net: object, task: object, recipe: object) -> None:
+def check_arguments(wanted: str, net: object, task: object, recipe: object) -> None:
     from rankup.data.tasks import Task
 
     if not isinstance(net, IncrementalNet):

@@ -25,7 +25,7 @@ from rankup.utils.signals import undisturbed
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-_SHOWN = 1000  # training samples behind the accuracy that progress shows
+SHOWN = 1000  # training samples behind the accuracy that progress shows
 
 
 class TaskFailed(RankupError):
@@ -84,6 +84,12 @@ class Pupil(Protocol):
         """Drop the open task, if there is one."""
 
 
+def peak_rate(pupil: Pupil) -> float:
+    """The highest learning rate of the task that a pupil begins."""
+    recipe = pupil.recipe
+    return recipe.first_lr if pupil.begins_afresh and recipe.first_lr else recipe.lr
+
+
 @dataclass
 class OpenTask:
     """A task that a pupil has begun and is being trained on."""
@@ -100,8 +106,7 @@ class OpenTask:
 
     @property
     def peak_rate(self) -> float:
-        recipe = self.pupil.recipe
-        return recipe.first_lr if self.pupil.begins_afresh and recipe.first_lr else recipe.lr
+        return peak_rate(self.pupil)
 
     def rates(self, epoch: int) -> Sequence[float]:
         recipe, steps = self.pupil.recipe, self.feed.steps_per_epoch
@@ -178,9 +183,8 @@ def train(open_tasks: Sequence[OpenTask], steps: Steps) -> None:
         for number, (open_task, total) in enumerate(zip(open_tasks, totals, strict=True)):
             loss = total / steps_per_epoch
             if not math.isfinite(total):
-                open_task.failure = open_task.failure or TaskFailed(
-                    f"task {open_task.feed.task.name!r} diverged: the loss of epoch {epoch + 1} is "
-                    f"{loss}; a learning rate below {open_task.peak_rate:g} may help"
+                open_task.failure = open_task.failure or diverged(
+                    open_task.feed.task, epoch + 1, loss, open_task.peak_rate
                 )
             elif open_task.on_epoch is not None:
                 done = Epoch(epoch + 1, epochs, loss, _accuracy_now(open_task))
@@ -188,6 +192,13 @@ def train(open_tasks: Sequence[OpenTask], steps: Steps) -> None:
         if all(open_task.failure for open_task in open_tasks):
             break
     steps.adopt()
+
+
+def diverged(task: Task, epoch: int, loss: float, peak: float) -> TaskFailed:
+    return TaskFailed(
+        f"task {task.name!r} diverged: the loss of epoch {epoch} is {loss}; a learning rate below "
+        f"{peak:g} may help"
+    )
 
 
 def _resume(open_tasks: Sequence[OpenTask], steps: Steps) -> int:
@@ -213,7 +224,7 @@ def _accuracy_now(open_task: OpenTask) -> Callable[[], float]:
                 f"an epoch of task {name!r} can be asked for its accuracy only while the task is "
                 "being learned, which is over"
             )
-        return training_accuracy(open_task.pupil, open_task.feed, _SHOWN)
+        return training_accuracy(open_task.pupil, open_task.feed, SHOWN)
 
     return accuracy
 

@@ -70,6 +70,11 @@ class Recipe:
     norms: Literal["fresh", "previous"] = _option(
         "previous", "Where norms' weights start: fresh or at the previous task's."
     )
+    head: Literal["drawn", "means"] = _option(
+        "drawn",
+        "Where a head starts: drawn at random, or at the means of its classes' features, which a "
+        "pretrained network tells apart already.",
+    )
     factors: float = _option(1.0, "Length of a new factor's vectors at the start.")
     first_factors: float = _option(
         0.0,
@@ -134,6 +139,25 @@ RECIPES = {
 }
 
 
+_FEW_STEPS = 60  # of few samples as many steps, however many epochs they take
+
+
+def _kept(samples: int) -> dict[str, Any]:
+    """What differs for a pretrained network, which has little left to learn and much to lose."""
+    batch = 32
+    epochs = math.ceil(_FEW_STEPS * batch / max(1, samples))
+    return {
+        "epochs": min(max(8, epochs), _FEW_STEPS),
+        "batch": batch,
+        "lr": 3e-3,
+        "weight_decay": 0.01,
+        "selectors": "0",
+        "norms": "fresh",
+        "head": "means",
+        "factors": 1.0,
+    }
+
+
 def recipe_for(
     name: str,
     *,
@@ -142,6 +166,7 @@ def recipe_for(
     samples: int = 60_000,
     net: str = "mlp",
     learns_factors: bool = True,
+    kept: bool = False,
     device: str = "cpu",
 ) -> Recipe:
     """The recipe of that name for a stream and a network.
@@ -153,6 +178,7 @@ def recipe_for(
         net: the network's name.
         learns_factors: whether tasks learn factors or only select from seeded ones, which takes
             a higher rate and some decay.
+        kept: whether the network keeps a pretrained module's weights.
         device: where it will run; a GPU multiplies less precise numbers faster.
     """
     if name == "paper":
@@ -164,7 +190,9 @@ def recipe_for(
         recipe = replace(recipe, lr=2e-2, weight_decay=0.02)
     elif net == "mlp":
         recipe = replace(recipe, factors=2.0)
-    if samples < 10_000:
+    if kept:
+        recipe = replace(recipe, **_kept(samples))
+    elif samples < 10_000:
         recipe = replace(recipe, epochs=30 if colour else 60, batch=64)
     if colour:
         decay = 0.1 if not learns_factors else 0.02 if net == "resnet18" else 0.05

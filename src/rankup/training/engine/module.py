@@ -22,11 +22,18 @@ from rankup.utils.compiling import call, growing_parameters
 def loss_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
     if recipe.loss == "cross-entropy":
         return F.cross_entropy(logits, labels)
+    return losses_of(recipe, logits, labels).mean()
+
+
+def losses_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample."""
+    if recipe.loss == "cross-entropy":
+        return F.cross_entropy(logits, labels, reduction="none")
     # Not F.one_hot: torch's deterministic scatter on a GPU cannot be mapped over seeds.
     wanted = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
     squares = (logits.softmax(1) - wanted.to(logits.dtype)).square()
     # In batches of tasks of different sizes, classes that a sample's task lacks are −∞.
-    return (squares.sum(1) / (logits > -math.inf).sum(1)).mean()
+    return squares.sum(1) / (logits > -math.inf).sum(1)
 
 
 class ModuleLearner(Learner):

@@ -1,0 +1,252 @@
+"""A pretrained encoder learns streams of texts: accuracy and bytes beside those of PEFT's adapters.
+
+    python benchmarks/pretrained.py FOLDER DATA --out cells.jsonl --stream clinc150 --shots 5
+    python benchmarks/pretrained.py FOLDER DATA --out cells.jsonl --table
+
+FOLDER holds the encoder (`config.json`, `model.safetensors`, a tokenizer), DATA the folders
+`clinc150` and `banking77`. A cell is a method on a stream with a seed, which draws the examples and
+the order of tasks; cells that the file has already are not run again. All methods get the same
+examples, number of steps, schedule, dropout, and heads that start from their classes' means. With
+`--held-out` they are tested on other training data, to choose settings.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from adapters import learn_each
+from torch import nn
+
+import rankup
+from rankup.data.streams import make_stream
+from rankup.data.tasks import Task
+from rankup.layers import FactoredLayer
+from rankup.training.recipe import Recipe, recipe_for
+
+TASKS = {"clinc150": None, "banking77": 7}  # None: the tasks that the data names
+HELD_OUT = 20  # examples of each class
+
+# Of three rates for each method, the best on held-out data of the other stream.
+RATES = {
+    "ours": {"clinc150": 3e-3, "banking77": 3e-3},
+    "linear": {"clinc150": 1e-2, "banking77": 1e-2},
+    "lora": {"clinc150": 3e-3, "banking77": 3e-3},
+    "continued": {"clinc150": 1e-3, "banking77": 1e-3},
+    "vera": {"clinc150": 1e-2, "banking77": 1e-2},
+    "randlora": {"clinc150": 3e-3, "banking77": 3e-3},
+    "full": {"clinc150": 1e-4, "banking77": 1e-4},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method, such as `ours:1`, `lora:8` or `linear`, on a stream.
+
+    `ours:RANK` may be followed by `int8` (how tasks are stored) and `per-task` (norms and biases);
+    to be compared with, by `alone` (no task selects from another's factors) and `random` (random
+    factors of the same length stand in for those that earlier tasks learned).
+    """
+
+    method: str
+    stream: str
+    shots: int  # examples of each class; 0: all
+    seed: int
+    lr: float
+    held_out: bool
+
+    @property
+    def options(self) -> list[str]:
+        return self.method.split(":")[1:]
+
+
+def run(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
+    """Learn a stream and test each task when it is learned: no method here forgets one."""
+    start = time.perf_counter()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_num_threads(1)
+    torch.manual_seed(cell.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    module = rankup.models.hf(folder)
+    tasks = [task.to(device) for task in tasks_of(cell, data, module)]
+    recipe = replace(
+        recipe_for("default", kept=True, samples=len(tasks[0].train_y)),
+        precision="tf32" if device.type == "cuda" else "float32",
+        lr=cell.lr,
+    )
+    module.to(device)
+    if cell.method.startswith("ours"):
+        accuracies, size = learn_ours(cell, module, tasks, recipe)
+    else:
+        accuracies, size = learn_each(cell.method, module, tasks, recipe, cell.seed)
+    seconds = round(time.perf_counter() - start, 1)
+    return asdict(cell) | {"accuracies": accuracies, "bytes": size, "seconds": seconds}
+
+
+def tasks_of(cell: Cell, data: Path, module: nn.Module) -> list[Task]:
+    """The stream's tasks with so many examples of each class."""
+    stream = make_stream(
+        f"split:{data / cell.stream}",
+        tasks=TASKS[cell.stream],
+        seed=cell.seed,
+        inputs=rankup.models.inputs_of(module),
+    )
+    generator = torch.Generator().manual_seed(cell.seed)
+    return [_few(task, cell, generator) for task in stream]
+
+
+def _few(task: Task, cell: Cell, generator: torch.Generator) -> Task:
+    learned: list[int] = []
+    held: list[int] = []
+    for label in range(task.classes):
+        rows = (task.train_y == label).nonzero().flatten()
+        rows = rows[torch.randperm(len(rows), generator=generator)].tolist()
+        most = cell.shots or len(rows) - HELD_OUT * cell.held_out
+        learned += rows[:most]
+        held += rows[most : most + HELD_OUT]
+    few = replace(task, train_x=task.train_x[learned], train_y=task.train_y[learned])
+    if cell.held_out:
+        few = replace(few, test_x=task.train_x[held], test_y=task.train_y[held])
+    return few
+
+
+def learn_ours(
+    cell: Cell, module: nn.Module, tasks: Sequence[Task], recipe: Recipe
+) -> tuple[list[float], int]:
+    rank, options = int(cell.options[0]), cell.options[1:]
+    net = rankup.grow(
+        module,
+        rankup.Rank(rank, rank),
+        base="keep",
+        seed=cell.seed,
+        store="int8" if "int8" in options else "full",
+        vectors="per task" if "per-task" in options else "shared",
+    )
+    accuracies = []
+    for task in tasks:
+        rankup.fit(net, task, recipe, uses="own" if "alone" in options else "all")
+        accuracies.append(rankup.accuracy(net, task))
+        if "random" in options:
+            _randomise(net, rank, seed=len(accuracies))
+    return accuracies, sum(net.size(task=name).bytes for name in net.tasks)
+
+
+@torch.no_grad()
+def _randomise(net: rankup.IncrementalNet, rank: int, seed: int) -> None:
+    """Turn the factors that the last task learned into random directions."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in net.modules():
+        if isinstance(layer, FactoredLayer):
+            for table in (layer.U, layer.V):
+                lengths = table[-rank:].norm(dim=1, keepdim=True)
+                drawn = torch.randn(rank, table.shape[1], generator=generator).to(table)
+                table[-rank:] = F.normalize(drawn, dim=1) * lengths
+
+
+def show(cells: Sequence[dict[str, Any]], against: str) -> None:
+    """A line for each method: accuracy, what it stores, and how far it is from another one, paired
+    over seeds, with the standard error."""
+    found: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for cell in cells:
+        where = cell["stream"], cell["shots"], cell["held_out"]
+        found[where][f"{cell['method']} @{cell['lr']:g}"][cell["seed"]] = cell
+    for (stream, shots, held_out), methods in sorted(found.items()):
+        data = "held-out data" if held_out else "test data"
+        print(f"\n{stream}, {f'{shots} examples of each class' if shots else 'all data'}, {data}")
+        other = next((of for name, of in methods.items() if name.startswith(against)), {})
+        for method, seeds in sorted(methods.items(), key=lambda item: -_mean(item[1].values())):
+            gains = [_mean([seeds[s]]) - _mean([other[s]]) for s in seeds if s in other]
+            size = statistics.mean(cell["bytes"] for cell in seeds.values())
+            print(
+                f"  {method:28} {_mean(seeds.values()):6.2f} {_paired(gains):>15} "
+                f"{size / 1e6:8.2f} MB  {len(seeds)} seeds"
+            )
+
+
+def _mean(cells: Any) -> float:
+    return 100 * statistics.mean(statistics.mean(cell["accuracies"]) for cell in cells)
+
+
+def _paired(gains: Sequence[float]) -> str:
+    if len(gains) < 2:
+        return "".join(f"{gain:+.2f}" for gain in gains)
+    return f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains) / math.sqrt(len(gains)):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stream", nargs="+", choices=TASKS, default=[*TASKS])
+    parser.add_argument("--shots", nargs="+", type=int, default=[5], help="0: all examples")
+    parser.add_argument("--methods", nargs="+", default=["ours:1", "lora:1", "linear"])
+    parser.add_argument("--rates", nargs="+", type=float, help="in place of the chosen ones")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after this")
+    parser.add_argument("--table", action="store_true", help="only show what the file has")
+    parser.add_argument("--against", default="lora:1")
+    given = parser.parse_args()
+    lines = given.out.read_text().splitlines() if given.out.exists() else []
+    done = [json.loads(line) for line in lines]
+    if not given.table:
+        cells = [
+            Cell(method, stream, shots, seed, rate, given.held_out)
+            for shots in given.shots
+            for stream in given.stream
+            for seed in given.seeds
+            for method in given.methods
+            for rate in given.rates or [RATES[method.partition(":")[0]][stream]]
+        ]
+        known = [{key: cell[key] for key in Cell.__dataclass_fields__} for cell in done]
+        todo = [cell for cell in cells if asdict(cell) not in known]
+        done += run_all(todo, given)
+    show(done, given.against)
+
+
+def run_all(cells: Sequence[Cell], given: argparse.Namespace) -> list[dict[str, Any]]:
+    start, found = time.perf_counter(), []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, mp_context=context) as pool, given.out.open("a") as file:
+        waiting = list(reversed(cells))
+        running: dict[Any, Cell] = {}
+        while waiting or running:
+            while waiting and len(running) < given.jobs:
+                if time.perf_counter() - start > given.seconds:
+                    waiting.clear()
+                    break
+                cell = waiting.pop()
+                running[pool.submit(run, cell, given.folder, given.data)] = cell
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                try:
+                    result = future.result()
+                except Exception as error:  # the others are still worth having
+                    print(f"{cell.method} {cell.stream} {cell.seed} failed: {error}", flush=True)
+                    continue
+                found.append(result)
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+                said = f"{cell.stream} {cell.shots} seed {cell.seed} {cell.method} {cell.lr:g}"
+                print(f"{said}: {_mean([result]):.2f} in {result['seconds']} s", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Heads that start from the means of their classes' features, as the network gives them before it
+has learned anything of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankup.layers import TaskHead
+from rankup.net.network import IncrementalNet
+from rankup.training.memory_format import for_answers
+from rankup.utils.torch_modes import evaluating
+
+# How much likelier the nearest mean starts than one at the average distance, as a difference of
+# logits: large enough to be of use, small enough that the softmax still has a gradient.
+_SHARPNESS = 4.0
+
+
+@torch.no_grad()
+def start_heads_from_means(
+    net: IncrementalNet, batches: Iterable[tuple[Tensor, Tensor]], classes: int
+) -> None:
+    """Let the heads of the task being learned answer with the class whose mean is nearest. A head
+    that does not get one vector for each sample, or whose features do not differ, stays as it was
+    drawn."""
+    heads = [layer for layer in net.layers if isinstance(layer, TaskHead) and not layer.spec.taps]
+    index = len(net.tasks)
+    features: dict[TaskHead, list[Tensor]] = {head: [] for head in heads}
+    hooks = [
+        head.register_forward_pre_hook(lambda layer, inputs: features[layer].append(inputs[0]))
+        for head in heads
+    ]
+    labels: list[Tensor] = []
+    try:
+        with evaluating(net):
+            for x, y in batches:
+                net(for_answers(net.body, x), index)
+                labels.append(y)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for head, found in features.items():
+        if len(found) == len(labels) and all(part.dim() == 2 for part in found):
+            _start(head, torch.cat(found), torch.cat(labels), classes)
+
+
+def _start(head: TaskHead, features: Tensor, labels: Tensor, classes: int) -> None:
+    start = nearest_mean(features, labels, classes)
+    if start is None or head.new_weight.shape != start[0].shape:
+        return
+    weight, bias = start
+    head.new_weight.copy_(weight)
+    if head.spec.bias:
+        head.new_bias.copy_(bias)
+
+
+def nearest_mean(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor] | None:
+    """The weight and bias of a Linear that answers with the class whose mean is nearest; None where
+    the means do not differ. A class without samples starts in the middle of all."""
+    x = features.to(torch.float32)  # [N, in]
+    members = F.one_hot(labels, classes).to(x.dtype)  # [N, classes]
+    counts, middle = members.sum(0)[:, None], x.mean(0)
+    means = torch.where(counts > 0, members.t() @ x / counts.clamp(min=1), middle) - middle
+    spread = means.square().sum(1).mean()
+    if not spread > 0:
+        return None
+    # −|x − mean|² without what all classes have in common.
+    weight = means * (_SHARPNESS / spread)
+    return weight, -((means / 2 + middle) * weight).sum(1)
