@@ -154,9 +154,10 @@ def test_fit_learns(how: str) -> None:
     if how == "tasks in more":
         made, options = made.to(HALF), {"dtype": FULL}
     net = rankup.grow(made, Rank(4, 2), base="keep", **options)  # type: ignore[arg-type]
+    recipe = rankup.Recipe(epochs=60, batch=16, lr=0.02)
     for name in "ab":
         task = rankup.data.Task(name, 3, x, y, x, y)
-        assert rankup.accuracy(rankup.fit(net, task), task) > 0.8
+        assert rankup.accuracy(rankup.fit(net, task, recipe), task) > 0.8
 
 
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -209,7 +209,8 @@ class TaskLayer(nn.Module, ABC):
         return task != LEARNING and 0 <= task < self.count
 
     def _learns(self, task: int) -> bool:
-        return bool(self._parameters) and (task == LEARNING or task == self.count)
+        # Not the dict's truth, which not every torch.compile can trace.
+        return len(self._parameters) > 0 and (task == LEARNING or task == self.count)
 
     def _task_read(self, what: str) -> int:
         """The one active task, of which a module's forward reads something directly."""
