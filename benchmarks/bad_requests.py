@@ -136,7 +136,7 @@ KINDS: dict[str, Kind] = {
     "nothing": lambda d: ([], {408}),
     "slow headers": lambda d: ([b"GET /tasks HT", b"TP/1.1\r\nA:"], {408}),
     "slow body": lambda d: (
-        [http("/predict", b"{", TOKEN, FORM, "Content-Length: 99"), b"  "],
+        [http("/predict", b"--x\r\n", TOKEN, FORM, "Content-Length: 99"), b"Content-"],
         {408},
     ),
 }

@@ -2,6 +2,7 @@
 at a fixed rate, tasks added meanwhile, bad requests, and kills while learning.
 
     python benchmarks/serving.py [queue http resnet latency added bad killed peft]
+    python benchmarks/serving.py queue --device cuda
 
 The server runs on the first core, the clients on another. Rates are given by the clock and by the
 server's own CPU time, which other processes on the machine disturb less.
@@ -11,6 +12,7 @@ import argparse
 import asyncio
 import base64
 import json
+import math
 import os
 import random
 import re
@@ -21,130 +23,22 @@ import sys
 import tempfile
 import time
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from bad_requests import campaign
-from common import RESULTS, write_result
+from bad_requests import archive, campaign, learn, picture, send
+from common import RESULTS, device_name, write_result
+from queue_alone import TASKS, Measured, mlp, peft, queue, queue_on, resnet
 
 import rankup
-from rankup.inference.answering import probabilities
-from rankup.inference.batcher import Batcher
+from rankup.data.inputs import ImageInput
 from rankup.net.network import IncrementalNet
 
-CLIENTS = 64
-TASKS = 20
 LOAD = Path(__file__).parent / "http_load.py"
 CORES = sorted(os.sched_getaffinity(0))
-Measured = dict[str, Any]
-
-
-def mlp(tasks: int = TASKS, rank: rankup.Rank | None = None) -> IncrementalNet:
-    net = rankup.grow(rankup.models.mlp(784, hidden=[256, 256]), rank or rankup.Rank(11, 1))
-    for number in range(tasks):
-        net.begin_task(f"t{number:02}", 10)
-        net.commit_task()
-    return net.eval()
-
-
-def resnet() -> IncrementalNet:
-    net = rankup.grow(rankup.models.resnet18(20, 32), rankup.Rank(11, 1))
-    for number in range(TASKS):
-        net.begin_task(f"t{number:02}", 5)
-        net.commit_task(calibrate=[torch.rand(8, 3, 32, 32)])
-    return net.eval()
-
-
-# --- The queue alone
-
-
-def asked(net: Any, most: int, items: list[torch.Tensor], names: list[str], wait: float) -> float:
-    """Seconds for all items, asked by 64 clients that each wait for their answer."""
-
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        with Batcher(net, most, wait, finish=probabilities, loop=loop) as batcher:
-
-            async def client(first: int) -> None:
-                for index in range(first, len(items), CLIENTS):
-                    await batcher.submit(items[index], names[index])
-
-            began = time.perf_counter()
-            await asyncio.gather(*map(client, range(CLIENTS)))
-            return time.perf_counter() - began
-
-    return asyncio.run(main())
-
-
-def queue() -> Measured:
-    torch.set_num_threads(1)
-    net = mlp()
-    items = [torch.rand(784) for _ in range(4096)]
-    names = [f"t{index % TASKS:02}" for index in range(len(items))]
-
-    def bare() -> float:
-        began = time.perf_counter()
-        with torch.inference_mode():
-            for x, name in zip(items[:1024], names, strict=False):
-                probabilities(net(x[None], task=name))
-        return 4 * (time.perf_counter() - began)
-
-    ways: dict[str, Callable[[], float]] = {
-        "bare calls, one at a time": bare,
-        "queue, one at a time": lambda: 4 * asked(net, 1, items[:1024], names, 0),
-        "queue, batches of 64": lambda: asked(net, 64, items, names, 2),
-    }
-    return rates_of(ways, len(items))
-
-
-def rates_of(ways: dict[str, Callable[[], float]], count: int, rounds: int = 7) -> Measured:
-    """Items a second, in the best round of each way: the one that was least disturbed."""
-    for way in ways.values():
-        way()
-    seconds = {name: min(way() for _ in range(rounds)) for name, way in ways.items()}
-    rates = {name: count / best for name, best in seconds.items()}
-    *others, last = rates
-    ratios = {f"over {name}": rates[last] / rates[name] for name in others}
-    return {"per_second": rates, "ratios": ratios}
-
-
-def peft() -> Measured:
-    """MiniLM's shape with random weights: 20 tasks of ours against 20 LoRA adapters, rank 8."""
-    import peft as library
-    import transformers
-
-    warnings.filterwarnings("ignore", module="peft")
-    torch.set_num_threads(1)
-    config = transformers.BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
-    )
-    module = transformers.BertForSequenceClassification(config).eval()
-    net = rankup.grow(module, rankup.Rank(8, 1), base="keep")
-    for number in range(TASKS):
-        net.begin_task(f"t{number:02}", 2)
-        net.commit_task()
-    net.eval()
-    options: dict[str, Any] = {"target_modules": ["query", "key", "value", "dense"], "r": 8}
-    adapted: Any = library.get_peft_model(module, library.LoraConfig(**options), "t00")
-    for number in range(1, TASKS):
-        adapted.add_adapter(f"t{number:02}", library.LoraConfig(**options))
-    adapted.eval()
-
-    def theirs(x: torch.Tensor, task: Any) -> Any:
-        names = [task] * len(x) if isinstance(task, str) else task
-        return adapted(x, adapter_names=names)
-
-    items = [torch.randint(1, 30_000, (32,)) for _ in range(128)]
-    names = [f"t{index % TASKS:02}" for index in range(len(items))]
-    ways = {
-        "PEFT": lambda: asked(theirs, 64, items, names, 2),
-        "rankup": lambda: asked(net, 64, items, names, 2),
-    }
-    return rates_of(ways, len(items), rounds=3)
 
 
 # --- The server
@@ -162,6 +56,10 @@ class Server:
         assert self.process.stdout is not None
         self.url = re.findall(r"http://\S+", self.process.stdout.readline())[0]
         self.port = int(self.url.rpartition(":")[2])
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
 
     def cpu(self) -> float:
         """Seconds of CPU time that it has used."""
@@ -200,8 +98,7 @@ def serving(net: IncrementalNet | Path, *options: object) -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.process.send_signal(signal.SIGTERM)
-            server.process.wait()
+            server.end()
 
 
 def bodies(folder: str, shape: tuple[int, ...], count: int = 200, packed: bool = True) -> str:
@@ -218,7 +115,7 @@ def bodies(folder: str, shape: tuple[int, ...], count: int = 200, packed: bool =
     return str(path)
 
 
-def compared(
+def in_turn(
     loads: dict[str, Callable[[], Measured]], rounds: int, over: tuple[str, str]
 ) -> Measured:
     """Loads in turn; the medians of their rates and of the rounds' ratios."""
@@ -252,7 +149,7 @@ def http() -> Measured:
             "predict": lambda: server.load("/predict", "--bodies", file, "--seconds", 3),
             "lists": lambda: server.load("/predict", "--bodies", lists, "--seconds", 3),
         }
-        return compared(loads, 5, ("predict", "empty"))
+        return in_turn(loads, 5, ("predict", "empty"))
 
 
 def resnet18() -> Measured:
@@ -268,7 +165,7 @@ def resnet18() -> Measured:
             "one at a time": lambda: single.load("/predict", "--bodies", file, "--seconds", 5),
             "batches": lambda: server.load("/predict", "--bodies", file, "--seconds", 5),
         }
-        return compared(loads, 5, ("batches", "one at a time"))
+        return in_turn(loads, 5, ("batches", "one at a time"))
 
 
 def latency() -> Measured:
@@ -326,47 +223,92 @@ def bad(count: int = 200) -> Measured:
 
 
 def killed(times: int = 50) -> Measured:
-    """A process that learns and saves is killed at a random moment; the tasks are then counted."""
+    """Learning through the page is killed (kill -9) at random moments, each second time with the
+    server; then tasks are counted, and every file is compared with its hash."""
     draw = random.Random(0)
+    ended: dict[str, int] = {"before it was saved": 0, "after": 0}
     lost = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net"
-        rankup.save(mlp(3), path)
-        for _ in range(times):
-            before = len(rankup.load(path).tasks)
-            code = "import sys; print(flush=True)\n" + ADD.replace(
-                "added {number}", "{id(net)} {number}"
-            )
-            process = subprocess.Popen([sys.executable, "-c", code, str(path), "500"])
-            time.sleep(draw.uniform(2, 5))
-            process.kill()
-            process.wait()
-            whole = rankup.verify(path)
-            lost += not whole or len(whole.tasks) < before
-        return {"killed": times, "lost": lost, "tasks": len(rankup.load(path).tasks)}
+        net = mlp(3)
+        net.inputs = ImageInput(28, channels=1)
+        rankup.save(net, path)
+        whole, server = 0.0, Server(path, "--allow-learning")
+        for number in range(times + 1):
+            known = rankup.load(path).tasks
+            learner, began = learning(server, f"new {number}"), time.perf_counter()
+            # The first is not disturbed; it tells how long it takes.
+            until = began + draw.uniform(0.3, 1.2) * whole if number else math.inf
+            while alive(learner) and time.perf_counter() < until:
+                time.sleep(0.01)
+            if not number:
+                whole = time.perf_counter() - began
+                continue
+            doomed = [learner, server.process.pid] if number % 2 else [learner]
+            for pid in filter(alive, doomed):
+                os.kill(pid, signal.SIGKILL)
+            if number % 2:
+                server.process.wait()
+                server = Server(path, "--allow-learning")
+            while alive(learner):
+                time.sleep(0.01)
+            rankup.verify(path)
+            tasks = rankup.load(path).tasks
+            lost += len(set(known) - set(tasks))
+            ended["after" if f"new {number}" in tasks else "before it was saved"] += 1
+        server.end()
+    return {"killed": times, "tasks lost": lost, "killed when": ended}
 
 
-PARTS = {
-    "queue": queue,
-    "http": http,
-    "resnet": resnet18,
-    "latency": latency,
-    "added": added,
-    "bad": bad,
-    "killed": killed,
-    "peft": peft,
+def learning(server: Server, name: str) -> int:
+    """The process that learns a task of two classes of images, begun through the page."""
+    draw = random.Random(name)
+    images = [(f"{kind}/{n}.png", picture(draw, 28)) for kind in ("a", "b") for n in range(20)]
+    while True:  # until one before it is done
+        answer = asyncio.run(send(server.port, [learn(archive(*images), name)]))
+        if answer.startswith(b"HTTP/1.1 202"):
+            break
+        if not answer.startswith(b"HTTP/1.1 409"):
+            raise RuntimeError(answer.decode())
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    while not (found := children.read_text().split()):
+        time.sleep(0.001)
+    return int(found[0])
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, and is not just waiting to be looked at."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
+    "queue": lambda o: queue() if o.device == "cpu" else queue_on(o.device),
+    "http": lambda _: http(),
+    "resnet": lambda _: resnet18(),
+    "latency": lambda _: latency(),
+    "added": lambda _: added(),
+    "bad": lambda o: bad(o.bad),
+    "killed": lambda _: killed(),
+    "peft": lambda o: peft(o.minilm),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("--device", default="cpu", help="of the queue alone: cuda runs ResNet18")
+    parser.add_argument("--bad", type=int, default=200, help="how many bad requests")
+    parser.add_argument("--minilm", type=Path, help="a folder with MiniLM's weights, else random")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     measured: Measured = {}
     for name in options.parts:
-        measured[name] = PARTS[name]()
-        print(f"{name}: {json.dumps(measured[name], indent=1)}", flush=True)
+        part = name if options.device == "cpu" else f"{name} on {device_name(options.device)}"
+        measured[part] = PARTS[name](options)
+        print(f"{part}: {json.dumps(measured[part], indent=1)}", flush=True)
     path = write_result("serving", measured, threads="1", folder=options.out, merge=True)
     print(f"written to {path}")
 

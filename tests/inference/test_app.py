@@ -67,6 +67,20 @@ def test_several_tasks_and_a_task_for_each_item(serve: Any) -> None:
     assert asked(response) == [(0, "task 3"), (1, "task 1"), (1, "task 2")]
 
 
+def test_each_input_gets_its_own_answer_whatever_its_kind(serve: Any) -> None:
+    client = serve()
+    first, second = (
+        {"image": base64.b64encode(image(seed)).decode(), "task": "task 1"} for seed in (1, 2)
+    )
+    items = [first, {"tensor": NUMBERS, "task": "task 3"}, second]
+    together = client.post("/predict", json={"items": items}).json()["answers"]
+    for number, item in enumerate(items):
+        (alone,) = client.post("/predict", json=item).json()["answers"]
+        assert together[number]["item"] == number
+        assert as_dict(together[number]) == pytest.approx(as_dict(alone), abs=1e-5)
+    assert as_dict(together[0]) != pytest.approx(as_dict(together[2]), abs=1e-3)
+
+
 def test_requests_for_different_tasks_share_a_batch(serve: Any) -> None:
     client = serve(wait_ms=100)
     items = [{"tensor": NUMBERS, "task": "task 3"} for _ in range(20)]

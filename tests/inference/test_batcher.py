@@ -15,6 +15,7 @@ from rankup.errors import RankupError
 from rankup.inference.batcher import Batcher, Closed, QueueFull, logits_of
 
 INPUTS = SIDE * SIDE
+TWO = ["task 2", "task 3"]
 
 
 class Counting:
@@ -107,6 +108,73 @@ def test_error_of_one_request_does_not_spoil_others() -> None:
             futures[4].result(10)
 
 
+def test_many_inputs_of_one_caller_share_a_batch_with_others() -> None:
+    net, draw = Counting(), torch.Generator().manual_seed(0)
+    x = torch.rand(6, INPUTS, generator=draw)
+    names = ["task 1", "task 3", "task 1", "task 2", "task 3", "task 2"]
+    with Batcher(net, most=6, wait_ms=10_000) as batcher:
+        first = batcher.submit(x[0], names[0])
+        several = batcher.submit_many(x[1:5], names[1:5])
+        assert len(batcher) == 5
+        last = batcher.submit(x[5], names[5])
+        rows = [first.result(10), *several.result(10), last.result(10)]
+    assert net.calls == [((6, INPUTS), names)]
+    assert torch.equal(torch.stack(rows), net.net(x, task=names))
+
+
+@pytest.mark.parametrize(("sizes", "batches"), [((11,), [4, 4, 3]), ((3, 2, 2, 5), [3, 4, 4, 1])])
+def test_many_inputs_never_make_a_batch_too_large(
+    sizes: tuple[int, ...], batches: list[int]
+) -> None:
+    net = Counting()
+    net.go.clear()
+    with Batcher(net, most=4, wait_ms=10_000) as batcher:
+        futures = [batcher.submit_many(torch.ones(n, INPUTS), ["task 1"] * n) for n in sizes]
+        net.go.set()
+        batcher.close()
+    assert [len(future.result()) for future in futures] == list(sizes)
+    assert [shape[0] for shape, _ in net.calls] == batches
+
+
+def test_batches_are_brought_to_the_device() -> None:
+    devices = []
+
+    def net(x: Tensor, task: Any) -> Tensor:
+        devices.append(x.device.type)
+        return torch.zeros(len(x), 2)
+
+    with Batcher(net, most=2, wait_ms=10_000, device="meta") as batcher:
+        batcher.submit_many(torch.ones(2, INPUTS), TWO).result(10)
+    assert devices == ["meta"]
+
+
+def test_many_inputs_fail_as_one_and_spoil_no_other() -> None:
+    net = Counting()
+    with Batcher(net, most=4, wait_ms=10_000) as batcher:
+        bad = batcher.submit_many(torch.ones(2, INPUTS), ["task 1", "no such task"])
+        good = batcher.submit_many(torch.ones(2, INPUTS), ["task 1", "task 3"])
+        assert [row.isfinite().sum() for row in good.result(10)] == [3, 5]
+        with pytest.raises(RankupError, match="no task 'no such task'"):
+            bad.result(10)
+        for x, tasks in ((torch.ones(2, INPUTS), ["task 1"]), (torch.ones(0, INPUTS), [])):
+            with pytest.raises(RankupError, match=f"got {len(tasks)} tasks for {len(x)} inputs"):
+                batcher.submit_many(x, tasks)
+
+
+def test_queue_on_the_loop_runs_when_full_or_due() -> None:
+    async def main() -> None:
+        net, loop = Counting(), asyncio.get_running_loop()
+        with Batcher(net, most=4, wait_ms=200, loop=loop, inline=True) as batcher:
+            began = time.monotonic()
+            await asyncio.gather(*ask(batcher, 7), batcher.submit_many(torch.ones(2, INPUTS), TWO))
+            assert time.monotonic() - began < 0.2  # full
+            await batcher.submit(torch.ones(INPUTS), "task 1")
+            assert time.monotonic() - began >= 0.2  # due
+        assert [shape[0] for shape, _ in net.calls] == [4, 3, 2, 1]
+
+    asyncio.run(main())
+
+
 def test_queue_is_bounded() -> None:
     net = Counting()
     net.go.clear()
@@ -115,7 +183,9 @@ def test_queue_is_bounded() -> None:
         while len(batcher):  # until the thread has taken it
             time.sleep(0.001)
         futures += ask(batcher, 3)
-        with pytest.raises(QueueFull, match="3 requests are waiting already"):
+        with pytest.raises(QueueFull, match="and 3 do already"):
+            batcher.submit_many(torch.ones(1, INPUTS), ["task 1"])
+        with pytest.raises(QueueFull, match="at most 3 inputs wait at once, and 3 do already"):
             ask(batcher, 1)
         net.go.set()
         assert all(future.result(10) is not None for future in futures)

@@ -3,7 +3,10 @@
 import asyncio
 import io
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -38,22 +41,40 @@ class Answering:
 
     async def answers(self, asked: Asked) -> list[dict[str, Any]]:
         """An entry for each input and task, in the order in which they were asked."""
-        submit, futures = self.batcher.submit, []
-        try:
-            for question in asked.questions:
-                made = self._few_numbers(question) or await self._in_a_thread(question)
-                for card in question.tasks:
-                    futures.append(submit(made[card.kind], card.name))
-            rows = iter([await future for future in futures])
-        except BaseException:
-            for future in futures:  # nobody will read them
-                future.cancel()
-            raise
+        inputs, names = [], []
+        for question in asked.questions:
+            made = self._few_numbers(question) or await self._in_a_thread(question)
+            for card in question.tasks:
+                inputs.append(made[card.kind])
+                names.append(card.name)
+        if len(inputs) == 1:
+            rows = iter([await self.batcher.submit(inputs[0], names[0])])
+        else:
+            rows = iter(await self._rows(inputs, names))
         return [
             _answer(number, question, card, next(rows), asked.top)
             for number, question in enumerate(asked.questions)
             for card in question.tasks
         ]
+
+    async def _rows(self, inputs: list[Tensor], names: list[str]) -> list[list[float]]:
+        """The queue's answers to inputs, which may be of several shapes: it is asked once for each
+        shape."""
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for place, x in enumerate(inputs):
+            alike[x.shape, x.dtype].append(place)
+        futures = []
+        try:
+            for places in alike.values():
+                x = torch.stack([inputs[place] for place in places])
+                futures.append(self.batcher.submit_many(x, [names[place] for place in places]))
+            answers = [await future for future in futures]
+        except BaseException:
+            for future in futures:  # nobody will read them
+                future.cancel()
+            raise
+        placed = zip(chain(*alike.values()), chain(*answers), strict=True)
+        return [row for _, row in sorted(placed, key=itemgetter(0))]
 
     def _few_numbers(self, question: Question) -> dict[int, Tensor] | None:
         """An input of few numbers, as each kind of its tasks takes it; None for other inputs."""
@@ -102,9 +123,11 @@ def made(question: Question, card: TaskCard, limits: Limits) -> Tensor:
 
 def _as_numbers(content: list[Any] | Packed, shape: tuple[int, ...] | None = None) -> Tensor:
     """Numbers as float32: NumPy reads nested lists several times faster than torch."""
+    is_whole = False
     try:
         if isinstance(content, Packed):
             flat = np.frombuffer(content.content, DTYPES[content.dtype])
+            is_whole = content.dtype != "float32"
             array = flat.astype(np.float32).reshape(content.shape)
         else:
             array = np.array(content, dtype=np.float32)
@@ -115,7 +138,7 @@ def _as_numbers(content: list[Any] | Packed, shape: tuple[int, ...] | None = Non
         raise RankupError(f"tensor must be {wanted}") from None
     if shape is not None and array.shape != shape:
         raise RankupError(f"the tensor is of shape {list(array.shape)}, expected {list(shape)}")
-    if not np.isfinite(array).all():
+    if not is_whole and not np.isfinite(array).all():
         raise RankupError("the tensor holds NaN or infinity")
     return torch.from_numpy(array)
 
@@ -168,7 +191,10 @@ def probabilities(logits: Tensor) -> list[list[float]]:
     """What the queue makes of a batch's logits."""
     if logits.dim() != 2:
         raise RankupError(f"the network answers with logits of shape {list(logits.shape)}")
-    return logits.float().softmax(1).tolist()
+    shares = logits.float().softmax(1)
+    if shares.isnan().any():
+        raise RankupError("the answer is not a number: the input's numbers are too large")
+    return shares.tolist()
 
 
 def _answer(

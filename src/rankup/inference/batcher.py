@@ -7,7 +7,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +20,16 @@ Network = Callable[..., Any]  # net(x, task=…): a name for all samples, or a l
 
 
 class QueueFull(RankupError):
-    """More requests wait than the queue takes: ask again later."""
+    """More inputs wait than the queue takes: ask again later."""
 
 
 class Closed(RankupError):
     """The queue takes no more requests."""
 
 
-class _Request(NamedTuple):
-    x: Tensor
-    task: str
-    future: AnyFuture
+# An input, its task, who waits for it, and None; or inputs [N, …], a task for each, who waits for
+# all of them, and N. A plain tuple: making it and its like is a good part of what an item costs.
+_Request = tuple[Tensor, Any, AnyFuture, int | None]
 
 
 class Batcher:
@@ -42,16 +42,17 @@ class Batcher:
     Args:
         net: called as `net(x, task=…)`, with one task's name or a list of a name per sample. It
             may be replaced at any time: `batcher.net = other`.
-        most: requests in a batch.
+        most: inputs in a batch.
         wait_ms: milliseconds that a request waits for others.
-        longest_queue: requests that may wait; one more raises `QueueFull`.
+        longest_queue: inputs that may wait; one more raises `QueueFull`.
         finish: makes a list, with an entry per sample, of a batch's logits.
         loop: the event loop that awaits the answers. A batch's answers reach it in one go. Without
             one, requests may come from any thread, and get futures of `concurrent.futures`.
         inline: run batches on the loop itself, in place of a thread. For a network that takes
             far less than a millisecond, so that threads taking turns do not delay its batches.
             Meanwhile the loop does nothing else.
-        on_batch: told how many requests each batch had.
+        device: where the network computes, if batches are to be brought there.
+        on_batch: told how many inputs each batch had.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(4, hidden=[8]), rankup.Rank(2, 1))
@@ -74,6 +75,7 @@ class Batcher:
         finish: Callable[[Tensor], Sequence[Any]] = Tensor.unbind,
         loop: asyncio.AbstractEventLoop | None = None,
         inline: bool = False,
+        device: torch.device | str | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> None:
         if most < 1 or wait_ms < 0 or longest_queue < 1:
@@ -83,7 +85,9 @@ class Batcher:
             )
         self.net, self.most, self.wait, self.longest = net, most, wait_ms / 1000, longest_queue
         self._finish, self._loop, self._on_batch = finish, loop, on_batch
+        self._device = device
         self._waiting: deque[_Request] = deque()
+        self._count = 0  # inputs that wait
         self._oldest = 0.0  # when the first of those that wait came
         self._changed = threading.Condition()
         self._closed = False
@@ -96,28 +100,50 @@ class Batcher:
             raise RankupError("a queue without a thread needs an event loop to run on")
 
     def __len__(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
+        """How many inputs wait."""
+        return self._count
 
     def submit(self, x: Tensor, task: str) -> AnyFuture:
         """Ask a task about one input, without a dimension of samples. The future's result is the
         task's logits, `[classes]`, or what `finish` makes of them; in a mixed batch, classes that a
         task has fewer than the widest are −inf."""
         future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
-        with self._changed:
-            if self._closed:
-                raise Closed("the server is shutting down: ask again later")
-            if len(self._waiting) >= self.longest:
-                raise QueueFull(f"{self.longest} requests are waiting already: ask again later")
-            self._waiting.append(_Request(x, task, future))
-            count = len(self._waiting)
-            if count == 1:
-                self._oldest = time.monotonic()
-            if self._thread is None:
-                self._plan(count)
-            elif count in (1, self.most):  # the thread sleeps until there is one, or enough
-                self._changed.notify()
+        self._enter((x, task, future, None), 1)
         return future
+
+    def submit_many(self, x: Tensor, tasks: Sequence[str]) -> AnyFuture:
+        """Ask about several inputs, `[N, …]`, each its own task, at the cost of one: the future's
+        result is a list of what `submit` gives for each. They are answered, or fail, together."""
+        if not len(tasks) or len(x) != len(tasks):
+            raise RankupError(f"got {len(tasks)} tasks for {len(x)} inputs, expected one for each")
+        future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
+        self._enter((x, list(tasks), future, len(tasks)), len(tasks))
+        return future
+
+    def _enter(self, request: _Request, samples: int) -> None:
+        if self._thread is None:  # only the loop's thread comes here
+            first, full = self._added(request, samples)
+            if first or full:
+                self._plan(full)
+            return
+        with self._changed:
+            if any(self._added(request, samples)):  # it sleeps until there is one, or enough
+                self._changed.notify()
+
+    def _added(self, request: _Request, samples: int) -> tuple[bool, bool]:
+        """Whether it is the first of those that wait, and whether it makes a batch full."""
+        before = self._count
+        if self._closed:
+            raise Closed("the server is shutting down: ask again later")
+        if before + samples > self.longest:
+            raise QueueFull(
+                f"at most {self.longest} inputs wait at once, and {before} do already: ask later"
+            )
+        self._waiting.append(request)
+        self._count = before + samples
+        if not before:
+            self._oldest = time.monotonic()
+        return not before, before < self.most <= before + samples
 
     def close(self) -> None:
         """Answer what is waiting, then end. Later requests raise `Closed`."""
@@ -135,14 +161,15 @@ class Batcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _plan(self, count: int) -> None:
+    def _plan(self, full: bool) -> None:
         """Run a batch on the loop: now if it is full, else when its time is over."""
         assert self._loop is not None
-        if count == 1:
+        if not full:
             self._due = self._loop.call_later(self.wait, self._run_due)
-        elif count == self.most and self._due is not None:
+            return
+        if self._due is not None:
             self._due.cancel()
-            self._due = self._loop.call_soon(self._run_due)
+        self._due = self._loop.call_soon(self._run_due)
 
     def _run_due(self) -> None:
         assert self._loop is not None
@@ -161,7 +188,7 @@ class Batcher:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             due = self._oldest + self.wait
-            while len(self._waiting) < self.most and not self._closed:
+            while self._count < self.most and not self._closed:
                 if (left := due - time.monotonic()) <= 0:
                     break
                 self._changed.wait(left)
@@ -169,17 +196,31 @@ class Batcher:
             return self._taken()
 
     def _taken(self) -> list[_Request]:
-        return [self._waiting.popleft() for _ in range(min(self.most, len(self._waiting)))]
+        """As many requests as fit into a batch, at least one."""
+        if self._count == len(self._waiting) <= self.most:  # all of them, of one input each
+            taken = list(self._waiting)
+            self._waiting.clear()
+            self._count = 0
+            return taken
+        taken, room = [], self.most
+        while self._waiting and (not taken or (self._waiting[0][3] or 1) <= room):
+            taken.append(self._waiting.popleft())
+            room -= taken[-1][3] or 1
+        self._count -= self.most - room
+        return taken
 
     def _process(self, batch: Sequence[_Request]) -> None:
-        by_shape: dict[Any, list[_Request]] = defaultdict(list)
+        alike: dict[Any, list[_Request]] = defaultdict(list)
+        samples = 0
         for request in batch:
-            if not request.future.cancelled():  # else nobody waits for it any more
-                by_shape[request.x.shape, request.x.dtype].append(request)
+            x, _, future, several = request
+            samples += several or 1
+            if not future.cancelled():  # else nobody waits for it any more
+                alike[x.shape if several is None else x.shape[1:], x.dtype].append(request)
         if self._on_batch is not None:
-            self._on_batch(len(batch))
-        for alike in by_shape.values():
-            self._deliver(alike, self._answers(alike))
+            self._on_batch(samples)
+        for requests in alike.values():
+            self._deliver(requests, self._answers(requests))
 
     def _answers(self, requests: Sequence[_Request]) -> Sequence[Any]:
         try:
@@ -191,23 +232,36 @@ class Batcher:
 
     @torch.inference_mode()
     def _run(self, requests: Sequence[_Request]) -> Sequence[Any]:
-        names = [request.task for request in requests]
-        x = torch.stack([request.x for request in requests])
+        inputs, tasks, _, counts = zip(*requests, strict=True)
+        if not any(counts):
+            return self._rows(torch.stack(inputs), list(tasks))
+        given = [x if n else x[None] for x, n in zip(inputs, counts, strict=True)]
+        x = given[0] if len(given) == 1 else torch.cat(given)
+        names = [name for of, n in zip(tasks, counts, strict=True) for name in (of if n else [of])]
+        rows = iter(self._rows(x, names))
+        return [list(islice(rows, n)) if n else next(rows) for n in counts]
+
+    def _rows(self, x: Tensor, names: list[str]) -> Sequence[Any]:
+        """What `finish` makes of each sample's logits. Too many for a batch run in pieces."""
+        if len(names) > (most := self.most):
+            starts = range(0, len(names), most)
+            pieces = [self._rows(x[at : at + most], names[at : at + most]) for at in starts]
+            return [row for piece in pieces for row in piece]
         # One task by itself is answered as `net(x, task=name)` does it.
-        logits = logits_of(self.net(x, task=names[0] if len(set(names)) == 1 else names))
-        return self._finish(logits)
+        task = names[0] if len(set(names)) == 1 else names
+        x = x if self._device is None else x.to(self._device)
+        return self._finish(logits_of(self.net(x, task=task)))
 
     def _deliver(self, requests: Sequence[_Request], answers: Sequence[Any]) -> None:
-        pairs = list(zip((request.future for request in requests), answers, strict=True))
         if self._loop is None or self._thread is None:
-            _resolve(pairs)
+            _resolve(requests, answers)
             return
         with suppress(RuntimeError):  # the loop has ended, and with it all who waited
-            self._loop.call_soon_threadsafe(_resolve, pairs)
+            self._loop.call_soon_threadsafe(_resolve, requests, answers)
 
 
-def _resolve(pairs: Sequence[tuple[AnyFuture, Any]]) -> None:
-    for future, answer in pairs:
+def _resolve(requests: Sequence[_Request], answers: Sequence[Any]) -> None:
+    for (_, _, future, _), answer in zip(requests, answers, strict=True):
         if future.done():  # its caller has gone
             continue
         if isinstance(answer, Exception):

@@ -3,6 +3,7 @@ every answer."""
 
 import asyncio
 import hmac
+import math
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -59,6 +60,8 @@ class Guard:
         self.token = None if token is None else f"Bearer {token}".encode()
         self.hosts = hosts
         self.buffered = 0  # bytes of bodies that are being read or answered
+        self._reading: set[_Exchange] = set()  # that wait for more of their bodies
+        self._looks = False  # whether it looks after them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,6 +82,24 @@ class Guard:
             self.buffered -= exchange.taken
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.request(path, exchange.status, time.perf_counter() - began)
+
+    def watch(self, exchange: "_Exchange") -> set["_Exchange"]:
+        """Interrupt an exchange if it is late, until it is taken out of the returned set. One timer
+        for all of them: setting one for each request takes longer than reading most bodies."""
+        self._reading.add(exchange)
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_later(self.limits.patience / 8, self._interrupt_late)
+        return self._reading
+
+    def _interrupt_late(self) -> None:
+        now, self._looks = time.monotonic(), bool(self._reading)
+        for exchange in self._reading:
+            if exchange.task is not None and now > exchange.until and not exchange.is_late:
+                exchange.is_late = True
+                exchange.task.cancel()
+        if self._looks:
+            asyncio.get_running_loop().call_later(self.limits.patience / 8, self._interrupt_late)
 
     def _check(self, scope: Scope, exchange: "_Exchange") -> None:
         headers = exchange.headers
@@ -111,7 +132,9 @@ class _Exchange:
         self._ended = self.length == 0 and b"transfer-encoding" not in self.headers
         # A larger one gets more time, at 100 kB a second.
         self._seconds = limits.patience + min(self.length, self.most) / 1e5
-        self._until: float | None = None
+        self.task: asyncio.Task[Any] | None = None  # that reads the body
+        self.until = math.inf  # when it must have come
+        self.is_late = False
 
     async def receive(self) -> Message:
         if self._ended:
@@ -126,15 +149,20 @@ class _Exchange:
         return message
 
     async def _in_time(self) -> Message:
-        loop = asyncio.get_running_loop()
-        if self._until is None:
-            self._until = loop.time() + self._seconds
+        if self.task is None:
+            self.task = asyncio.current_task()
+            self.until = time.monotonic() + self._seconds
+        watched = self._guard.watch(self)
         try:
-            async with asyncio.timeout_at(self._until):
-                message = await self._receive()
-        except TimeoutError:
+            message = await self._receive()
+        except asyncio.CancelledError:
+            if not self.is_late or self.task is None:
+                raise
+            self.task.uncancel()
             self._ended = True  # and nobody waits for the rest
             raise Refused(408, f"the body did not come within {self._seconds:.0f} s") from None
+        finally:
+            watched.discard(self)
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._ended = True
         return message

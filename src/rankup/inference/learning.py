@@ -19,6 +19,7 @@ from rankup.net.tasks import checked_name
 
 _REMEMBERED = 20  # tasks whose progress is told
 _MOST_EPOCHS = 1000
+_ENDS = ("done", "failed")  # stages
 _COMMAND = (sys.executable, "-m", "rankup.inference.learn_images")
 
 
@@ -87,8 +88,9 @@ class Learning:
             assert process.stdout is not None
             async for line in process.stdout:
                 _take_up(told, line)
-            await process.wait()
-            if told["stage"] not in ("done", "failed"):
+                if told["stage"] in _ENDS:  # all is saved; its own end may take a second
+                    break
+            else:
                 told |= {"stage": "failed", "error": "the process that learned it has died"}
         finally:
             if process is not None and process.returncode is None:

@@ -12,6 +12,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _GRACE = 30  # seconds for requests in flight once the server is to end
 _KEEP = 30  # seconds that a connection stays open without a request
+_LINGER = 2  # seconds in which a refused sender may go on sending
+_MOST_IGNORED = 16 << 20  # bytes that it may send
 
 
 def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None) -> None:
@@ -80,12 +82,18 @@ def _impatient(seconds: float) -> type[asyncio.Protocol]:
 
     class Impatient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         _timer: asyncio.TimerHandle | None = None
+        _ignored: int | None = None  # bytes since it was refused
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._expect_headers()
 
         def data_received(self, data: bytes) -> None:
+            if self._ignored is not None:
+                self._ignored += len(data)
+                if self._ignored > _MOST_IGNORED:
+                    self.transport.close()
+                return
             if self._timer is None and self._is_idle():
                 self._expect_headers()
             super().data_received(data)
@@ -112,7 +120,7 @@ def _impatient(seconds: float) -> type[asyncio.Protocol]:
             self._refuse("408 Request Timeout", f"no request came within {seconds:g} s")
 
         def _refuse(self, status: str, sentence: str) -> None:
-            if self.transport.is_closing():
+            if self.transport.is_closing() or self._ignored is not None:
                 return
             body = json.dumps({"error": sentence}).encode()
             self.transport.write(
@@ -120,6 +128,13 @@ def _impatient(seconds: float) -> type[asyncio.Protocol]:
                 f"{len(body)}\r\nconnection: close\r\n\r\n".encode()
                 + body
             )
-            self.transport.close()
+            if not self._is_idle():
+                self.transport.close()
+                return
+            # Closed at once, the connection would be reset under one who is still sending, and the
+            # answer lost.
+            self._ignored = 0
+            self.transport.write_eof()
+            self._timer = asyncio.get_running_loop().call_later(_LINGER, self.transport.close)
 
     return Impatient

@@ -22,7 +22,13 @@ from rankup.layers.base import (
     without_row,
     working_dtype,
 )
-from rankup.layers.dispatch import MixedShape, dense_is_cheaper, mixed_way, samples_to_plan
+from rankup.layers.dispatch import (
+    MixedShape,
+    MixedWay,
+    dense_is_cheaper,
+    mixed_way,
+    samples_to_plan,
+)
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
     Block,
@@ -146,27 +152,19 @@ class FactoredLayer(TaskLayer):
         return f"{of}, factors={len(self.U)}"
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        tables = self._tables()
-        tasks_known, rank = tables.S.shape
-        samples = samples_to_plan(x)
-        way = mixed_way(
-            MixedShape(
-                samples=samples,
-                positions=self._positions(x) // max(1, samples),
-                tasks=tasks_known,
-                rank=rank,
-                inputs=self.spec.inputs,
-                outputs=self.spec.outputs,
-                pointwise=self._pointwise,
-            ),
-            x.device.type,
-        )
+        tables, way = self._tables(), self._mixed_way(x)
         # A convolution per sample has as many groups as there are samples: torch would compile it
         # again for every number.
         if way == "weights" and (self._pointwise or not torch.compiler.is_compiling()):
             return self._mixed_by_weights(x, tasks, tables)
         by = self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors
         return by(x, tasks, tables)
+
+    def _mixed_way(self, x: Tensor) -> MixedWay:
+        (tasks, rank), samples = self.S.shape, samples_to_plan(x)
+        positions = self._positions(x) // max(1, samples)
+        matrix = self.spec.inputs, self.spec.outputs, self._pointwise
+        return mixed_way(MixedShape(samples, positions, tasks, rank, *matrix), x.device.type)
 
     def _tables(self) -> Tables:
         U, V, S, *rest = read_tables(self._buffers)

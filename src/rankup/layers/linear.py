@@ -17,7 +17,9 @@ from rankup.layers.tables import read_tables
 from rankup.layers.task_context import LEARNING
 
 _UNIT = 16  # rows that tables for a mixed batch are a multiple of
-_MANY = 32  # from this many samples a CPU is faster with samples as columns, if factors are few
+# From so many samples a CPU is faster with samples as columns, if factors are few.
+_MANY = 32  # of one task
+_SEVERAL = 16  # of a mixed batch
 
 
 class FactoredLinear(FactoredLayer):
@@ -140,16 +142,28 @@ class FactoredLinear(FactoredLayer):
         return hidden @ U.to(hidden.dtype)
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        # A matrix per sample for just one position is never less work. In place, because adding a
-        # product to something otherwise begins with a copy of that.
         if self.base_weight is not None and not needs_torchs_operations():
             return self._mixed_beside_kept(x, tasks)
-        if x.dim() != 2 or _transformed(x) or not self.has_one_dtype:
+        if _transformed(x) or not self.has_one_dtype:
             return super()._mixed(x, tasks)
+        # A matrix per sample for just one position is never less work.
+        if x.dim() == 2:
+            return self._mixed_rows(x, tasks)
+        if x.is_cpu and self._mixed_way(x) == "hidden":
+            rows = tasks.repeat_interleave(math.prod(x.shape[1:-1]))
+            y = self._mixed_rows(x.reshape(-1, self.in_features), rows)
+            return y.view(*x.shape[:-1], self.out_features)
+        return super()._mixed(x, tasks)
+
+    def _mixed_rows(self, x: Tensor, tasks: Tensor) -> Tensor:
+        """For a matrix of rows. In place, because adding a product to something otherwise begins
+        with a copy of that."""
         U, V, S, B, base = read_tables(self._buffers)
         if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU
             U, V = U[:rank], V[:rank]
-        hidden = F.linear(x, V).mul_(S.index_select(0, tasks))
+        # Also faster with samples as columns, and already so for fewer of them.
+        hidden = (V @ x.t()).t() if x.is_cpu and len(x) >= _SEVERAL else F.linear(x, V)
+        hidden.mul_(S.index_select(0, tasks))
         y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y.addmm_(x, base.t())
 

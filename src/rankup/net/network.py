@@ -271,7 +271,7 @@ class IncrementalNet(nn.Module):
         validate.inputs(x, self.dtype, options)
         task = task.tolist() if isinstance(task, np.ndarray) else task
         if isinstance(task, list | tuple):
-            task = torch.tensor([self._tasks.index(each) for each in task], dtype=torch.long)
+            task = torch.tensor(self._tasks.indices(task), dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
             return self._answer_mixed(x, task, split or {}, options)
         index = self._tasks.index(task)

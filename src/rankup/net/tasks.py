@@ -173,6 +173,13 @@ class TaskList:
             self.tasks[i] = replace(task, uses=self.shortened(left, i))
         self._indices = {task.name: i for i, task in enumerate(self.tasks)}
 
+    def indices(self, tasks: Sequence[object]) -> list[int]:
+        """The index of each task, given by names or indices."""
+        try:  # mostly the names of committed tasks
+            return [self._indices[task] for task in tasks]  # type: ignore[index]
+        except (KeyError, TypeError):
+            return [self.index(task) for task in tasks]
+
     def index(self, task: object, *, or_several: bool = True) -> int:
         """The index of a task given by name or index, the one being learned included.
 
