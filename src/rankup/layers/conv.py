@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.errors import RankupError
+from rankup.layers.applied import AppliedLayer
 from rankup.layers.base import over_space, working_dtype
 from rankup.layers.dispatch import samples_to_plan
-from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
 from rankup.layers.tables import Block
@@ -21,7 +21,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-class FactoredConv(FactoredLayer):
+class FactoredConv(AppliedLayer):
     """A convolution as a sum of factors: a convolution to R channels (V), a scale for each (the
     selector), and a pointwise convolution (U)."""
 

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.layers import merging
+from rankup.layers.applied import AppliedLayer
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
 from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
 from rankup.layers.cached import CACHE
 from rankup.layers.dispatch import length_to_plan, samples_to_plan
-from rankup.layers.factored import FactoredLayer
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import read_tables
 from rankup.layers.task_context import LEARNING
@@ -22,7 +22,7 @@ _MANY = 32  # of one task
 _SEVERAL = 16  # of a mixed batch
 
 
-class FactoredLinear(FactoredLayer):
+class FactoredLinear(AppliedLayer):
     """`nn.Linear` as a sum of factors, for inputs `[B, …, in]`."""
 
     @property

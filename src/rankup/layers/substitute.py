@@ -48,7 +48,7 @@ class FactoredWeight(FactoredLayer):
 
     spec: WeightSpec
 
-    def forward(self) -> Tensor:  # type: ignore[override]
+    def forward(self) -> Tensor:
         return self.tensor(_one_task(self))
 
     def tensor(self, task: int) -> Tensor:
@@ -62,14 +62,6 @@ class FactoredWeight(FactoredLayer):
         if self.spec.transposed:
             return {"weight": tensor.reshape(inputs, outputs).t()}
         return {"weight": tensor.reshape(outputs, inputs)}
-
-    # It is never applied to an input itself.
-
-    def _check(self, x: Tensor) -> None:
-        raise NotImplementedError
-
-    _positions = _map = _up = _map_each = _map_own = _per_channel = _per_sample = _check  # type: ignore[assignment]
-    _pointwise = True
 
 
 class TaskTensor(TaskLayer):
