@@ -215,7 +215,7 @@ def test_way_through_layer_follows_from_shapes(device: str, shape: MixedShape, w
 def test_gradients_reach_inputs_of_mixed_batch(
     kind: str, base: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankup.layers.factored.mixed_way", lambda shape, device: way)
+    monkeypatch.setattr("rankup.layers.applied.mixed_way", lambda shape, device: way)
     net = taught(kind, tasks=(3, 3, 3), base=base, dtype=F64)
     x = inputs(kind, batch=5, seed=7, dtype=F64).requires_grad_()
     ids = torch.tensor([2, 0, 1, 1, 2])
