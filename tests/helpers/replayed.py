@@ -25,7 +25,7 @@ class Replayed(Eager):
         for name, tensor in (learner.step_inputs() | learner.learned()).items():
             self.tensors[0][name].copy_(tensor.detach())
         self.optimisers[0].restart()
-        self.captured.index = learner.index  # the open task's
+        self.captured.index, self.captured.active = learner.index, learner.active  # the open task
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
         learners, self.learners = self.learners, [self.captured]

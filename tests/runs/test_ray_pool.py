@@ -293,7 +293,7 @@ def test_stopped_command_leaves_no_ray_behind(sent: signal.Signals, tmp_path: Pa
     with subprocess.Popen(
         command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as driver:
-        _wait_until(lambda: any(tmp_path.glob("run/*/config.json")) or driver.poll() is not None)
+        _wait_until(lambda: any(tmp_path.rglob("config.json")) or driver.poll() is not None)
         assert driver.poll() is None
         driver.send_signal(sent)
         _, errors = driver.communicate(timeout=_PATIENCE)
