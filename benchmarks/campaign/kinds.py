@@ -20,8 +20,8 @@ KINDS: dict[str, Work] = {
 
 # How many cases of each `make test` runs.
 SAMPLE = {
-    **{"flips": 4, "zeros": 4, "rivals": 4, "files": 6, "manifests": 24},
-    **{"kills": 4, "saves": 16, "full": 2, "races": 2},
+    **{"flips": 3, "zeros": 3, "rivals": 3, "files": 4, "manifests": 16},
+    **{"kills": 2, "saves": 12, "full": 2, "races": 2},
 }
 
 

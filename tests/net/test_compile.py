@@ -19,6 +19,10 @@ from rankup.training.engine.rank import RankLearner
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the compiler says about itself
 
 
+# Deep networks take long to trace.
+SAMPLED = [pytest.param(k, marks=[pytest.mark.slow] * (k == "resnet18")) for k in KINDS]
+
+
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
@@ -36,7 +40,7 @@ def compiled(net: nn.Module) -> nn.Module:
     return whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAMPLED)
 def test_network_is_one_graph_for_each_task(kind: str) -> None:
     net = taught(kind)
     run = compiled(net)
@@ -47,7 +51,7 @@ def test_network_is_one_graph_for_each_task(kind: str) -> None:
     assert graphs() <= 4  # of each task, one for the first size and one for any other
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAMPLED)
 def test_mixed_network_is_one_graph_for_all_tasks(kind: str) -> None:
     net = taught(kind)
     run = compiled(net)
