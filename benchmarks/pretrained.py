@@ -37,8 +37,8 @@ from rankup.training.recipe import Recipe, recipe_for
 TASKS = {"clinc150": None, "banking77": 7}  # None: the tasks that the data names
 HELD_OUT = 20  # examples of each class
 
-# Rates by method, or by kind of method, chosen on held-out data of the other stream: of three for
-# most; those of RandLoRA and of whole networks are not searched.
+# Rates by method, or by kind of method, each of three by held-out data: of both streams, or for
+# lora:8 and vera of the other one. Those of RandLoRA and of whole networks are not searched.
 RATES = {
     "ours": {"clinc150": 3e-3, "banking77": 3e-3},
     "linear": {"clinc150": 1e-2, "banking77": 1e-2},
