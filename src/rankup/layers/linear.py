@@ -179,7 +179,9 @@ class FactoredLinear(AppliedLayer):
         per_sample.mul_(S.index_select(0, tasks).unsqueeze(1))
         base = cast[0] if cast else self.base_weight
         assert base is not None
-        y = F.linear(flat, base.to(dtype)).addmm_(hidden, U)
+        # A bias that all tasks share is no factor of each.
+        shared = self._bias(LEARNING).to(dtype) if self.spec.shared_bias else None
+        y = F.linear(flat, base.to(dtype), shared).addmm_(hidden, U)
         return y.view(*x.shape[:-1], self.out_features)
 
     def _joined(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -187,7 +189,7 @@ class FactoredLinear(AppliedLayer):
         multiplies fast; what those see; and the kept weight, if that has another dtype."""
         U, V, S, B, base = read_tables(self._buffers)
         tasks, rank = S.shape
-        biases = tasks if self.spec.bias else 0
+        biases = tasks if self.spec.has_own_bias else 0
         more = biases + -(rank + biases) % _UNIT
         ones = F.pad(V.new_ones(biases), (rank, more - biases))
         whose = torch.eye(tasks, biases, dtype=S.dtype, device=S.device)
