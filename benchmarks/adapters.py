@@ -8,14 +8,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from rankup import seeds
 from rankup.data.tasks import Task
+from rankup.training.batches import Feed
 from rankup.training.class_means import nearest_mean
+from rankup.training.evaluate import fraction_correct
 from rankup.training.optim import rates
 from rankup.training.recipe import Recipe
 
-_MATRICES = ["query", "key", "value", "dense"]
-_CHUNK = 512
+_TEXT_MATRICES = ["query", "key", "value", "dense"]
 _MEANS_OF = 4096  # samples, as ours
 
 
@@ -27,32 +30,48 @@ def learn_each(
     and `randlora:RANK`."""
     accuracies, size, learner = [], 0, None
     for task in tasks:
+        feed = Feed(task, recipe, task.train_x.device)
         if learner is None or not method.startswith("continued"):
             learner = _learner(method, copy.deepcopy(module), task)
-        head = next(m for n, m in learner.named_modules() if n.endswith(_HEADS))
-        _start_head(learner, head, task)
+        head = _head_of(learner, module)
+        _start_head(learner, head, feed)
         learned = [p for p in learner.parameters() if p.requires_grad]
-        _train(learner, learned, task, recipe, seed)
-        accuracies.append(_accuracy(learner, task))
+        _train(learner, learned, feed, seed)
+        learner.eval()
+        with torch.no_grad():
+            accuracies.append(fraction_correct(learner, feed.test()))
         size += sum(p.numel() * p.element_size() for p in learned)
     return accuracies, size
 
 
-_HEADS = ("head", "head.modules_to_save.default")
+def _head_of(learner: nn.Module, module: nn.Module) -> Any:
+    name = _head_name(module)
+    ends = (name, f"{name}.modules_to_save.default")
+    return next(
+        m
+        for n, m in learner.named_modules()
+        if n in ends or n.endswith(tuple("." + e for e in ends))
+    )
+
+
+def _head_name(module: nn.Module) -> str:
+    return getattr(module, "head_name", "head")
 
 
 def _learner(method: str, module: Any, task: Task) -> nn.Module:
-    module.head = nn.Linear(module.head.in_features, task.classes, device=task.train_x.device)
+    name = _head_name(module)
+    old = getattr(module, name)
+    setattr(module, name, nn.Linear(old.in_features, task.classes, device=task.train_x.device))
     kind, _, rank = method.partition(":")
     if kind == "full":
         return module  # type: ignore[no-any-return]
     if kind == "linear":
         module.requires_grad_(False)
-        module.head.requires_grad_(True)
+        getattr(module, name).requires_grad_(True)
         return module  # type: ignore[no-any-return]
     import peft
 
-    options: dict[str, Any] = {"target_modules": _MATRICES, "modules_to_save": ["head"]}
+    options: dict[str, Any] = {"target_modules": matrices(module), "modules_to_save": [name]}
     r = int(rank)
     config = {
         "lora": lambda: peft.LoraConfig(r=r, lora_alpha=2 * r, **options),
@@ -63,46 +82,45 @@ def _learner(method: str, module: Any, task: Task) -> nn.Module:
     return peft.get_peft_model(module, config)
 
 
+def matrices(module: nn.Module) -> list[str]:
+    """The layers that get adapters: an encoder's matrices, or all convolutions over channels."""
+    kinds = {n: m for n, m in module.named_modules() if isinstance(m, nn.Conv2d)}
+    return [name for name, conv in kinds.items() if conv.groups == 1] or _TEXT_MATRICES
+
+
 @torch.no_grad()
-def _start_head(learner: nn.Module, head: nn.Module, task: Task) -> None:
+def _start_head(learner: nn.Module, head: nn.Module, feed: Feed) -> None:
     features: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     learner.eval()
-    for x in torch.split(task.train_x[:_MEANS_OF], _CHUNK):
+    labels = []
+    for x, y in feed.train(_MEANS_OF):
         learner(x)
+        labels.append(y)
     hook.remove()
-    start = nearest_mean(torch.cat(features), task.train_y[:_MEANS_OF], task.classes)
+    start = nearest_mean(torch.cat(features), torch.cat(labels), feed.task.classes)
     assert start is not None
     for parameter, value in zip((head.weight, head.bias), start, strict=True):
         parameter.copy_(value)  # type: ignore[operator, union-attr]
 
 
-def _train(
-    learner: nn.Module, learned: Sequence[nn.Parameter], task: Task, recipe: Recipe, seed: int
-) -> None:
-    batch = min(recipe.batch, len(task.train_y))
-    per_epoch = -(-len(task.train_y) // batch)
-    schedule = rates(recipe, recipe.lr, recipe.epochs * per_epoch)
-    fused = task.train_x.is_cuda
+def _train(learner: nn.Module, learned: Sequence[nn.Parameter], feed: Feed, seed: int) -> None:
+    recipe, labels = feed.recipe, feed.task.train_y
+    schedule = rates(recipe, recipe.lr, recipe.epochs * feed.steps_per_epoch)
+    fused = labels.is_cuda
     optimiser = torch.optim.AdamW(learned, weight_decay=recipe.weight_decay, fused=fused)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeds.generator(seed, "samples", feed.task.name)
     learner.train()
+    for module in learner.modules():
+        if isinstance(module, _BatchNorm):  # few examples would spoil its statistics
+            module.eval()
     for step, rate in enumerate(schedule):
-        if step % per_epoch == 0:
-            order = torch.randperm(len(task.train_y), generator=generator)
-            order = torch.cat([order, order[: per_epoch * batch - len(order)]])
-            order = order.to(task.train_x.device)
-        rows = order[step % per_epoch * batch :][:batch]
+        if step % feed.steps_per_epoch == 0:
+            drawn = feed.sample_epoch(generator)
+            draws = {name: numbers.to(labels.device) for name, numbers in drawn.items()}
+        draw = {name: numbers[step % feed.steps_per_epoch] for name, numbers in draws.items()}
         optimiser.param_groups[0]["lr"] = rate
-        loss = F.cross_entropy(learner(task.train_x[rows]), task.train_y[rows])
+        loss = F.cross_entropy(learner(feed.batch(feed.x, draw)), labels[draw["rows"]])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-
-
-@torch.no_grad()
-def _accuracy(learner: nn.Module, task: Task) -> float:
-    learner.eval()
-    chunks = zip(torch.split(task.test_x, _CHUNK), torch.split(task.test_y, _CHUNK), strict=True)
-    correct = sum(int((learner(x).argmax(1) == y).sum()) for x, y in chunks)
-    return correct / len(task.test_y)

@@ -1,13 +1,15 @@
-"""A pretrained encoder learns streams of texts: accuracy and bytes beside those of PEFT's adapters.
+"""A pretrained network learns streams of tasks: accuracy and bytes beside those of PEFT's adapters.
 
     python benchmarks/pretrained.py FOLDER DATA --out cells.jsonl --stream clinc150 --shots 5
+    python benchmarks/pretrained.py MOBILENET.pt DATA --out cells.jsonl --stream photos --shots 5
     python benchmarks/pretrained.py FOLDER DATA --out cells.jsonl --table
 
-FOLDER holds the encoder (`config.json`, `model.safetensors`, a tokenizer), DATA the folders
-`clinc150` and `banking77`. A cell is a method on a stream with a seed, which draws the examples and
-the order of tasks; cells that the file has already are not run again. All methods get the same
-examples, number of steps, schedule, dropout, and heads that start from their classes' means. With
-`--held-out` they are tested on other training data, to choose settings.
+FOLDER holds an encoder of texts (`config.json`, `model.safetensors`, a tokenizer), MOBILENET.pt the
+weights of torchvision's MobileNetV2, DATA the folders of the data sets. A cell is a method on a
+stream with a seed, which draws the examples and the order of tasks; cells that the file has already
+are not run again. All methods get the same batches, number of steps, schedule, dropout, and heads
+that start from their classes' means. With `--held-out` they are tested on other training data, to
+choose settings.
 """
 
 import argparse
@@ -25,17 +27,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from adapters import learn_each
+from adapters import learn_each, matrices
+from pretrained_streams import STREAMS, TEXTS, module_of, tasks_of
 from torch import nn
 
 import rankup
-from rankup.data.streams import make_stream
 from rankup.data.tasks import Task
 from rankup.layers import FactoredLayer
+from rankup.training.fit import data_traits
 from rankup.training.recipe import Recipe, recipe_for
-
-TASKS = {"clinc150": None, "banking77": 7}  # None: the tasks that the data names
-HELD_OUT = 20  # examples of each class
 
 # Rates by method, or by kind of method, each of three by held-out data: of both streams, or for
 # lora:8 and vera of the other one. Those of RandLoRA and of whole networks are not searched.
@@ -49,19 +49,21 @@ RATES = {
     "randlora": {"clinc150": 3e-3, "banking77": 3e-3},
     "full": {"clinc150": 1e-4, "banking77": 1e-4},
 }
+_UNSEARCHED = 3e-3
 
 
 def chosen_rate(method: str, stream: str) -> float:
-    return RATES.get(method, RATES[method.partition(":")[0]])[stream]
+    return RATES.get(method, RATES[method.partition(":")[0]]).get(stream, _UNSEARCHED)
 
 
 @dataclass(frozen=True)
 class Cell:
     """A method, such as `ours:1`, `lora:8` or `linear`, on a stream.
 
-    `ours:RANK` may be followed by `int8` (how tasks are stored) and `per-task` (norms and biases);
-    to be compared with, by `alone` (no task selects from another's factors) and `random` (random
-    factors of the same length stand in for those that earlier tasks learned).
+    `ours:RANK` may be followed by `int8` (how tasks are stored), `per-task` (norms and biases) and
+    `previous` (where selectors start); to be compared with, by `alone` (no task selects from
+    another's factors) and `random` (random factors of the same length stand in for those that
+    earlier tasks learned).
     """
 
     method: str
@@ -83,10 +85,13 @@ def run(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(cell.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = rankup.models.hf(folder)
-    tasks = [task.to(device) for task in tasks_of(cell, data, module)]
+    module = module_of(cell.stream, folder)
+    stream = tasks_of(
+        cell.stream, data, module, shots=cell.shots, seed=cell.seed, held_out=cell.held_out
+    )
+    tasks = [task.to(device) for task in stream]
     recipe = replace(
-        recipe_for("default", kept=True, samples=len(tasks[0].train_y)),
+        recipe_for("default", kept=True, **data_traits(tasks)),
         precision="tf32" if device.type == "cuda" else "float32",
         lr=cell.lr,
     )
@@ -99,41 +104,17 @@ def run(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
     return asdict(cell) | {"accuracies": accuracies, "bytes": size, "seconds": seconds}
 
 
-def tasks_of(cell: Cell, data: Path, module: nn.Module) -> list[Task]:
-    """The stream's tasks with so many examples of each class."""
-    stream = make_stream(
-        f"split:{data / cell.stream}",
-        tasks=TASKS[cell.stream],
-        seed=cell.seed,
-        inputs=rankup.models.inputs_of(module),
-    )
-    generator = torch.Generator().manual_seed(cell.seed)
-    return [_few(task, cell, generator) for task in stream]
-
-
-def _few(task: Task, cell: Cell, generator: torch.Generator) -> Task:
-    learned: list[int] = []
-    held: list[int] = []
-    for label in range(task.classes):
-        rows = (task.train_y == label).nonzero().flatten()
-        rows = rows[torch.randperm(len(rows), generator=generator)].tolist()
-        most = cell.shots or len(rows) - HELD_OUT * cell.held_out
-        learned += rows[:most]
-        held += rows[most : most + HELD_OUT]
-    few = replace(task, train_x=task.train_x[learned], train_y=task.train_y[learned])
-    if cell.held_out:
-        few = replace(few, test_x=task.train_x[held], test_y=task.train_y[held])
-    return few
-
-
 def learn_ours(
     cell: Cell, module: nn.Module, tasks: Sequence[Task], recipe: Recipe
 ) -> tuple[list[float], int]:
     rank, options = int(cell.options[0]), cell.options[1:]
+    if "previous" in options:
+        recipe = replace(recipe, selectors="previous")
     net = rankup.grow(
         module,
         rankup.Rank(rank, rank),
         base="keep",
+        include=None if cell.stream in TEXTS else matrices(module),
         seed=cell.seed,
         store="int8" if "int8" in options else "full",
         vectors="per task" if "per-task" in options else "shared",
@@ -198,7 +179,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stream", nargs="+", choices=TASKS, default=[*TASKS])
+    parser.add_argument("--stream", nargs="+", choices=STREAMS, default=[*TEXTS])
     parser.add_argument("--shots", nargs="+", type=int, default=[5], help="0: all examples")
     parser.add_argument("--methods", nargs="+", default=["ours:1", "lora:1", "linear"])
     parser.add_argument("--rates", nargs="+", type=float, help="in place of the chosen ones")

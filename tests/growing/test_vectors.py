@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import rankup
+from rankup.growing.options import GrowOptions
 
 
 class Block(nn.Module):
@@ -76,10 +77,47 @@ def test_starts_as_the_module_that_was_given():
         torch.testing.assert_close(inner(x), wanted)
 
 
-def test_batch_norms_stay_each_tasks_own():
-    net = grown(nn.BatchNorm1d(16), vectors="shared")
+def trained_norm() -> nn.BatchNorm1d:
+    norm = nn.BatchNorm1d(16)
+    nn.init.normal_(norm.running_mean)
+    nn.init.uniform_(norm.running_var)
+    return norm
+
+
+def test_batch_norms_keep_the_modules_statistics(tmp_path):
+    norm = trained_norm()
+    net = grown(norm, vectors="shared")
+    learn(net, "a")
+    learn(net, "b", seed=1)
+    assert net.size(task="a").norms == 0
+    kept = net.get_submodule("body.norm")
+    assert torch.equal(kept.running_mean, norm.running_mean)
+    x = torch.randn(4, 12)
+    one = torch.cat([net(sample[None], task="b") for sample in x])
+    torch.testing.assert_close(net.train()(x, task="b"), one)  # no answer looks at its batch
+    mixed = net(x, task=torch.tensor([1, 0, 1, 0]))
+    torch.testing.assert_close(mixed[::2], one[::2])
+    rankup.save(net, tmp_path / "net")
+    assert torch.equal(rankup.load(tmp_path / "net", Block(trained_norm()))(x, "b"), net(x, "b"))
+
+
+def test_batch_norms_without_statistics_stay_each_tasks_own():
+    net = grown(nn.BatchNorm1d(16, track_running_stats=False), vectors="shared")
     learn(net, "a")
     assert net.size(task="a").norms == 64
+
+
+def test_batch_norms_stay_each_tasks_own_in_networks_that_were_saved_so(tmp_path):
+    module = Block(trained_norm())
+    options = GrowOptions(rankup.Rank(2, 1), base="keep", vectors="shared", batch_norms="per task")
+    net = rankup.IncrementalNet(module, options)
+    learn(net, "a")
+    assert net.size(task="a").norms == 64
+    rankup.save(net, tmp_path / "net")
+    assert "batch_norms" not in (tmp_path / "net" / "manifest.json").read_text()
+    loaded = rankup.load(tmp_path / "net", Block(trained_norm()))
+    x = torch.randn(4, 12)
+    assert torch.equal(loaded(x, task="a"), net(x, task="a"))
 
 
 def test_needs_a_kept_base():

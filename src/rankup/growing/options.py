@@ -34,6 +34,8 @@ class GrowOptions:
     base_dtype: str | None = None
     # Whether tasks have norms and biases of their own; with a kept base they may share the kept.
     vectors: Vectors = "per task"
+    # What that says of batch norms with statistics; folders written before it left them per task.
+    batch_norms: Vectors = "shared"
     router: RouterRule | None = None  # how tasks are guessed
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class GrowOptions:
             raise RankupError(f"vectors must be 'per task' or 'shared', got {self.vectors!r}")
         if self.vectors == "shared" and self.base != "keep":
             raise RankupError("vectors='shared' are those that are kept: it needs base='keep'")
+        if self.vectors == "per task":
+            object.__setattr__(self, "batch_norms", "per task")
         if self.store not in STORES:
             raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
         options = {

@@ -70,6 +70,14 @@ class _Planner:
     def shares_vectors(self) -> bool:
         return self.options.vectors == "shared"
 
+    def _is_shared_norm(self, layer: nn.Module) -> bool:
+        """Whether a norm stays as it was given. A batch norm without statistics cannot: it looks at
+        the whole batch."""
+        if not isinstance(layer, _BatchNorm):
+            return self.shares_vectors
+        has_statistics = layer.running_mean is not None
+        return self.shares_vectors and self.options.batch_norms == "shared" and has_statistics
+
     def plan(self) -> Plan:
         factored, norms = self._choose_factored(), self._choose_norms()
         dtype, device = choose_dtypes(self.modules[""], self.options), self._device()
@@ -178,7 +186,7 @@ class _Planner:
         return [
             name
             for name, layer in self.modules.items()
-            if isinstance(layer, _BatchNorm if self.shares_vectors else _NORMS)
+            if isinstance(layer, _NORMS) and not self._is_shared_norm(layer)
             if not self.options.excludes(name)
             if self._is_plain(name)
             # One without tensors is the same for all tasks, unless it looks at the whole batch.
@@ -242,9 +250,9 @@ class _Planner:
         }
         if "matrix" in roles:
             return "matrix" if any(map(self.options.chooses, names)) else "frozen"
-        of_batch_norm = all(isinstance(layer, _BatchNorm) for _, layer, _ in places)
-        is_own = of_batch_norm or not self.shares_vectors
-        return "vector" if roles == {"vector"} and is_own else "frozen"
+        if roles == {"vector"} and not all(self._is_shared_norm(layer) for _, layer, _ in places):
+            return "vector"
+        return "frozen"
 
     def _substituted(
         self, name: str, layer: nn.Module, ranks: dict[str, LayerRank], factored: Sequence[str]
@@ -264,7 +272,8 @@ class _Planner:
                 role = "vector"  # factors would take more numbers than the weight itself
             if role == "vector":
                 specs.append(TensorSpec(full, shape, kept))
-        if isinstance(layer, _BatchNorm) and not self.options.excludes(name):
+        is_batch_norm = isinstance(layer, _BatchNorm) and not self._is_shared_norm(layer)
+        if is_batch_norm and not self.options.excludes(name):
             specs.append(statistics_spec(name, layer))
         return specs
 

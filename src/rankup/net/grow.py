@@ -65,7 +65,7 @@ def grow(
             memory, and nothing to cast where autocast computes in it.
         vectors: whether each task has norms and biases of its own, or with `base="keep"` all have
             the module's: a task then stores little more than its factors and head, and has less
-            to learn from few examples. Batch norms are each task's own in any case.
+            to learn from few examples. Batch norms then keep the module's statistics, too.
         router: how to guess the task of inputs that come without one: `"energy"`,
             `"mahalanobis"`, `"means"`, `"analytic"` or several with weights, such as
             `"energy, mahalanobis=0.1"`. See docs/guessing.md.

@@ -105,8 +105,9 @@ class Manifest:
         for option in ("dtype", "base_dtype"):  # the same
             if options[option] is None:
                 del options[option]
-        if options["vectors"] == "per task":  # the same
-            del options["vectors"]
+        for option in ("vectors", "batch_norms"):
+            if options[option] == "per task":
+                del options[option]
         del options["draws"]  # follows from the version
         router = options.pop("router")
         options |= {} if router is None else {"router": str(router)}
@@ -188,6 +189,7 @@ class Manifest:
             dtype=given.get("dtype"),
             base_dtype=given.get("base_dtype"),
             vectors=given.get("vectors", "per task"),
+            batch_norms=given.get("batch_norms", "per task"),
         )
         parts = tuple(from_json(part) for part in data["parts"])
         tasks: list[tuple[KnownTask, File]] = []

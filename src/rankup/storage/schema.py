@@ -334,9 +334,12 @@ check_manifest: Check = fields(
                 "dtype": _DTYPE,
                 "base_dtype": _DTYPE,
                 "vectors": one_of("shared"),
+                "batch_norms": one_of("shared"),
                 "router": name,
             },
-            may_lack=("store", "per_task", "dtype", "base_dtype", "vectors", "router"),
+            may_lack=(
+                *("store", "per_task", "dtype", "base_dtype", "vectors", "batch_norms", "router"),
+            ),
         ),
         "parts": listed(_of_kind("kind", _PARTS), 1),
         "seeded": fields({"generator": name, "version": whole(1, 1000), "sha256": _SHA256}),
