@@ -272,8 +272,8 @@ class _Planner:
                 role = "vector"  # factors would take more numbers than the weight itself
             if role == "vector":
                 specs.append(TensorSpec(full, shape, kept))
-        is_batch_norm = isinstance(layer, _BatchNorm) and not self._is_shared_norm(layer)
-        if is_batch_norm and not self.options.excludes(name):
+        is_own = not self._is_shared_norm(layer) and not self.options.excludes(name)
+        if isinstance(layer, _BatchNorm) and is_own:
             specs.append(statistics_spec(name, layer))
         return specs
 
