@@ -23,13 +23,15 @@ _MEANS_OF = 4096  # samples, as ours
 
 
 def learn_each(
-    method: str, module: nn.Module, tasks: Sequence[Task], recipe: Recipe, seed: int
-) -> tuple[list[float], int]:
-    """The accuracy on each task and the bytes that all tasks store: `linear` (a head), `full` (a
+    method: str, module: nn.Module, tasks: Sequence[Task], recipes: Sequence[Recipe], seed: int
+) -> tuple[list[float], list[int]]:
+    """The accuracy on each task and the bytes that each stores: `linear` (a head), `full` (a
     network), `lora:RANK`, `continued:RANK` (a LoRA that starts from the task before's), `vera:RANK`
     and `randlora:RANK`."""
-    accuracies, size, learner = [], 0, None
-    for task in tasks:
+    accuracies: list[float] = []
+    sizes: list[int] = []
+    learner = None
+    for task, recipe in zip(tasks, recipes, strict=True):
         feed = Feed(task, recipe, task.train_x.device)
         if learner is None or not method.startswith("continued"):
             learner = _learner(method, copy.deepcopy(module), task)
@@ -40,8 +42,8 @@ def learn_each(
         learner.eval()
         with torch.no_grad():
             accuracies.append(fraction_correct(learner, feed.test()))
-        size += sum(p.numel() * p.element_size() for p in learned)
-    return accuracies, size
+        sizes.append(sum(p.numel() * p.element_size() for p in learned))
+    return accuracies, sizes
 
 
 def _head_of(learner: nn.Module, module: nn.Module) -> Any:

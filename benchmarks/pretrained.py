@@ -72,6 +72,7 @@ class Cell:
     seed: int
     lr: float
     held_out: bool
+    rich: int = 0  # so many tasks with all their examples come first, which are not counted
 
     @property
     def options(self) -> list[str]:
@@ -87,29 +88,40 @@ def run(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = module_of(cell.stream, folder)
     stream = tasks_of(
-        cell.stream, data, module, shots=cell.shots, seed=cell.seed, held_out=cell.held_out
+        cell.stream,
+        data,
+        module,
+        shots=cell.shots,
+        seed=cell.seed,
+        held_out=cell.held_out,
+        rich=cell.rich,
     )
     tasks = [task.to(device) for task in stream]
-    recipe = replace(
-        recipe_for("default", kept=True, **data_traits(tasks)),
-        precision="tf32" if device.type == "cuda" else "float32",
-        lr=cell.lr,
-    )
     module.to(device)
+    parts = tasks[: cell.rich], tasks[cell.rich :]
+    recipes = [recipe_of(cell, part) for part in parts for _ in part]
     if cell.method.startswith("ours"):
-        accuracies, size = learn_ours(cell, module, tasks, recipe)
+        accuracies, sizes = learn_ours(cell, module, tasks, recipes)
     else:
-        accuracies, size = learn_each(cell.method, module, tasks, recipe, cell.seed)
+        accuracies, sizes = learn_each(cell.method, module, tasks, recipes, cell.seed)
+    accuracies, size = accuracies[cell.rich :], sum(sizes[cell.rich :])
     seconds = round(time.perf_counter() - start, 1)
     return asdict(cell) | {"accuracies": accuracies, "bytes": size, "seconds": seconds}
 
 
+def recipe_of(cell: Cell, tasks: Sequence[Task]) -> Recipe:
+    recipe = replace(
+        recipe_for("default", kept=True, **data_traits(tasks)),
+        precision="tf32" if tasks[0].train_x.is_cuda else "float32",
+        lr=cell.lr,
+    )
+    return replace(recipe, selectors="previous") if "previous" in cell.options else recipe
+
+
 def learn_ours(
-    cell: Cell, module: nn.Module, tasks: Sequence[Task], recipe: Recipe
-) -> tuple[list[float], int]:
+    cell: Cell, module: nn.Module, tasks: Sequence[Task], recipes: Sequence[Recipe]
+) -> tuple[list[float], list[int]]:
     rank, options = int(cell.options[0]), cell.options[1:]
-    if "previous" in options:
-        recipe = replace(recipe, selectors="previous")
     net = rankup.grow(
         module,
         rankup.Rank(rank, rank),
@@ -120,12 +132,12 @@ def learn_ours(
         vectors="per task" if "per-task" in options else "shared",
     )
     accuracies = []
-    for task in tasks:
+    for task, recipe in zip(tasks, recipes, strict=True):
         rankup.fit(net, task, recipe, uses="own" if "alone" in options else "all")
         accuracies.append(rankup.accuracy(net, task))
         if "random" in options:
             _randomise(net, rank, seed=len(accuracies))
-    return accuracies, sum(net.size(task=name).bytes for name in net.tasks)
+    return accuracies, [net.size(task=name).bytes for name in net.tasks]
 
 
 @torch.no_grad()
@@ -147,11 +159,13 @@ def show(cells: Sequence[dict[str, Any]], against: str) -> None:
         lambda: defaultdict(dict)
     )
     for cell in cells:
-        where = cell["stream"], cell["shots"], cell["held_out"]
+        where = cell["stream"], cell["shots"], cell["held_out"], cell.get("rich", 0)
         found[where][f"{cell['method']} @{cell['lr']:g}"][cell["seed"]] = cell
-    for (stream, shots, held_out), methods in sorted(found.items()):
+    for (stream, shots, held_out, rich), methods in sorted(found.items()):
+        after = f", after {rich} tasks with all" if rich else ""
         data = "held-out data" if held_out else "test data"
-        print(f"\n{stream}, {f'{shots} examples of each class' if shots else 'all data'}, {data}")
+        examples = f"{shots} examples of each class" if shots else "all data"
+        print(f"\n{stream}, {examples}{after}, {data}")
         other = next((of for name, of in methods.items() if name.startswith(against)), {})
         for method, seeds in sorted(methods.items(), key=lambda item: -_mean(item[1].values())):
             gains = [_mean([seeds[s]]) - _mean([other[s]]) for s in seeds if s in other]
@@ -185,6 +199,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, help="in place of the chosen ones")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--rich", type=int, default=0, help="tasks with all examples come first")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after this")
     parser.add_argument("--table", action="store_true", help="only show what the file has")
@@ -194,14 +209,15 @@ def main() -> None:
     done = [json.loads(line) for line in lines]
     if not given.table:
         cells = [
-            Cell(method, stream, shots, seed, rate, given.held_out)
+            Cell(method, stream, shots, seed, rate, given.held_out, given.rich)
             for shots in given.shots
             for stream in given.stream
             for seed in given.seeds
             for method in given.methods
             for rate in given.rates or [chosen_rate(method, stream)]
         ]
-        known = [{key: cell[key] for key in Cell.__dataclass_fields__} for cell in done]
+        keys = Cell.__dataclass_fields__
+        known = [{key: ({"rich": 0} | cell)[key] for key in keys} for cell in done]
         todo = [cell for cell in cells if asdict(cell) not in known]
         done += run_all(todo, given)
     show(done, given.against)

@@ -64,13 +64,23 @@ class MobileNetV2(nn.Module):
 
 
 def tasks_of(
-    stream: str, data: Path, module: nn.Module, *, shots: int, seed: int, held_out: bool
+    stream: str,
+    data: Path,
+    module: nn.Module,
+    *,
+    shots: int,
+    seed: int,
+    held_out: bool,
+    rich: int = 0,
 ) -> list[Task]:
-    """The stream's tasks in the seed's order, with so many examples of each class, 0 for all.
-    With `held_out` they are tested on other training data."""
+    """The stream's tasks in the seed's order, with so many examples of each class, 0 for all, as
+    the first `rich` ones have. With `held_out` they are tested on other training data."""
     generator = torch.Generator().manual_seed(seed)
     tasks = _stream(stream, data, module, seed)
-    return [_few(task, shots, held_out, generator) for task in tasks]
+    return [
+        _few(task, shots if index >= rich else 0, held_out, generator)
+        for index, task in enumerate(tasks)
+    ]
 
 
 def _stream(stream: str, data: Path, module: nn.Module, seed: int) -> Sequence[Task] | Stream:

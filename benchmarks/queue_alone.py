@@ -155,7 +155,7 @@ def queue(rounds: int = 25) -> Measured:
     return compared(ways, "bare calls", rounds)
 
 
-def queue_on(device: str, rounds: int = 9, count: int = 4096) -> Measured:
+def queue_on(device: str, rounds: int = 5, count: int = 2048) -> Measured:
     """ResNet18 of width 20 with 20 tasks, on a GPU."""
     asking = Asking(resnet().to(device), torch.rand(count, 3, 32, 32), device)
     ways: Ways = {
