@@ -20,8 +20,8 @@ KINDS: dict[str, Work] = {
 
 # How many cases of each `make test` runs.
 SAMPLE = {
-    **{"flips": 2, "zeros": 2, "rivals": 2, "files": 3, "manifests": 8},
-    **{"kills": 1, "saves": 6, "full": 1, "races": 1},
+    **{"flips": 2, "zeros": 1, "rivals": 2, "files": 2, "manifests": 8},
+    **{"kills": 1, "saves": 4, "full": 1, "races": 1},
 }
 
 

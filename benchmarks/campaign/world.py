@@ -34,12 +34,12 @@ RIVALS = (
 )
 COMPARISON = "comparison"
 DAMAGED = ("rank", "stopped-rank", "stopped-ewc", "stopped-er-ring", "hat", COMPARISON)
-SMALL = ("rank", "stopped-rank", "stopped-ewc")
+SMALL = ("rank", "stopped-ewc")
 KILLED = ("rank", "ewc", "er-ring", "parallel")
 NETWORKS = ("keep", "seeded", "int8", "float16", "resnet18")
 
-# What commands import only when they are called. In its fork each would do so anew, which would take
-# most of its time.
+# What commands import only when they are called. In its fork each would do so anew, which would
+# take most of its time.
 _LATE = (
     *("jinja2", "matplotlib.backends.backend_agg", "sklearn.datasets", "rankup.life.asking"),
     *("rankup.cli.network", "rankup.cli.predict", "rankup.cli.report", "rankup.methods.rank"),
