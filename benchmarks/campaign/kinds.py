@@ -21,7 +21,7 @@ KINDS: dict[str, Work] = {
 # How many cases of each `make test` runs.
 SAMPLE = {
     **{"flips": 2, "zeros": 1, "rivals": 2, "files": 2, "manifests": 8},
-    **{"kills": 1, "saves": 4, "full": 1, "races": 1},
+    **{"kills": 1, "saves": 8, "full": 1, "races": 1},
 }
 
 
