@@ -46,7 +46,9 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# Files in their usual order: else those of few tests come last, some of which take the longest.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
+	--dist loadfile --no-loadscope-reorder
 
 # A process for each core, but few: each of them loads torch. Their tensors are small, so that a
 # second thread would only be in the way.

@@ -1,5 +1,7 @@
 """Fixtures that several files of tests share."""
 
+import gc
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +22,12 @@ from rankup.runs.process_pool import ProcessPool
 # Tests draw the same values in every run: one that fails fails again.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: collections of garbage need not look through all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
@@ -76,6 +84,21 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         yield from ((item, work(item)) for item in items)
 
     monkeypatch.setattr(ProcessPool, "run", in_turn)
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without plots, which take longer to draw than a small run to learn."""
+    monkeypatch.setattr("rankup.report.page.write_plots", lambda *_: [])
+    monkeypatch.setattr("rankup.report.page.embedded", lambda *_: {"average": ["", ""]})
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Processes started in the background ignore it, and so do those that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ def test_lightning_resumes(run) -> None:
     assert percentages(text)[0] > 85
 
 
+@pytest.mark.slow  # tests/real_modules/test_tools.py does the same in a third of the time
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_resumes_and_forgets_nothing(run) -> None:
     pytest.importorskip("transformers")

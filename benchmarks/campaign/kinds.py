@@ -20,8 +20,8 @@ KINDS: dict[str, Work] = {
 
 # How many cases of each `make test` runs.
 SAMPLE = {
-    **{"flips": 3, "zeros": 3, "rivals": 3, "files": 4, "manifests": 16},
-    **{"kills": 2, "saves": 12, "full": 2, "races": 2},
+    **{"flips": 2, "zeros": 1, "rivals": 2, "files": 2, "manifests": 8},
+    **{"kills": 1, "saves": 8, "full": 1, "races": 1},
 }
 
 

@@ -1,5 +1,6 @@
 """What the campaign damages: runs and networks, made once, and how they look when whole."""
 
+import importlib
 import os
 import pickle
 import shutil
@@ -33,9 +34,18 @@ RIVALS = (
 )
 COMPARISON = "comparison"
 DAMAGED = ("rank", "stopped-rank", "stopped-ewc", "stopped-er-ring", "hat", COMPARISON)
-SMALL = ("rank", "stopped-rank", "stopped-ewc")
+SMALL = ("rank", "stopped-ewc")
 KILLED = ("rank", "ewc", "er-ring", "parallel")
 NETWORKS = ("keep", "seeded", "int8", "float16", "resnet18")
+
+# What commands import only when they are called. In its fork each would do so anew, which would
+# take most of its time.
+_LATE = (
+    *("jinja2", "matplotlib.backends.backend_agg", "sklearn.datasets", "rankup.life.asking"),
+    *("rankup.cli.network", "rankup.cli.predict", "rankup.cli.report", "rankup.methods.rank"),
+    *("rankup.report.page", "rankup.runs.launch", "rankup.runs.many_seeds", "rankup.runs.predict"),
+    *("rankup.runs.run", "rankup.training.fit"),
+)
 
 _STOP_TASK, _STOP_EPOCH = 3, 2  # of five, of at least six
 
@@ -75,6 +85,8 @@ class World:
         """Make what is not there yet."""
         torch.set_num_threads(1)  # a process that is forked has none of its parent's threads
         os.environ["RANKUP_CACHE"] = str(self.root / "cache")
+        for module in _LATE:
+            importlib.import_module(module)
         for name in names:
             if (self.root / name).exists():
                 continue

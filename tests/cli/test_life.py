@@ -297,6 +297,7 @@ def test_join_makes_a_network_that_is_missing(root: Path, call: Call) -> None:
     assert (same.code, same.out) == (0, "the same in both: first, second\n")
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_tasks_of_a_run_answer_in_a_network_as_in_the_run(tmp_path: Path, call: Call) -> None:
     images = own_images(tmp_path / "images")
     words = (

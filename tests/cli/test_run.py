@@ -20,13 +20,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without plots, which take longer to draw than a small run to learn."""
-    monkeypatch.setattr("rankup.report.page.write_plots", lambda *_: [])
-    monkeypatch.setattr("rankup.report.page.embedded", lambda *_: {"average": ["", ""]})
-
-
 def learned(run: str) -> int:
     return len(Path(run, "metrics.jsonl").read_text().splitlines())
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,6 @@ def _ends_soon(group: int) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-@pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """Processes started in the background ignore it, and so do those that they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")

@@ -14,6 +14,8 @@ from rankup.data import cache, folders, load_source
 from rankup.errors import DataError
 from rankup.runs.records import read_config
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 def asked(folder: Path | str) -> tuple[object, ...]:
     return ("--stream", f"split:{folder}", "--tasks", 2, "--epochs", 40)

@@ -229,7 +229,7 @@ def sharded(rank: int | None = None) -> Any:
     sharding.whole = counted
     for number, task in enumerate(make_stream("s-digits", tasks=2)):
         if number == 0:
-            rankup.fit(net, task, rankup.Recipe(epochs=10, batch=64, lr=0.003))
+            rankup.fit(net, task, rankup.Recipe(epochs=6, batch=64, lr=0.003))
             continue
         net.begin_task(task.name, task.classes)
         optimiser = torch.optim.SGD(net.parameters(), lr=0.01)

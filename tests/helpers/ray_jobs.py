@@ -59,6 +59,7 @@ class InFolder:
     most: int
     dies_at: int = -1
     pause: float = 0
+    rest: float = 0  # seconds before it dies
 
     @property
     def folders(self) -> list[Path]:
@@ -80,6 +81,6 @@ def count(work: InFolder) -> list[int]:
             time.sleep(work.pause)
             process_pool.tell(node_of(0))
         if number == work.dies_at and number != begun:
-            time.sleep(1.2)  # what was written is sent
+            time.sleep(work.rest)
             os.kill(os.getpid(), signal.SIGKILL)
     return mine

@@ -1,5 +1,6 @@
 """A served network that takes small grey images, in the test's own process."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,15 +16,30 @@ from rankup.inference.app import Options, create_app
 Serve = Callable[..., TestClient]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three tasks, the first two of images and the third of numbers."""
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tasks, the first two of images and the third of numbers, only to be read."""
+    folder = tmp_path_factory.mktemp("inference") / "net"
     net = network(3, 2, 5)
     for name, classes in (("task 1", ("ant", "bee", "cow")), ("task 2", ("ant", "bee"))):
         about = {"class_names": classes, "accuracy": 0.75, "title": name.title()}
         net.annotate(name, inputs=GREY, **about)
-    rankup.save(net, tmp_path / "net")
-    return tmp_path / "net"
+    rankup.save(net, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(made, tmp_path / "net"))
+
+
+@pytest.fixture(scope="module")
+def client(made: Path) -> Iterator[TestClient]:
+    """Of one server for all tests of a file: as it starts it looks through all that is loaded."""
+    app = create_app(made, Options(hosts=None))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
 
 
 @pytest.fixture

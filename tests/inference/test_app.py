@@ -23,12 +23,12 @@ def as_dict(answer: dict[str, Any]) -> dict[str, float]:
     return {entry["name"]: entry["probability"] for entry in answer["classes"]}
 
 
-def test_image_gets_classes_with_probabilities(serve: Any, folder: Path) -> None:
+def test_image_gets_classes_with_probabilities(client: Any, made: Path) -> None:
     files = {"image": ("a.png", image(1))}
-    response = serve().post("/predict", files=files, data={"task": "task 1"})
+    response = client.post("/predict", files=files, data={"task": "task 1"})
     (answer,) = response.json()["answers"]
     assert (answer["task"], answer["file"], answer["item"]) == ("task 1", "a.png", 0)
-    wanted = probabilities(folder, GREY.batch([image(1)])[0], "task 1")
+    wanted = probabilities(made, GREY.batch([image(1)])[0], "task 1")
     assert as_dict(answer) == pytest.approx(
         dict(zip(("ant", "bee", "cow"), wanted, strict=True)), abs=1e-5
     )
@@ -36,22 +36,20 @@ def test_image_gets_classes_with_probabilities(serve: Any, folder: Path) -> None
     assert shares == sorted(shares, reverse=True)
 
 
-def test_numbers_and_base64_in_json(serve: Any, folder: Path) -> None:
-    client = serve()
+def test_numbers_and_base64_in_json(client: Any, made: Path) -> None:
     response = client.post("/predict", json={"task": "task 3", "tensor": NUMBERS, "top": 2})
     (answer,) = response.json()["answers"]
-    wanted = probabilities(folder, torch.tensor(NUMBERS), "task 3")
+    wanted = probabilities(made, torch.tensor(NUMBERS), "task 3")
     best = sorted(range(5), key=wanted.__getitem__, reverse=True)[:2]
     assert [entry["name"] for entry in answer["classes"]] == [str(index) for index in best]
     encoded = base64.b64encode(image(1)).decode()
     response = client.post("/predict", json={"task": "task 1", "image": encoded})
     (answer,) = response.json()["answers"]
-    wanted = probabilities(folder, GREY.batch([image(1)])[0], "task 1")
+    wanted = probabilities(made, GREY.batch([image(1)])[0], "task 1")
     assert as_dict(answer)["bee"] == pytest.approx(wanted[1], abs=1e-5)
 
 
-def test_several_tasks_and_a_task_for_each_item(serve: Any) -> None:
-    client = serve()
+def test_several_tasks_and_a_task_for_each_item(client: Any) -> None:
     files = [("image", ("a.png", image(1))), ("image", ("b.png", image(2)))]
 
     def asked(response: Any) -> list[tuple[int, str]]:
@@ -67,8 +65,7 @@ def test_several_tasks_and_a_task_for_each_item(serve: Any) -> None:
     assert asked(response) == [(0, "task 3"), (1, "task 1"), (1, "task 2")]
 
 
-def test_each_input_gets_its_own_answer_whatever_its_kind(serve: Any) -> None:
-    client = serve()
+def test_each_input_gets_its_own_answer_whatever_its_kind(client: Any) -> None:
     first, second = (
         {"image": base64.b64encode(image(seed)).decode(), "task": "task 1"} for seed in (1, 2)
     )
@@ -90,8 +87,8 @@ def test_requests_for_different_tasks_share_a_batch(serve: Any) -> None:
     assert "rankup_batch_size_sum 20.0\n" in text
 
 
-def test_tasks_tell_what_they_are(serve: Any) -> None:
-    data = serve().get("/tasks").json()
+def test_tasks_tell_what_they_are(client: Any) -> None:
+    data = client.get("/tasks").json()
     first, second, third = data["tasks"]
     assert first["classes"] == ["ant", "bee", "cow"]
     assert (first["title"], first["accuracy"]) == ("Task 1", 0.75)
@@ -102,8 +99,8 @@ def test_tasks_tell_what_they_are(serve: Any) -> None:
     assert data["network"]["numbers"] == sum(task["numbers"] for task in data["tasks"])
 
 
-def test_sharing_has_a_row_for_each_task(serve: Any) -> None:
-    data = serve().get("/sharing").json()
+def test_sharing_has_a_row_for_each_task(client: Any) -> None:
+    data = client.get("/sharing").json()
     assert data["tasks"] == ["task 1", "task 2", "task 3"]
     assert [len(row) for row in data["shares"]] == [2, 3, 4]
 
@@ -156,8 +153,7 @@ def test_health_metrics_and_documentation(serve: Any) -> None:
     assert "<script" not in page
 
 
-def test_page_loads_nothing_from_elsewhere(serve: Any) -> None:
-    client = serve()
+def test_page_loads_nothing_from_elsewhere(client: Any) -> None:
     response = client.get("/")
     assert "default-src 'none'" in response.headers["content-security-policy"]
     for path in ("/", "/page.css", "/page.js", "/icon.svg"):

@@ -55,8 +55,8 @@ JSON: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("given", JSON.values(), ids=JSON.keys())
-def test_bad_json_is_refused_in_one_sentence(serve: Any, given: tuple[Any, str]) -> None:
-    response = serve().post("/predict", json=given[0])
+def test_bad_json_is_refused_in_one_sentence(client: Any, given: tuple[Any, str]) -> None:
+    response = client.post("/predict", json=given[0])
     assert response.status_code == 400
     assert list(response.json()) == ["error"]
     assert given[1] in response.json()["error"]
@@ -64,23 +64,22 @@ def test_bad_json_is_refused_in_one_sentence(serve: Any, given: tuple[Any, str])
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b'{"tensor": NaN}'])
-def test_what_is_not_json_is_refused(serve: Any, body: bytes) -> None:
+def test_what_is_not_json_is_refused(client: Any, body: bytes) -> None:
     headers = {"content-type": "application/json"}
-    response = serve().post("/predict", content=body, headers=headers)
+    response = client.post("/predict", content=body, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_are_not_finite_are_refused(serve: Any, value: str) -> None:
+def test_numbers_that_are_not_finite_are_refused(client: Any, value: str) -> None:
     body = f'{{"task": "task 3", "tensor": [{", ".join([value] * 16)}]}}'
     headers = {"content-type": "application/json"}
-    response = serve().post("/predict", content=body, headers=headers)
+    response = client.post("/predict", content=body, headers=headers)
     assert response.json() == {"error": "the tensor holds NaN or infinity"}
 
 
-def test_answers_that_are_not_numbers_are_refused(serve: Any) -> None:
-    client = serve()
+def test_answers_that_are_not_numbers_are_refused(client: Any) -> None:
     items = [{"tensor": NUMBERS}, {"tensor": [3e38, -3e38] * (SIDE * SIDE // 2)}]
     response = client.post("/predict", json={"items": items, "task": "task 3"})
     assert response.status_code == 400
@@ -98,9 +97,8 @@ IMAGES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("given", IMAGES.values(), ids=IMAGES.keys())
 def test_bad_image_is_refused_and_the_next_one_answered(
-    serve: Any, given: tuple[bytes, str]
+    client: Any, given: tuple[bytes, str]
 ) -> None:
-    client = serve()
     data = {"task": "task 1"}
     response = client.post("/predict", files={"image": ("a.png", given[0])}, data=data)
     assert response.status_code == 400
@@ -109,8 +107,7 @@ def test_bad_image_is_refused_and_the_next_one_answered(
     assert response.status_code == 200
 
 
-def test_bad_forms_are_refused(serve: Any) -> None:
-    client = serve()
+def test_bad_forms_are_refused(client: Any) -> None:
     two = [("image", ("a.png", image())), ("image", ("b.png", image()))]
     for files, data, why in (
         ([("other", ("a.png", image()))], {"task": "task 1"}, "neither an image nor a text"),
@@ -127,8 +124,7 @@ def test_bad_forms_are_refused(serve: Any) -> None:
     assert "cannot be read" in response.json()["error"]
 
 
-def test_other_paths_methods_and_types_are_refused(serve: Any) -> None:
-    client = serve()
+def test_other_paths_methods_and_types_are_refused(client: Any) -> None:
     assert client.get("/nowhere").status_code == 404
     assert "see /docs" in client.get("/nowhere").json()["error"]
     assert client.get("/predict").status_code == 405

@@ -108,7 +108,7 @@ ranks = st.builds(
 
 
 @pytest.mark.filterwarnings("ignore:one task cannot add more rank", "ignore:Using padding='same'")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     module=convolutions() | linears(),
     rank=ranks,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rankup
 from helpers.calling import Call
+from helpers.sampling import sampled
 from rankup.data.inputs import ImageInput, TensorInput
 from rankup.life import exporting
 from rankup.life.asking import all_asked, asked_task
@@ -41,8 +42,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-@pytest.mark.parametrize("to", ["onnx", "torch"])
-@pytest.mark.parametrize("task", ["a", "b"])
+@pytest.mark.parametrize(("task", "to"), sampled(["a", "b"], ["onnx", "torch"]))
 @pytest.mark.filterwarnings("ignore")
 def test_every_task_answers_as_in_the_network(
     folder: Path, tmp_path: Path, task: str, to: Format

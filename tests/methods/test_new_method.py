@@ -79,7 +79,9 @@ def test_commands_know_it(call: Call) -> None:
     )
 
 
-def test_processes_and_resume_know_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_and_resume_know_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setattr("rankup.cli.run.show_runs", lambda *_: None)  # its plots take longest
     options = ("--method", "si", "--strength", 2, "--damping", 0.2)
     begun = call("run", *options, *SMALL, "--epochs", 6, "--seeds", 2, "--out", "r")
@@ -87,6 +89,7 @@ def test_processes_and_resume_know_it(call: Call, monkeypatch: pytest.MonkeyPatc
     config = read_config(Path("r/seed-1/config.json"))
     assert config["options"] == {"strength": 2.0, "damping": 0.2}
     METHODS.pop("si")
+    request.getfixturevalue("one_process")  # what other processes know was seen
     with only_built_in(monkeypatch, NEW_METHOD):
         again = call("run", "--resume", "--out", "r")
     assert again.code == 0, again.err

@@ -49,6 +49,7 @@ def test_only_the_last_layers_go_on_learning(net: str) -> None:
     assert list(whole)[-1] == layer.spec.name
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_run_takes_the_last_layers_from_its_options(call: Call, tmp_path: Path) -> None:
     words = ("--tasks", 1, "--epochs", 1, "--device", "cpu", "--out", tmp_path / "run")
     done = call("run", *words, "--last", 1, "--no-reuse")

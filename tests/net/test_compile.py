@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from rankup.training.engine.rank import RankLearner
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the compiler says about itself
 
 
-# Deep networks take long to trace.
-SAMPLED = [pytest.param(k, marks=[pytest.mark.slow] * (k == "resnet18")) for k in KINDS]
+def sample(*sampled: str) -> list[Any]:
+    """All kinds of networks. Tracing takes long, so that all but a sample are slow."""
+    return [pytest.param(k, marks=() if k in sampled else pytest.mark.slow) for k in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def compiled(net: nn.Module) -> nn.Module:
     return whole
 
 
-@pytest.mark.parametrize("kind", SAMPLED)
+@pytest.mark.parametrize("kind", sample("mlp", "convolutions"))
 def test_network_is_one_graph_for_each_task(kind: str) -> None:
     net = taught(kind)
     run = compiled(net)
@@ -51,7 +53,7 @@ def test_network_is_one_graph_for_each_task(kind: str) -> None:
     assert graphs() <= 4  # of each task, one for the first size and one for any other
 
 
-@pytest.mark.parametrize("kind", SAMPLED)
+@pytest.mark.parametrize("kind", sample("mlp", "transformer"))
 def test_mixed_network_is_one_graph_for_all_tasks(kind: str) -> None:
     net = taught(kind)
     run = compiled(net)

@@ -56,7 +56,7 @@ def assert_same(found: Any, expected: Tensor) -> None:
     assert error <= 1e-5 * expected[is_class].abs().max()
 
 
-@pytest.mark.parametrize("made", [mlp, vit])
+@pytest.mark.parametrize("made", [mlp, pytest.param(vit, marks=pytest.mark.slow)])
 def test_merged_module_as_onnx(made: Callable[[], Any], tmp_path: Path) -> None:
     module, inputs = made()
     net = network(module)

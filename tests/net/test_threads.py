@@ -63,7 +63,7 @@ def test_serving_does_not_change_what_is_learned(tmp_path: Path) -> None:
             rankup.load(tmp_path / "True", module)
 
         with meanwhile(serve) if busy else nullcontext():
-            rankup.fit(net, second, replace(QUICK, epochs=60))
+            rankup.fit(net, second, replace(QUICK, epochs=20))
         assert rng_states() == before
         found.append(net(second.test_x, "second"))
     assert torch.equal(*found)
@@ -105,7 +105,7 @@ def test_networks_answer_while_others_are_grown() -> None:
     net, x = knowing_a_task()
     answer, answers = net(x, task=0), Counter[bool]()
     with meanwhile(lambda: answers.update([torch.equal(net(x, task=0), answer)])):
-        for _ in range(20):
+        for _ in range(8):
             rankup.grow(rankup.models.mlp(8, [16]), rankup.Rank(2, 1))
     assert answers.keys() == {True}
 
@@ -113,7 +113,7 @@ def test_networks_answer_while_others_are_grown() -> None:
 def test_networks_are_grown_in_several_threads() -> None:
     module, before = rankup.models.mlp(8, [16]), nn.Module.__call__
     with meanwhile(lambda: rankup.grow(module, rankup.Rank(2, 1))):
-        for _ in range(20):
+        for _ in range(8):
             assert rankup.grow(module, rankup.Rank(2, 1)).plan.chain
     assert nn.Module.__call__ is before
 
@@ -126,7 +126,7 @@ def test_eight_threads_run_different_tasks_at_once() -> None:
     mixed_alone = [net(x, task=mixed) for x in batches]
 
     def run(task: int) -> None:
-        for _ in range(10):
+        for _ in range(4):
             for x, expected, expected_mixed in zip(batches, alone[task], mixed_alone, strict=True):
                 assert torch.equal(net(x, task=task), expected)
                 assert torch.equal(net(x, task=mixed), expected_mixed)
@@ -142,12 +142,12 @@ def test_threads_answer_while_task_is_learned(kind: str) -> None:
     expected = logits(net, x)
     with ThreadPoolExecutor(2) as pool:
         learning = pool.submit(
-            lambda: [teach(net, f"later {i}", inputs(kind, seed=i), steps=5) for i in range(20)]
+            lambda: [teach(net, f"later {i}", inputs(kind, seed=i), steps=5) for i in range(8)]
         )
         while not learning.done():
             assert_same_bits(expected, [net(x, task=task) for task in range(3)])
         learning.result()
-    assert len(net.tasks) == 23
+    assert len(net.tasks) == 11
 
 
 @pytest.mark.parametrize("kind", ["mlp", "transformer", "convolutions"])
@@ -157,7 +157,7 @@ def test_threads_answer_mixed_batches_during_commits(kind: str) -> None:
     expected = net(x, task=tasks)
 
     def commit() -> None:
-        for index in range(40):
+        for index in range(15):
             net.begin_task(f"later {index}", classes=2 + index % 3)
             net.commit_task(calibrate=[x])
 
@@ -167,4 +167,4 @@ def test_threads_answer_mixed_batches_during_commits(kind: str) -> None:
             # How a layer computes depends on its number of tasks, and rounding depends on that.
             torch.testing.assert_close(net(x, task=tasks), expected, rtol=1e-4, atol=1e-4)
         committing.result()
-    assert len(net.tasks) == 43
+    assert len(net.tasks) == 18

@@ -55,7 +55,7 @@ def test_timm_network_is_taught_images_as_it_wants_them(call: Call) -> None:
     assert inputs.size == 32
     assert not inputs.is_plain
     images = own_images(Path("photos"), "a", "b")
-    done = call("learn", "net", images, "--epochs", "10", "--json")
+    done = call("learn", "net", images, "--epochs", "4", "--json")
     assert done.code == 0, done.err
     # As the network prepares its inputs, not as the task was read for learning.
     files = sorted(images.rglob("*.png"))

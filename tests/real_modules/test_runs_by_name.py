@@ -65,7 +65,7 @@ def test_texts_are_learned_domain_by_domain(call: Call) -> None:
 @pytest.mark.usefixtures("here", "one_process")
 def test_methods_begin_with_the_same_weights(call: Call) -> None:
     asked = ("--stream", "split:texts", "--net", "hf:bert", "--pretrained", *QUICK)
-    done = call("compare", *asked, "--methods", "rank,finetune", "--out", "both")
+    done = call("compare", *asked, "--epochs", 4, "--methods", "rank,finetune", "--out", "both")
     assert done.code == 0, done.err
     wanted = models.hf("bert").state_dict()["model.embeddings.position_embeddings.weight"]
     launch = Launch(Request("split:texts", net="hf:bert", pretrained=True))
@@ -79,7 +79,7 @@ def test_methods_begin_with_the_same_weights(call: Call) -> None:
 @pytest.mark.usefixtures("here", "one_process")
 def test_several_seeds_each_have_their_order(call: Call) -> None:
     asked = ("run", "--stream", "split:texts", "--net", "hf:bert", "--seeds", 3)
-    done = call(*asked, *QUICK, "--out", "seeds")
+    done = call(*asked, *QUICK, "--epochs", 8, "--out", "seeds")
     assert done.code == 0, done.err
     orders = {tuple(line["task"] for line in lines(f"seeds/seed-{seed}")) for seed in range(3)}
     assert len(orders) == 2

@@ -115,8 +115,8 @@ def test_every_method_has_its_run_folders(call: Call, tmp_path: Path) -> None:
     assert (root / "report.html").exists()
 
 
-@pytest.mark.usefixtures("no_plots")
-def test_seeds_run_in_processes_and_are_averaged(call: Call) -> None:
+@pytest.mark.usefixtures("no_plots", "one_process")
+def test_seeds_have_a_thread_each_and_are_averaged(call: Call) -> None:
     done = call("compare", "--methods", "finetune", "--seeds", 2, *QUICK)
     assert done.code == 0, done.err
     assert len(read_lines(Path("c/finetune/seed-1"))) == 2

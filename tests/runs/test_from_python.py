@@ -16,7 +16,7 @@ from rankup.methods import METHODS
 from rankup.runs.records import read_lines
 from rankup.runs.run import Progress
 
-TINY = {"tasks": 2, "epochs": 4, "width": 16, "batch": 32}
+TINY = {"tasks": 2, "epochs": 2, "width": 16, "batch": 32}
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -113,12 +114,18 @@ def die(_: SeedRun) -> str | None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def dead(*_: object, lost: str, **__: object) -> NoReturn:
+    raise rankup.RankupError(lost)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_killed_process_says_how_to_continue(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rankup paper` has no --resume, and always goes on."""
     monkeypatch.setattr(many_seeds, "_run_one", die)
+    if resume:  # once it is a process of its own
+        monkeypatch.setattr(process_pool.ProcessPool, "run", dead)
     monkeypatch.setattr(process_pool, "cores", lambda: 1)
     seeds = [asked(seed, tmp_path / f"seed-{seed}", resume=resume) for seed in range(2)]
     again = "the same command" if resume else "the same command with --resume"

@@ -96,7 +96,8 @@ def test_worker_that_dies_elsewhere_leaves_what_it_sent(
     pool: RayPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RayPool, "_all_see", lambda *_: False)
-    item = ray_jobs.InFolder(tmp_path / "run", most=3, dies_at=2)
+    # When it dies, what was written is sent.
+    item = ray_jobs.InFolder(tmp_path / "run", most=3, dies_at=2, rest=1.2)
     assert work(pool, ray_jobs.count, item) == [(item, [3])]
 
 
@@ -278,6 +279,7 @@ def test_experiments_on_a_cluster_equal_those_without(
         assert [run.config for run in here] == [run.config for run in there]
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize(
     "sent", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
 )

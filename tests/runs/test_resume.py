@@ -24,6 +24,8 @@ from rankup.runs.seal import seal_again
 
 SHORT = {"epochs": 2, "batch": 64}
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ KILLER = """
 
     method, root, wanted = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     stream = make_stream("p-digits", tasks=2)
-    config = config_for(stream, method, epochs=20)
+    config = config_for(stream, method, epochs=10)
 
     def fork(out):
         child = os.fork()

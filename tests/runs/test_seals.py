@@ -28,6 +28,8 @@ from rankup.runs.records import is_sealed, raw_lines, read_config, read_lines
 from rankup.runs.run import SeedRun, run
 from rankup.training.checkpoint import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 OLD = Path(__file__).parents[1] / "version-0.1" / "runs"
 TASK = OpenTask(1, "permutation 02", 0, {"name": "default", "lr": 0.1})
 STATE = {

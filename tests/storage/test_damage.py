@@ -163,6 +163,7 @@ def test_what_nobody_can_use_is_said(tmp_path: Path, call: Call) -> None:
     assert "selectors must be 'previous' or a number" in large.err
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_teacher_of_another_stream_is_refused(tmp_path: Path, call: Call) -> None:
     """Whose tasks have the same names and as many classes."""
     photos, teacher, out = own_images(tmp_path / "photos"), tmp_path / "teacher", tmp_path / "out"

@@ -95,6 +95,7 @@ def test_saving_old_network_again_writes_same_files(name: str, tmp_path: Path) -
         assert (tmp_path / "again" / file).read_bytes() == (folder / file).read_bytes()
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("run", [Path(name) for name in ("rank", "hat", "seeds/seed-1", "int8")])
 def test_run_is_reported_as_before(run: Path, tmp_path: Path, call: Call) -> None:
     last = (OLD / "runs" / run / "metrics.jsonl").read_text().splitlines()[-1]
@@ -115,6 +116,7 @@ def says_unsealed(run: Path) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("run", [str(run) for run in RUNS if run.parts[0].isalpha()])
 def test_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call) -> None:
     folder = copied(run, tmp_path)
@@ -125,6 +127,7 @@ def test_finished_run_resumes_as_finished(run: str, tmp_path: Path, call: Call) 
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("method", ["rank", "ewc"])
 def test_stopped_run_goes_on_to_same_bits(method: str, tmp_path: Path, call: Call) -> None:
     folder = copied(f"stopped-{method}", tmp_path)

@@ -218,6 +218,7 @@ def teacher(tmp_path: Path, known: IncrementalNet) -> Path:
     return tmp_path / "teacher"
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_run_learns_from_another_run(teacher: Path, tmp_path: Path, call: Call) -> None:
     learn = [*SMALL, "--tasks", "1", "--epochs", "3"]
     taught, plain = tmp_path / "taught", tmp_path / "plain"

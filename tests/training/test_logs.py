@@ -112,6 +112,7 @@ def test_learning_is_drawn(tmp_path: Path, call: Call) -> None:
     assert accuracy == pytest.approx(json.loads(done.out)["accuracy"])
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_runs_of_several_seeds_are_drawn_each_and_learn_the_same(
     call: Call, one_process: None
 ) -> None:
