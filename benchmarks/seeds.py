@@ -18,7 +18,7 @@ from common import RESULTS, write_result
 from rankup.data.streams import make_stream
 from rankup.runs.folder import RunConfig
 from rankup.runs.many_seeds import run_seeds
-from rankup.runs.run import SeedRun, versions
+from rankup.runs.seed_run import SeedRun, versions
 from rankup.training.recipe import recipe_for
 
 

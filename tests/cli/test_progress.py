@@ -3,7 +3,7 @@
 import pytest
 
 from rankup.cli import progress
-from rankup.runs.run import Progress
+from rankup.runs.seed_run import Progress
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from rankup.data.streams import Stream
 from rankup.runs.folder import RunConfig
 from rankup.runs.records import read_lines
-from rankup.runs.run import versions
+from rankup.runs.seed_run import versions
 from rankup.training.recipe import Recipe
 
 

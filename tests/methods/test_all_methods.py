@@ -18,7 +18,7 @@ from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS
 from rankup.metrics import Footprint
 from rankup.runs.many_seeds import run_seeds
-from rankup.runs.run import SeedRun
+from rankup.runs.seed_run import SeedRun
 from rankup.testing import Expected, MethodTests, accuracy, learn, make_method, split_digits
 
 

@@ -19,7 +19,8 @@ from rankup.data.transforms import Permutation, Rotation, transform_each
 from rankup.methods import METHODS
 from rankup.methods.multitask import Union
 from rankup.runs.records import read_lines
-from rankup.runs.run import SeedRun, run, run_together
+from rankup.runs.run import run, run_together
+from rankup.runs.seed_run import SeedRun
 from rankup.testing import make_method
 from rankup.training.batches import Feed
 from rankup.training.engine.cuda_graph import Graph

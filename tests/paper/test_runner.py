@@ -72,7 +72,7 @@ def test_stopped_run_is_resumed(results: Results, monkeypatch: pytest.MonkeyPatc
         if now.task == 1:  # type: ignore[attr-defined]
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankup.runs.run._TELL", 0.0)
+    monkeypatch.setattr("rankup.runs.seed_run._TELL", 0.0)
     with pytest.raises(KeyboardInterrupt):
         runs.run(experiment, stop, pytest.fail)
     assert results.missing(experiment) == [0]

@@ -20,7 +20,8 @@ from rankup.runs.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from rankup.runs.run import SeedRun, run, run_together
+from rankup.runs.run import run, run_together
+from rankup.runs.seed_run import SeedRun
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.engine.select import Engine
 from rankup.training.loop import learn

@@ -25,7 +25,8 @@ from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
-from rankup.runs.run import SeedRun, run_together
+from rankup.runs.run import run_together
+from rankup.runs.seed_run import SeedRun
 from rankup.training.batches import Feed
 from rankup.training.engine.learner import Learner
 
@@ -295,7 +296,7 @@ def test_progress_counts_methods_and_tasks() -> None:
     from rich.progress import Progress as Bars
 
     from rankup.cli.progress import MethodBars
-    from rankup.runs.run import Progress
+    from rankup.runs.seed_run import Progress
 
     bars = Bars(console=Console(file=io.StringIO()))
     watch = MethodBars(bars, tasks=10, methods=2)

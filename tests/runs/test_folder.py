@@ -17,7 +17,8 @@ from rankup.data.streams import Stream
 from rankup.errors import RankupError, StoreError
 from rankup.runs.folder import write_config, write_configs
 from rankup.runs.records import read_lines
-from rankup.runs.run import SeedRun, run, run_together
+from rankup.runs.run import run, run_together
+from rankup.runs.seed_run import SeedRun
 
 
 @pytest.mark.parametrize("method", ["er-ring", "rank", "parallel"])

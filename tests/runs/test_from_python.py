@@ -14,7 +14,7 @@ from helpers.runs import outcome
 from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS
 from rankup.runs.records import read_lines
-from rankup.runs.run import Progress
+from rankup.runs.seed_run import Progress
 
 TINY = {"tasks": 2, "epochs": 2, "width": 16, "batch": 32}
 

@@ -16,7 +16,7 @@ from rankup.runs.folder import write_config, write_lines
 from rankup.runs.launch import Launch
 from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
-from rankup.runs.run import SeedRun
+from rankup.runs.seed_run import SeedRun
 from rankup.runs.tune import Outcome, Tuning
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'rankup[ray]'")

@@ -16,7 +16,8 @@ from rankup.data.streams import Stream, make_stream
 from rankup.runs import many_seeds, process_pool
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.read import read_run
-from rankup.runs.run import Progress, SeedRun, run, run_together
+from rankup.runs.run import run, run_together
+from rankup.runs.seed_run import Progress, SeedRun
 
 
 @pytest.fixture(autouse=True)

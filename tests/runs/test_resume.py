@@ -19,8 +19,9 @@ from rankup.runs import many_seeds
 from rankup.runs.checkpoints import CHECKPOINT
 from rankup.runs.records import as_begun
 from rankup.runs.request import Request
-from rankup.runs.run import OnProgress, SeedRun, run_together
+from rankup.runs.run import run_together
 from rankup.runs.seal import seal_again
+from rankup.runs.seed_run import OnProgress, SeedRun
 
 SHORT = {"epochs": 2, "batch": 64}
 

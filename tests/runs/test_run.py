@@ -19,7 +19,8 @@ from rankup.runs.checkpoints import read_checkpoint, write_checkpoint
 from rankup.runs.folder import RunError, check_folder, tasks_more, write_config
 from rankup.runs.read import read_run
 from rankup.runs.records import read_lines
-from rankup.runs.run import Progress, SeedRun, run
+from rankup.runs.run import run
+from rankup.runs.seed_run import Progress, SeedRun
 from rankup.training.loop import TaskFailed
 
 

@@ -25,7 +25,8 @@ from rankup.runs.checkpoints import CHECKPOINT, OpenTask, read_checkpoint, write
 from rankup.runs.folder import RunConfig
 from rankup.runs.read import read_run
 from rankup.runs.records import is_sealed, raw_lines, read_config, read_lines
-from rankup.runs.run import SeedRun, run
+from rankup.runs.run import run
+from rankup.runs.seed_run import SeedRun
 from rankup.training.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("no_plots")

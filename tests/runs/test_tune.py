@@ -27,7 +27,7 @@ from rankup.runs.launch import Launch
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.records import read_lines
 from rankup.runs.request import Device, Request
-from rankup.runs.run import SeedRun
+from rankup.runs.seed_run import SeedRun
 from rankup.runs.tune import Tuning
 from rankup.training.recipe import Recipe, recipe_for
 

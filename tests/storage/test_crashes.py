@@ -19,6 +19,8 @@ import rankup.runs.run
 from helpers.runs import config_for
 from helpers.zoo import assert_same_bits, hashes, inputs, logits, taught, teach
 from rankup.data.streams import make_stream
+from rankup.runs.records import read_lines
+from rankup.runs.seed_run import SeedRun
 
 
 def run(code: str, *args: object) -> subprocess.Popen[str]:
@@ -75,11 +77,11 @@ def test_full_disk_costs_checkpoints_and_no_more(tmp_path: Path) -> None:
     rankup.runs.run.run(config, stream, tmp_path / "whole")
     largest = (tmp_path / "whole" / "net" / "weights-0002.safetensors").stat().st_size
     with largest_file(largest):  # Adam's state is three times as large
-        tried = rankup.runs.run.SeedRun(config, stream, tmp_path / "full")
+        tried = SeedRun(config, stream, tmp_path / "full")
         assert rankup.runs.run.run_together([tried], note=notes.append) == {}
     assert len(notes) == 1
     assert notes[0].startswith(f"cannot write a checkpoint to {tmp_path / 'full'}: File too large;")
-    assert len(rankup.runs.run.read_lines(tmp_path / "full")) == 2
+    assert len(read_lines(tmp_path / "full")) == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -92,7 +94,7 @@ def test_full_disk_while_saving_ends_run_with_sentence(
     config = config_for(stream, method)
     if learned:
         rankup.runs.run.run(config, replace(stream, tasks=stream.tasks[:1]), out)
-    tried = rankup.runs.run.SeedRun(config, stream, out, resume=bool(learned))
+    tried = SeedRun(config, stream, out, resume=bool(learned))
     tried.watch = lambda *_: None  # no checkpoints
     there = "before (are|is) whole" if learned else "nothing was saved"
     message = f"^cannot save to .*net: File too large; .*{there}$"
@@ -100,26 +102,26 @@ def test_full_disk_while_saving_ends_run_with_sentence(
         rankup.runs.run.run_together([tried])
     assert not list(tmp_path.rglob("*.tmp"))
     rankup.runs.run.run(config, stream, out, resume=True)
-    assert len(rankup.runs.run.read_lines(out)) == 2
+    assert len(read_lines(out)) == 2
 
 
 def test_full_disk_while_writing_metrics_ends_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, out = make_stream("p-digits", tasks=2), tmp_path / "run"
-    config, note = config_for(stream, "finetune"), rankup.runs.run.SeedRun.note
+    config, note = config_for(stream, "finetune"), SeedRun.note
 
-    def full(run: rankup.runs.run.SeedRun, accuracies: list[float], seconds: float) -> None:
+    def full(run: SeedRun, accuracies: list[float], seconds: float) -> None:
         with largest_file(100):
             note(run, accuracies, seconds)
 
-    monkeypatch.setattr(rankup.runs.run.SeedRun, "note", full)
+    monkeypatch.setattr(SeedRun, "note", full)
     with pytest.raises(rankup.RankupError, match="cannot write to .*metrics.jsonl: File too large"):
         rankup.runs.run.run(config, stream, out)
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.tmp"))
     rankup.runs.run.run(config, stream, out, resume=True)
-    assert len(rankup.runs.run.read_lines(out)) == 2
+    assert len(read_lines(out)) == 2
 
 
 KILLED = """

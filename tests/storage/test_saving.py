@@ -10,7 +10,8 @@ from helpers.methods import answers, make
 from helpers.runs import config_for
 from rankup.data.streams import Stream, make_stream
 from rankup.methods import METHODS
-from rankup.runs.run import SeedRun, run_together
+from rankup.runs.run import run_together
+from rankup.runs.seed_run import SeedRun
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from rankup.runs.run import Progress
+    from rankup.runs.seed_run import Progress
 
 
 STOPPED = 130  # exit status of an interrupted process, as in a shell

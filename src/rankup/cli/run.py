@@ -28,7 +28,7 @@ from rankup.training.logs import Tool, check_tool
 
 if TYPE_CHECKING:
     from rankup.distributed.ranks import Ranks
-    from rankup.runs.run import SeedRun
+    from rankup.runs.seed_run import SeedRun
 
 
 @with_method_options

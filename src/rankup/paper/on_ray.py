@@ -19,7 +19,7 @@ from rankup.paper.runner import Finished, Message, Runner, is_small, phases
 from rankup.runs import process_pool
 from rankup.runs.launch import chosen_device, share_cores, share_queues
 from rankup.runs.ray_pool import Needs, RayPool
-from rankup.runs.run import Progress
+from rankup.runs.seed_run import Progress
 
 New = dict[Experiment, list[Result]]
 

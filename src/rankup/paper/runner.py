@@ -26,7 +26,7 @@ from rankup.runs.many_seeds import run_seeds
 from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import Run, read_run
 from rankup.runs.request import Device
-from rankup.runs.run import OnProgress, Progress
+from rankup.runs.seed_run import OnProgress, Progress
 
 _LARGE = ("s-miniimagenet",)  # images of 21,168 numbers
 # How many times as long as others these take, measured on an H200.

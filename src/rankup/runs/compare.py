@@ -30,7 +30,7 @@ from rankup.runs.many_seeds import groups_on_ray, run_seeds
 from rankup.runs.process_pool import ProcessPool
 from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import spread
-from rankup.runs.run import Progress, SeedRun
+from rankup.runs.seed_run import Progress, SeedRun
 from rankup.storage.atomic import write_json
 from rankup.storage.seal import sealed
 

@@ -18,7 +18,7 @@ from rankup.errors import RankupError
 from rankup.methods import method_class
 from rankup.metrics import AccuracyMatrix
 from rankup.runs.records import read_lines
-from rankup.runs.run import SeedRun
+from rankup.runs.seed_run import SeedRun
 
 if TYPE_CHECKING:
     from optuna import Trial

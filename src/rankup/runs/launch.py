@@ -22,7 +22,8 @@ from rankup.runs.folder import RunConfig
 from rankup.runs.nets import as_made, wanted_inputs
 from rankup.runs.records import CONFIG, no_setting, read_config, setting
 from rankup.runs.request import Device, Request, check_net
-from rankup.runs.run import OnProgress, SeedRun, learn_run, versions
+from rankup.runs.run import learn_run
+from rankup.runs.seed_run import OnProgress, SeedRun, versions
 from rankup.training.fit import data_traits
 from rankup.training.recipe import Recipe, recipe_for
 from rankup.utils.torch_modes import learning_on

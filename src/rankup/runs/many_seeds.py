@@ -20,7 +20,8 @@ from rankup.runs.folder import other_torch
 from rankup.runs.process_pool import ProcessPool
 from rankup.runs.ray_pool import Needs, RayPool, fetch
 from rankup.runs.records import CONFIG, unsealed_note
-from rankup.runs.run import OnProgress, Progress, SeedRun, learn_run, run_together
+from rankup.runs.run import learn_run, run_together
+from rankup.runs.seed_run import OnProgress, Progress, SeedRun
 from rankup.training.loop import TaskFailed
 from rankup.utils.malloc import keep_freed_memory
 

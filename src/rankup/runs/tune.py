@@ -29,7 +29,7 @@ from rankup.runs.many_seeds import run_seeds
 from rankup.runs.process_pool import ProcessPool
 from rankup.runs.ray_pool import RayPool
 from rankup.runs.records import runs_in
-from rankup.runs.run import OnProgress, SeedRun
+from rankup.runs.seed_run import OnProgress, SeedRun
 from rankup.storage.atomic import write_json
 from rankup.storage.seal import sealed
 
