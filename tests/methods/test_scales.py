@@ -77,6 +77,7 @@ def test_file_holds_vectors_but_no_matrices(name: str, kind: str, tmp_path: Path
         else:
             assert isinstance(method.body.get_submodule(layer), TaskHead | TaskNorm)
     in_layers = [name_of for name_of in saved if name_of.split("/")[1].rpartition(".")[0] in scaled]
+    assert not any(key.endswith((".A", ".B")) for key in method.body.state_dict())
     assert len(in_layers) == 2 * sum(len(layer.vectors) for layer in scaled.values())
 
 

@@ -82,7 +82,7 @@ def differences_table(comparison: Comparison) -> Table | None:
     """How far each method is from the first; None with fewer than two seeds or methods."""
     if not (heading := _difference_heading(comparison)):
         return None
-    table = titled(*heading, caption=_PAIRED)
+    table = titled(heading[0], caption=_PAIRED)
     table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
     table.min_width = len(_PAIRED)
     table.add_column("method", overflow="fold", ratio=1)
