@@ -128,3 +128,18 @@ def signs(seed: int, layer: str, part: str, rows: int, length: int, dtype: torch
     plus = torch.from_numpy(np.unpackbits(packed, count=count)).bool().view(rows, length)
     scale = torch.tensor(sign_scale(length), device="cpu").to(dtype)
     return torch.where(plus, scale, -scale)
+
+
+def uniform(seed: int, layer: str, part: str, rows: int, length: int) -> Tensor:
+    """Numbers from −1 to 1 as a `[rows, length]` tensor, each from 16 bits, so that they are the
+    same on every machine, too. More rows extend those of fewer.
+
+    >>> uniform(0, "vera", "A", 2, 3)
+    tensor([[ 0.6369,  0.3710, -0.6847],
+            [ 0.3410, -0.3140,  0.1525]])
+    """
+    count = rows * length
+    whole = np.frombuffer(sign_bits(seed, layer, part, 16 * count), dtype="<u2")
+    # In the middle of 65,536 equal steps: as many are above 0 as below, and float32 holds each.
+    odd = torch.from_numpy(whole.astype(np.float32)) * 2 - 65_535
+    return (odd / 65_536).view(rows, length)

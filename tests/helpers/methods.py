@@ -23,6 +23,8 @@ EXPECTED = {
     "orthog": Expected(0.96, (0.0, 0.05), options={"replay": 16}),
     "nscl": Expected(0.95, (-0.02, 0.04)),
     "ibpwf": Expected(0.95, options={"dictionary": 64}),
+    "vera": Expected(0.95, options={"directions": 256}),
+    "randlora": Expected(0.95, options={"block_rank": 8}),
     "parallel": Expected(0.97),
     "multitask": Expected(0.97),
 }
@@ -60,6 +62,9 @@ STORED: dict[str, tuple[float | Callable[[Method], float], float]] = {
     "orthog": (SHARED + 2 * HEAD, MEMORY),
     "nscl": (SHARED + 2 * HEAD + 65 * 66 // 2 + 33 * 34 // 2, 0),
     "ibpwf": (factors_in_use, 0),
+    # Biases and heads; 256 directions and 64 outputs; n (r + min(in, out)), n = 4, r = 8.
+    "vera": (2 * (64 + HEAD + 2 * 256 + 64), 0),
+    "randlora": (2 * (64 + HEAD + 2 * 4 * (8 + 32)), 0),
     "parallel": (2 * (SHARED + HEAD), 0),
     "multitask": (SHARED + 2 * HEAD, 0),
 }

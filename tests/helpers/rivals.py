@@ -56,6 +56,16 @@ def answers(method: DenseMethod, stream: Stream) -> list[Tensor]:
         return [method.predict(next(feed.test())[0], task) for task, feed in enumerate(feeds)]
 
 
+def commit_drawn(method: Method, task: Task) -> None:
+    """Commit a task whose parameters were not learned but drawn."""
+    draw = torch.Generator().manual_seed(method.learned)
+    learned = method.begin(task).learned()
+    with torch.no_grad():
+        for parameter in learned.values():
+            parameter.normal_(generator=draw)
+    method.end()
+
+
 def same(before: list[Tensor], after: list[Tensor]) -> bool:
     assert before
     return all(torch.equal(one, other) for one, other in zip(before, after, strict=False))

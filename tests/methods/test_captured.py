@@ -32,7 +32,7 @@ CONTINUAL = [name for name in NAMES if METHODS[name].continual]
 # The first task has nothing to hold or to replay, so it has a graph of its own.
 FIRST_APART = {"ewc", "icarl", "agem", "er-ring", "orthog", "nscl"}
 # All others must not be mapped over: they change tensors in place or take gradients themselves.
-MAPPED = ["finetune", "ewc", "icarl", "er-ring", "supsup", "ibpwf", "parallel"]
+MAPPED = ["finetune", "ewc", "icarl", "er-ring", "supsup", "ibpwf", "vera", "randlora", "parallel"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "icarl": {"budget": 18},  # as many for one, two and three tasks of three classes
     "ibpwf": {"dictionary": 32, "alpha": 6.0},

@@ -31,6 +31,10 @@ STORED: list[tuple[str, dict[str, Any], float, float]] = [
     ("orthog", {}, DENSE, MEMORY),
     ("nscl", {}, 659_810, 0),
     ("ibpwf", {}, 85_272, 0),  # with what the prior expects: 14 factors per layer
+    ("vera", {}, 112_840, 0),
+    ("vera", {"directions": 896}, 107_720, 0),  # as 1536 and 768 seeded factors alone
+    ("randlora", {}, 112_840, 0),
+    ("randlora", {"block_rank": 127}, 107_600, 0),
     ("parallel", {"size": "2"}, 123_800, 0),
     ("parallel", {"size": "4"}, 185_960, 0),
     ("parallel", {}, 5_386_440, 0),
@@ -64,6 +68,8 @@ def test_twenty_tasks_store(
         ("nscl", {"energy": 5.0}, "energy must be at most 1, got 5.0"),
         ("ibpwf", {"dictionary": 0}, "dictionary must be at least 1, got 0"),
         ("ibpwf", {"alpha": 0.0}, "alpha must be more than 0, got 0.0"),
+        ("vera", {"directions": 0}, "directions must be at least 1, got 0"),
+        ("randlora", {"block_rank": 0}, "block_rank must be at least 1, got 0"),
         ("parallel", {"size": "0"}, "size must be a rank of at least 1 or 'full'"),
         ("parallel", {"size": "2.5"}, "size must be a rank of at least 1 or 'full'"),
         ("parallel", {"size": "dense"}, "size must be a rank of at least 1 or 'full'"),

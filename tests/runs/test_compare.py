@@ -126,6 +126,25 @@ def test_seeds_have_a_thread_each_and_are_averaged(call: Call) -> None:
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_differences_are_shown_as_tables_and_as_json(
+    call: Call, learned: list[tuple[str, int]]
+) -> None:
+    done = call("compare", "--methods", "descent,finetune", "--seeds", 2, *QUICK)
+    assert done.code == 0, done.err
+    assert re.search(r"difference to descent *\n", done.out)
+    assert re.search(r"^ finetune +[+−]?\d+\.\d\d ± \d+\.\d\d *$", done.out, re.M)
+    assert call("report", "c").out == done.out
+    again = call("compare", "--methods", "descent", "--seeds", 2, *QUICK, "--resume", "--json")
+    assert len(learned) == 4
+    told = json.loads(again.out)
+    assert told["difference_to"] == "descent"
+    by_name = {method["method"]: method for method in told["methods"]}
+    assert "difference" not in by_name["descent"]
+    one, other = by_name["finetune"], by_name["descent"]
+    assert one["difference"] == pytest.approx(one["accuracy"] - other["accuracy"], abs=1e-3)
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_failed_method_leaves_the_others(call: Call) -> None:
     done = call("compare", "--methods", "diverging,buggy,hungry,picky,finetune", *QUICK)
     assert done.code == 1

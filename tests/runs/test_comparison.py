@@ -14,9 +14,9 @@ from helpers.calling import Call
 from helpers.comparisons import entry, known_run
 from helpers.reports import Page, printed, write_run
 from rankup.errors import RankupError
-from rankup.report.comparison.export import as_csv, as_latex, as_markdown
+from rankup.report.comparison.export import as_csv, as_json, as_latex, as_markdown
 from rankup.report.comparison.page import write_comparison
-from rankup.report.comparison.text import methods_table
+from rankup.report.comparison.text import cells, differences_table, methods_table
 from rankup.runs.comparison import Comparison, read_comparison
 
 ROWS = {  # of each method, for each seed
@@ -70,18 +70,73 @@ CELLS = [
     ["a<b>", "failed", "–", "–", "–", "–"],
 ]
 
+# To rank, which is given first: by 10 and 15 points, and by −10 and 0. The standard error is half
+# the distance between two numbers. Of ewc only one seed is there.
+DIFFERENCES = ["+12.50 ± 2.50", "–", "−5.00 ± 5.00", "–", "–"]
+
 
 def test_table_is_as_worked_out_by_hand(comparison: Comparison) -> None:
     text = printed(methods_table(comparison))
     rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-    for cells in CELLS:
-        assert cells in rows or cells[0].startswith("ewc"), cells
+    for row in CELLS:
+        assert row in rows or row[0].startswith("ewc"), row
     assert ["ewc (1 of 2", "70.00", "30.00", "15,000", "0", "5.0 s"] in [
         [row[0].removesuffix(" seeds)"), *row[1:]] for row in rows
     ]
     words = " ".join(text.split())
     assert "mean ± standard deviation of 2 seeds; parameters" in words
     assert "* not continual: it has the data of all tasks at once" in words
+
+
+def test_differences_are_as_worked_out_by_hand(comparison: Comparison) -> None:
+    table = differences_table(comparison)
+    assert table
+    text = printed(table)
+    assert re.search(r"difference to rank *\n", text)
+    rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+    assert [row for row in rows if "±" in row[-1] and len(row) == 2] == [
+        ["joint|all", "+12.50 ± 2.50"],
+        ["fine_tune", "−5.00 ± 5.00"],
+    ]
+    assert "paired over seeds: mean ± standard error" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_seeds_are_paired_by_number_not_by_place(comparison: Comparison) -> None:
+    """Of three seeds rank lacks the first and fine_tune the last."""
+    first, second = comparison.entries[:2]
+    three = [replace(run, config={"seed": seed}) for seed, run in enumerate(first.runs, 1)]
+    others = [known_run([[x], [x, x]]) for x in (0.1, 0.7, 0.6)]
+    others = [replace(run, config={"seed": seed}) for seed, run in enumerate(others)]
+    entries = [replace(first, runs=three, seeds=4), replace(second, runs=others, seeds=4)]
+    four = replace(comparison, seeds=4, entries=entries)
+    # 70 to 85 and 60 to 80
+    assert cells(four, entries[1])[-1] == "−17.50 ± 2.50 (2 seeds)"
+
+
+@pytest.mark.parametrize("seeds", [0, 1])
+def test_without_several_seeds_nothing_is_said_of_differences(
+    comparison: Comparison, seeds: int
+) -> None:
+    entries = [replace(each, runs=each.runs[:seeds], seeds=1) for each in comparison.entries]
+    one = replace(comparison, seeds=1, entries=entries)
+    alone = replace(comparison, entries=comparison.entries[:1])
+    for without in (one, alone):
+        assert differences_table(without) is None
+        texts = as_markdown(without), as_csv(without), as_latex(without)
+        assert not any("difference" in text for text in texts)
+        assert json.loads(as_json(without))["difference_to"] is None
+
+
+def test_json_is_what_the_csv_holds(comparison: Comparison) -> None:
+    told = json.loads(as_json(comparison))
+    rows = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    assert (told["stream"], told["seeds"], told["difference_to"]) == ("p-digits", 2, "rank")
+    for method, row in zip(told["methods"], rows, strict=True):
+        assert {name: str(value) for name, value in method.items()} == {n: row[n] for n in method}
+    paired = [row["difference"] + "/" + row["difference_error"] for row in rows]
+    assert paired == ["12.5/2.5", "/", "-5.0/5.0", "/", "/"]
+    assert told["methods"][0]["difference_seeds"] == 2
 
 
 def test_wide_table_fits_80_columns(tmp_path: Path) -> None:
@@ -116,29 +171,33 @@ def test_csv_has_results_and_settings(comparison: Comparison) -> None:
 def test_markdown(comparison: Comparison) -> None:
     lines = as_markdown(comparison).splitlines()
     assert lines[:4] == [
-        "| method | accuracy % | forgetting | parameters | replay buffer | time |",
-        "|---|---:|---:|---:|---:|---:|",
-        r"| joint\|all\* | 95.00 ± 0.00 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s |",
-        "| rank | 82.50 ± 3.54 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s |",
+        "| method | accuracy % | forgetting | parameters | replay buffer | time | "
+        "difference to rank |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        r"| joint\|all\* | 95.00 ± 0.00 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s | +12.50 ± 2.50 |",
+        "| rank | 82.50 ± 3.54 | 0.00 ± 0.00 | 15,000 | 0 | 5.0 s | – |",
     ]
-    assert lines[6] == r"| a\<b\> | failed | – | – | – | – |"
+    assert lines[6] == r"| a\<b\> | failed | – | – | – | – | – |"
     assert "ewc failed: seed 1: task 'b' diverged." in lines
     assert not any(line.startswith("rank failed") for line in lines)
 
 
 def test_latex(comparison: Comparison) -> None:
     lines = as_latex(comparison).splitlines()
-    table = lines[lines.index(r"\begin{tabular}{lrrrrr}") :]
+    table = lines[lines.index(r"\begin{tabular}{lrrrrrr}") :]
     assert table == [
-        r"\begin{tabular}{lrrrrr}",
+        r"\begin{tabular}{lrrrrrr}",
         r"\toprule",
-        r"method & accuracy \% & forgetting & parameters & replay buffer & time \\",
+        r"method & accuracy \% & forgetting & parameters & replay buffer & time & "
+        r"difference to rank \\",
         r"\midrule",
-        r"joint|all* & 95.00 $\pm$ 0.00 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s \\",
-        r"rank & 82.50 $\pm$ 3.54 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s \\",
-        r"fine\_tune & 77.50 $\pm$ 3.54 & 15.00 $\pm$ 7.07 & 15,000 & 0 & 5.0 s \\",
-        r"ewc (1 of 2 seeds) & 70.00 & 30.00 & 15,000 & 0 & 5.0 s \\",
-        r"a<b> & failed & -- & -- & -- & -- \\",
+        r"joint|all* & 95.00 $\pm$ 0.00 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s & "
+        r"+12.50 $\pm$ 2.50 \\",
+        r"rank & 82.50 $\pm$ 3.54 & 0.00 $\pm$ 0.00 & 15,000 & 0 & 5.0 s & -- \\",
+        r"fine\_tune & 77.50 $\pm$ 3.54 & 15.00 $\pm$ 7.07 & 15,000 & 0 & 5.0 s & "
+        r"$-$5.00 $\pm$ 5.00 \\",
+        r"ewc (1 of 2 seeds) & 70.00 & 30.00 & 15,000 & 0 & 5.0 s & -- \\",
+        r"a<b> & failed & -- & -- & -- & -- & -- \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -170,8 +229,9 @@ def test_page_holds_all_plots_and_settings(folder: Path, comparison: Comparison)
         for name in ("average", "memory", "matrices")
         for theme in ("", "-dark")
     }
-    for row in CELLS:
-        assert " ".join(row) in words
+    for row, difference in zip(CELLS, DIFFERENCES, strict=True):
+        assert " ".join((*row, difference)) in words
+    assert "differences in points of accuracy, paired over seeds: mean ± standard error" in words
     assert "b" not in page.tags
     assert "Of 5 methods, 4 learned 2 tasks of p-digits with 2 seeds or fewer; the best" in words
     assert "the best on average is rank: 82.50 ± 3.54 %, forgetting 0.00 ± 0.00." in words

@@ -37,6 +37,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Output folder, else runs/compare-STREAM[-NET].")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
     *,
     request: Request,
     method_options: dict[str, Any],
@@ -45,7 +46,8 @@ def compare(
 
     Every method uses its own settings, overridden by the options given here in all methods that
     have them. If one fails, the others continue. Writes a run folder METHOD/seed-K for each, a
-    page, report.html, and the table as table.csv, table.md and table.tex.
+    page, report.html, and the table as table.csv, table.md and table.tex. With several seeds it
+    also says how far each method is from the first, paired over seeds.
     """
     names = chosen_methods(methods)
     if "rank" not in names:
@@ -70,7 +72,7 @@ def compare(
         elif left:
             lines = ExperimentBars(bar, sum(map(len, left.values())))
             runs.run_on(pool, lines, partial(note, bar))
-    comparison = show_comparison(root, root / "report.html")
+    comparison = show_comparison(root, root / "report.html", as_json)
     if failed := [entry.method for entry in comparison.failed if entry.method in names]:
         raise RankupError(f"{len(failed)} of {len(names)} methods failed: {', '.join(failed)}")
 

@@ -9,6 +9,8 @@ import typer
 from rankup.errors import RankupError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rankup.runs.comparison import Comparison
 
 
@@ -68,15 +70,15 @@ def show_runs(paths: list[Path], page: Path) -> None:
     print_line(console, f"A page with plots: {written}")
 
 
-def show_comparison(root: Path, page: Path) -> "Comparison":
-    """Write the page and files of a comparison, and print its table: whichever of both cannot be
-    written, the other is."""
+def show_comparison(root: Path, page: Path, as_json: bool = False) -> "Comparison":
+    """Write the page and files of a comparison, and print its tables or JSON: whichever of both
+    cannot be written, the other is."""
     from rich.console import Console
 
+    from rankup.report.comparison.export import as_json as json_of
     from rankup.report.comparison.page import write_comparison
-    from rankup.report.comparison.text import failures, methods_table
     from rankup.report.page import checked_page
-    from rankup.report.tables import print_line, print_table
+    from rankup.report.tables import print_line
     from rankup.runs.comparison import read_comparison
 
     checked_page(page)
@@ -85,8 +87,21 @@ def show_comparison(root: Path, page: Path) -> "Comparison":
     try:
         written = write_comparison(comparison, page)
     finally:
-        print_table(console, methods_table(comparison))
-        for failure in failures(comparison):
-            print_line(console, failure)
-    print_line(console, f"A page with plots: {written}")
+        if as_json:
+            print(json_of(comparison))
+        else:
+            _print_comparison(console, comparison)
+    if not as_json:
+        print_line(console, f"A page with plots: {written}")
     return comparison
+
+
+def _print_comparison(console: "Console", comparison: "Comparison") -> None:
+    from rankup.report.comparison.text import differences_table, failures, methods_table
+    from rankup.report.tables import print_line, print_table
+
+    print_table(console, methods_table(comparison))
+    if differences := differences_table(comparison):
+        print_table(console, differences)
+    for failure in failures(comparison):
+        print_line(console, failure)

@@ -16,15 +16,18 @@ from rankup.methods.options import (
     OrthogOptions,
     PackNetOptions,
     ParallelOptions,
+    RandLoraOptions,
     RankOptions,
     ReplayOptions,
     SupSupOptions,
+    VeraOptions,
 )
 
 # For methods designed for plain gradient descent, with their authors' learning rate.
 _SGD = MappingProxyType(
     {"optimiser": "sgd", "lr": 0.1, "schedule": "constant", "weight_decay": 0.0}
 )
+_SCALES = (axis("lr", 3e-3, 1e-2, 3e-2, 1e-1), axis("weight_decay", 0.0, 1e-2, 5e-2))
 _REPLAY = (axis("lr", 0.01, 0.03, 0.1), axis("replay", 10, 64, 128, 256))
 
 BUILTIN = {
@@ -117,6 +120,18 @@ BUILTIN = {
         "a selection of shared factors per task; never forgets",
         IbpWfOptions,
         search=[axis("lr", 1e-3, 3e-3), axis("alpha", 10.0, 20.0, 40.0), axis("keep", 0.4, 0.5)],
+    ),
+    "vera": MethodInfo(
+        "vera:Vera",
+        "scales of random matrices that all layers share: never forgets",
+        VeraOptions,
+        search=_SCALES,
+    ),
+    "randlora": MethodInfo(
+        "randlora:RandLora",
+        "scales of random blocks whose sum has full rank: never forgets",
+        RandLoraOptions,
+        search=_SCALES,
     ),
     "parallel": MethodInfo(
         "parallel:Parallel", "a network of its own for each task: never forgets", ParallelOptions

@@ -140,6 +140,26 @@ class SupSupOptions(Options):
 
 
 @dataclass(frozen=True)
+class VeraOptions(Options):
+    directions: int = option(
+        1024,
+        "Random directions that all layers share (r of the paper): a task stores one number for "
+        "each in every layer, and one for each of its outputs.",
+        least=1,
+    )
+
+
+@dataclass(frozen=True)
+class RandLoraOptions(Options):
+    block_rank: int = option(
+        64,
+        "Rank r of each random block; a layer has as many blocks as full rank takes, n = ⌈min(in, "
+        "out) / r⌉, and a task stores n · (r + min(in, out)) numbers in it: less, the larger r is.",
+        least=1,
+    )
+
+
+@dataclass(frozen=True)
 class IbpWfOptions(Options):
     dictionary: int = option(256, "Factors in each layer's dictionary.", least=1)
     alpha: float = option(20.0, "Factors that the prior expects a task to select.", above=0)

@@ -5,8 +5,10 @@ compare.json    what was asked for, sealed
 METHOD/seed-K/  a run folder for each
 """
 
+import math
 import os
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,12 @@ class Entry(OverSeeds):
     failed: str  # why some seeds have no complete run, if that is known
 
     @property
+    def by_seed(self) -> dict[Any, float]:
+        """The average over all tasks, after the last, by seed."""
+        seeds = (run.config.get("seed") for run in self.runs)
+        return dict(zip(seeds, self.accuracy, strict=True))
+
+    @property
     def whole(self) -> bool:
         return len(self.runs) == self.seeds
 
@@ -51,6 +59,30 @@ class Entry(OverSeeds):
         mark = "" if self.continual else "*"
         some = f" ({len(self.runs)} of {self.seeds} seeds)" if self.runs and not self.whole else ""
         return f"{self.method}{mark}{some}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more of all samples one method has right than another, on average over seeds, with
+    the standard error of that mean."""
+
+    mean: float
+    error: float
+    seeds: int
+
+    @classmethod
+    def paired(cls, one: Mapping[Any, float], other: Mapping[Any, float]) -> "Difference | None":
+        """From both methods' accuracies by seed: what one seed makes hard for both, such as the
+        order of its classes, drops out. None with fewer than two seeds in common.
+
+        >>> Difference.paired({0: 0.75, 1: 0.5, 2: 0.9}, {1: 0.25, 0: 0.75, 3: 0.0})
+        Difference(mean=0.125, error=0.125, seeds=2)
+        """
+        gains = [accuracy - other[seed] for seed, accuracy in one.items() if seed in other]
+        if len(gains) < 2:
+            return None
+        error = statistics.stdev(gains) / math.sqrt(len(gains))
+        return cls(statistics.mean(gains), error, len(gains))
 
 
 @dataclass(frozen=True)
@@ -70,6 +102,20 @@ class Comparison:
         """The best first, those without results last."""
         best = sorted(self.shown, key=lambda entry: -statistics.mean(entry.accuracy))
         return best + [entry for entry in self.entries if not entry.runs]
+
+    @property
+    def reference(self) -> Entry | None:
+        """The method that the others' differences are to: the first in the order given of which
+        several seeds are complete. Not the best, which is chosen by what is to be judged."""
+        several = [entry for entry in self.entries if len(entry.by_seed) > 1]
+        return several[0] if len(several) > 1 else None
+
+    def difference(self, entry: Entry) -> Difference | None:
+        """A method's difference to the reference; None where it is not known."""
+        reference = self.reference
+        if reference is None or entry.method == reference.method:
+            return None
+        return Difference.paired(entry.by_seed, reference.by_seed)
 
     @property
     def failed(self) -> list[Entry]:

@@ -191,6 +191,16 @@ def spread(fractions: Sequence[float]) -> str:
     return f"{percent(statistics.mean(fractions))} ± {percent(statistics.stdev(fractions))}"
 
 
+def signed(fraction: float) -> str:
+    """A difference in points.
+
+    >>> signed(0.0125), signed(-0.25), signed(-0.00001)
+    ('+1.25', '−25.00', '0.00')
+    """
+    text = percent(fraction)
+    return text if text == "0.00" or fraction < 0 else f"+{text}"
+
+
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
     """Groups of several runs that differ only in their seeds. The one that has come furthest is
     first, because it may represent all."""

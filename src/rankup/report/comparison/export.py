@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def write_tables(comparison: Comparison, path: Path) -> dict[str, str]:
 
 def as_csv(comparison: Comparison) -> str:
     """A row for each method with all its settings; accuracy and forgetting in per cent."""
-    rows = [{**_numbers(entry), **columns(entry)} for entry in comparison.ranked]
+    rows = [{**_numbers(comparison, entry), **columns(entry)} for entry in comparison.ranked]
     names = dict.fromkeys((*_RESULTS, *(name for row in rows for name in row)))
     # What only some methods have comes last.
     names = dict.fromkeys(sorted(names, key=lambda name: name.startswith("options.")))
@@ -55,6 +56,18 @@ def as_csv(comparison: Comparison) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
+
+
+def as_json(comparison: Comparison) -> str:
+    """What the CSV holds, without settings, and the method that the others' differences are to."""
+    reference = comparison.reference
+    told = {
+        "stream": comparison.stream,
+        "seeds": comparison.seeds,
+        "difference_to": reference and reference.method,
+        "methods": [_numbers(comparison, entry) for entry in comparison.ranked],
+    }
+    return json.dumps(told)
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -86,7 +99,7 @@ def as_latex(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbers(entry: Entry) -> dict[str, str | int | float]:
+def _numbers(comparison: Comparison, entry: Entry) -> dict[str, str | int | float]:
     about: dict[str, str | int | float] = {
         "method": entry.method,
         "continual": "yes" if entry.continual else "no",
@@ -104,6 +117,18 @@ def _numbers(entry: Entry) -> dict[str, str | int | float]:
         "parameters": entry.parameters,
         "buffer": entry.buffer,
         "seconds": round(entry.seconds, 3),
+        **_paired(comparison, entry),
+    }
+
+
+def _paired(comparison: Comparison, entry: Entry) -> dict[str, int | float]:
+    difference = comparison.difference(entry)
+    if difference is None:
+        return {}
+    return {
+        "difference": round(100 * difference.mean, 4),
+        "difference_error": round(100 * difference.error, 4),
+        "difference_seeds": difference.seeds,
     }
 
 

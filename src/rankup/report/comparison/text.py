@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any
 from rankup.report.tables import add_row, titled
 from rankup.report.text import NOTHING, UNTOLD, count, duration, plain, settings, untold_cells
 from rankup.runs.comparison import Comparison, Entry
-from rankup.runs.read import spread
+from rankup.runs.read import percent, signed, spread
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _HEADINGS = ("method", "accuracy %", "forgetting", "parameters", "replay buffer", "time")
 
+_PAIRED = "points of accuracy, paired over seeds: mean ± standard error"
+
 _OF_A_RUN = ("method", "seed", "task_names")  # not settings of a method
 
 
 def headings(comparison: Comparison) -> tuple[str, ...]:
-    """Of the table's columns: with those of tests without the task, if there were any."""
+    """Of the table's columns: with those of tests without the task, if there were any, and that of
+    `differences` last, if there are any."""
     first, second, *rest = _HEADINGS
-    return first, second, *UNTOLD * _is_untold(comparison), *rest
+    return first, second, *UNTOLD * _is_untold(comparison), *rest, *_difference_heading(comparison)
 
 
 def _is_untold(comparison: Comparison) -> bool:
@@ -31,9 +34,10 @@ def _is_untold(comparison: Comparison) -> bool:
 def cells(comparison: Comparison, entry: Entry) -> tuple[str, ...]:
     """A row of the comparison's table, under its `headings`."""
     untold = _is_untold(comparison)
+    paired = (_difference(comparison, entry),) * bool(comparison.reference)
     if not entry.runs:
         failed = "failed" if entry.failed else "unfinished"
-        return entry.name, failed, *(NOTHING,) * (4 + len(UNTOLD) * untold)
+        return entry.name, failed, *(NOTHING,) * (4 + len(UNTOLD) * untold), *paired
     return (
         entry.name,
         spread(entry.accuracy),
@@ -42,24 +46,60 @@ def cells(comparison: Comparison, entry: Entry) -> tuple[str, ...]:
         count(entry.parameters),
         count(entry.buffer),
         duration(entry.seconds),
+        *paired,
     )
 
 
+def _difference_heading(comparison: Comparison) -> list[str]:
+    reference = comparison.reference
+    return [f"difference to {reference.method}"] if reference else []
+
+
+def _difference(comparison: Comparison, entry: Entry) -> str:
+    difference = comparison.difference(entry)
+    if difference is None:
+        return NOTHING
+    some = "" if difference.seeds == comparison.seeds else f" ({difference.seeds} seeds)"
+    return f"{signed(difference.mean)} ± {percent(difference.error)}{some}"
+
+
 def methods_table(comparison: Comparison) -> Table:
-    """A row for each method, the best first."""
-    table = titled(comparison.stream, caption="; ".join(notes(comparison)))
+    """A row for each method, the best first. The column of differences, for which 80 columns are
+    too few, is `differences_table`."""
+    shown = len(headings(comparison)) - len(_difference_heading(comparison))
+    table = titled(comparison.stream, caption="; ".join(_facts(comparison)))
     # With as little space between columns as possible: six of them have to fit.
     table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
     table.add_column("method", overflow="fold", ratio=1, min_width=9)
-    for heading in headings(comparison)[1:]:
+    for heading in headings(comparison)[1:shown]:
         table.add_column(heading.removesuffix(" buffer"), justify="right", no_wrap=True)
     for entry in comparison.ranked:
-        add_row(table, *cells(comparison, entry))
+        add_row(table, *cells(comparison, entry)[:shown])
+    return table
+
+
+def differences_table(comparison: Comparison) -> Table | None:
+    """How far each method is from the first; None with fewer than two seeds or methods."""
+    if not (heading := _difference_heading(comparison)):
+        return None
+    table = titled(heading[0], caption=_PAIRED)
+    table.show_edge, table.padding, table.caption_justify = False, (0, 0, 0, 1), "left"
+    table.min_width = len(_PAIRED)
+    table.add_column("method", overflow="fold", ratio=1)
+    table.add_column("points", justify="right", no_wrap=True)
+    for entry in comparison.ranked:
+        if comparison.difference(entry):
+            add_row(table, entry.method, _difference(comparison, entry))
     return table
 
 
 def notes(comparison: Comparison) -> list[str]:
     """Facts that one needs to read the table."""
+    facts = _facts(comparison)
+    return [*facts, f"differences in {_PAIRED}"] if comparison.reference else facts
+
+
+def _facts(comparison: Comparison) -> list[str]:
     seeds = comparison.seeds
     facts = [
         f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed",
