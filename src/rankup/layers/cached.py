@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Make = Callable[[], tuple[Tensor, ...]]
 
@@ -49,7 +49,7 @@ class Cache:
             self._entries.clear()
 
     def of(
-        self, layer: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Make
+        self, layer: object, key: Hashable, sources: Sequence[Tensor], make: Make
     ) -> tuple[Tensor, ...]:
         """What `make` makes of the sources, or has made of them for this layer and key before."""
         capturing = sources[0].is_cuda and torch.cuda.is_current_stream_capturing()
@@ -71,7 +71,7 @@ class Cache:
         return tensors
 
     def _keep(
-        self, layer: nn.Module, key: Hashable, sources: Sequence[Tensor], made: tuple[Tensor, ...]
+        self, layer: object, key: Hashable, sources: Sequence[Tensor], made: tuple[Tensor, ...]
     ) -> None:
         device, size = made[0].device, sum(tensor.nbytes for tensor in made)
         known = tuple((weakref.ref(tensor), _version(tensor)) for tensor in sources)

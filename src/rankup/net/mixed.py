@@ -9,6 +9,7 @@ from torch import Tensor
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.layers import RowsError, active
+from rankup.layers.mixed_call import MixedLayers
 from rankup.net.groups import Arguments, Run, Split, run_by_groups, run_every_task
 from rankup.net.tasks import TaskList
 
@@ -29,6 +30,7 @@ class MixedBatches:
     """
 
     _tasks: TaskList
+    layers: MixedLayers
     one_by_one: bool = False  # modules that read a task's tensors run for one task at a time
     _tried: dict[Any, bool] = field(default_factory=dict)  # found by trials, by kind of call
 
@@ -48,7 +50,7 @@ class MixedBatches:
         known = len(self._tasks.tasks)
         indices, copied = self._checked(tasks, device)
         if self._runs_in_one_pass(x, indices, options, run, split):
-            with active(indices):
+            with active(indices), self.layers.run_for(indices):
                 y = run(x, options)
             if copied is None or copied.all_below(known):
                 return y

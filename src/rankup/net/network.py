@@ -28,6 +28,7 @@ from rankup.layers import (
     merging,
     refuse_other_dtype,
 )
+from rankup.layers.mixed_call import MixedLayers
 from rankup.layers.substitute import reads_one_task
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
@@ -89,7 +90,9 @@ class IncrementalNet(Guessing, nn.Module):
         self._tasks = TaskList()
         self.routing = None if options.router is None else Routing(options.router, options.seed)
         self._together: bool | None = None  # whether the ranks of a process group learn as one
-        self._mixed = MixedBatches(self._tasks, one_by_one=reads_one_task(self.body))
+        self._mixed = MixedBatches(
+            self._tasks, MixedLayers(self.layers), one_by_one=reads_one_task(self.body)
+        )
         # For `save`: by task, descriptions of files that never change, and those of removed tasks.
         self.saved_files: dict[str, Any] = {}
         self.removed_files: list[Any] = []
