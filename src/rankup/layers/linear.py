@@ -67,7 +67,7 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
 
     def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
-        by = kept_map if needs_torchs_operations() else KeptMap.apply
+        by = kept_map if _is_mapped() else KeptMap.apply
         assert self.base_weight is not None
         y: Tensor = by(
             x.reshape(-1, self.in_features).to(working_dtype(x)),
@@ -214,6 +214,15 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
 def _sequence(x: Tensor) -> Tensor:
     """`[B, …, n]` with all positions of a sample in one dimension."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+
+
+def _is_mapped() -> bool:
+    """Whether a transform of torch.func or forward-mode derivatives are on. A compiler can trace
+    the node, whose gradients are those of new factors alone: of autograd's it would slice off the
+    frozen ones' only after computing them."""
+    if torch.compiler.is_compiling():
+        return torch._C._are_functorch_transforms_active()
+    return needs_torchs_operations()
 
 
 def _transformed(x: Tensor) -> bool:
