@@ -15,10 +15,12 @@ from rankup.layers.tables import Tables
 _UNIT = 16  # factors are a multiple of so many, which a GPU multiplies fast
 
 
-def tables(given: Tables, dtype: torch.dtype, own_bias: bool, may_copy: bool) -> MixedTables:
+def tables(
+    given: Tables, dtype: torch.dtype, own_bias: bool, shared_bias: Tensor | None, may_copy: bool
+) -> MixedTables:
     """Selectors and, if tasks have biases, those of biases, `[T, K]`; V and U as the right sides of
-    products, `[in, K]` and `[K, out]`; and, if it may be copied, the kept weight where it has
-    another dtype, `[in, out]`, or is joined with U, `[in + K, out]`."""
+    products, `[in, K]` and `[K, out]`; the bias that all tasks share; and, if it may be copied, the
+    kept weight where it has another dtype, `[in, out]`, or is joined with U, `[in + K, out]`."""
     U, V, S, B, base = given
     known, rank = S.shape
     biases = known if own_bias else 0
@@ -29,7 +31,7 @@ def tables(given: Tables, dtype: torch.dtype, own_bias: bool, may_copy: bool) ->
         rows.append(F.pad(own, (rank, more)))
     U = torch.cat([U[:rank], B]) if own_bias else U[:rank]  # steps on a GPU may have padded it
     U, V = F.pad(U, (0, 0, 0, more)).to(dtype), F.pad(V[:rank], (0, 0, 0, biases + more)).to(dtype)
-    kept = []
+    kept = [] if shared_bias is None else [shared_bias.to(dtype)]
     if base is not None and may_copy:
         if joins_hidden(len(base.t()), len(base), U.device.type):
             kept.append(torch.cat([base.to(dtype), U.t()], 1).t())
@@ -39,11 +41,12 @@ def tables(given: Tables, dtype: torch.dtype, own_bias: bool, may_copy: bool) ->
 
 
 def answer(
-    x: Tensor, own: MixedTables, base: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor, own: MixedTables, base: Tensor, shares_bias: bool, dtype: torch.dtype
 ) -> Tensor:
     """The layer's outputs `[N, out]` for `x [N, in]`, whose rows are each sample's positions."""
-    rows, (V, U, *cast) = own
-    kept = cast[0] if cast else base.to(dtype).t()
+    rows, (V, U, *others) = own
+    bias = others.pop(0) if shares_bias else None
+    kept = others[0] if others else base.to(dtype).t()
     if len(kept) > len(V):
         return _times(_beside_hidden(x, V, rows, dtype), kept, bias)
     x = x.to(dtype)

@@ -169,22 +169,27 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
     def _mixed_beside_kept(self, x: Tensor, tasks: Tensor) -> Tensor:
         dtype, base = working_dtype(x), self.base_weight
         assert base is not None
-        shared = self._bias(LEARNING).to(dtype) if self.spec.shared_bias else None
-        flat = x.reshape(-1, self.in_features)  # [N, in]
-        y = beside_kept.answer(flat, self._gathered(tasks, dtype), base, shared, dtype)
+        flat, own = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
+        y = beside_kept.answer(flat, own, base, self._shared_bias is not None, dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
     def mixed_sources(self) -> tuple[Tensor, ...]:
         if self.base_weight is None:
             return ()
         # A divided weight is whole only while its layer runs, and then no table is made of it.
-        return read_tables(self._buffers)[: None if self.may_merge else -1]
+        sources = read_tables(self._buffers)[: None if self.may_merge else -1]
+        return sources if self._shared_bias is None else (*sources, self._shared_bias)
 
     def mixed_tables(self, dtype: torch.dtype) -> MixedTables:
         if self.base_weight is None:
             return MixedTables()
         tables = Tables(*read_tables(self._buffers))
-        return beside_kept.tables(tables, dtype, self.spec.has_own_bias, self.may_merge)
+        biases = self.spec.has_own_bias, self._shared_bias
+        return beside_kept.tables(tables, dtype, *biases, self.may_merge)
+
+    @property
+    def _shared_bias(self) -> Tensor | None:
+        return self._buffers["base_bias"] if self.spec.shared_bias else None
 
     def _apply_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
