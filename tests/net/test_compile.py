@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import make_boxed_func
 
 import rankup
 from helpers.zoo import KINDS, inputs, taught
@@ -179,3 +181,42 @@ def test_learner_compiles_its_module_once_for_tasks_of_other_rank(
             torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2)
         net.commit_task()
     assert counts[-1] == counts[1] == 2
+
+
+def learning_beside_kept_weight() -> tuple[rankup.IncrementalNet, Tensor]:
+    """Of its twelve factors a hidden layer learns two."""
+    layers = nn.Linear(6, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+    net = rankup.grow(nn.Sequential(*layers), Rank(10, 2), base="keep")
+    net.begin_task("old", 3)
+    net.commit_task()
+    net.train().begin_task("new", 3)
+    return net, torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_compiled_step_multiplies_for_gradients_of_new_factors_alone() -> None:
+    net, x = learning_beside_kept_weight()
+    rows: list[int] = []
+
+    def noted(graph: Any, _: Any) -> Any:
+        products = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        rows.extend(product.meta["val"].shape[0] for product in products)
+        return make_boxed_func(graph.forward)
+
+    step = torch.compile(net, backend=aot_autograd(fw_compiler=lambda g, _: g, bw_compiler=noted))
+    step(x, task="new").square().mean().backward()
+    assert rows
+    assert 2 in rows
+    assert 12 not in rows
+
+
+def test_compiled_transform_gives_its_gradients() -> None:
+    net, x = learning_beside_kept_weight()
+    learned = {key: parameter.detach() for key, parameter in net.named_parameters()}
+
+    def loss(learned: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net, learned, (x,), {"task": "new"}).square().mean()
+
+    expected = torch.func.grad(loss)(learned)
+    found = torch.compile(torch.func.grad(loss), backend="aot_eager")(learned)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-5)

@@ -2,12 +2,15 @@
 or learned later, and those of the other forms to rounding."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rankup
 from helpers.zoo import assert_same_bits, inputs, module, relative_error
@@ -160,6 +163,32 @@ def test_large_networks_do_not_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = taught("mlp")
     net(x, task="a")
     assert not CACHE._entries
+
+
+def test_rows_of_all_layers_are_gathered_at_once() -> None:
+    def gathers(depth: int) -> int:
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(depth)]
+        net = rankup.grow(nn.Sequential(*layers, nn.Linear(4, 3)), Rank(2, 1), base="keep")
+        x = torch.randn(5, 4)
+        for name in "abc":
+            add(net, name, x)
+        ids = torch.tensor([0, 2, 1, 1, 0])
+        net(x, task=ids)
+        with torch.no_grad(), Counted() as counted:
+            net(x, task=ids)
+        return counted.by_name["aten.index_select.default"]
+
+    assert gathers(1) == gathers(4) > 0
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.by_name[str(func)] += 1
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -11,8 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rankup.layers.base import at_least_float32, over_channels, over_last
-
 Use = Literal["scale", "one plus", "shift"]  # the second as in a norm whose weight starts at zero
 
 _CLOSE = 1e-4
@@ -32,7 +30,7 @@ class Affine:
         return _NEUTRAL[dict(self.uses)[key]]
 
     def apply(self, y: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-        """Scale and shift `y` by rows per sample, `[B, C]`."""
+        """Scale and shift `y` by rows per sample, `[B, C]` or `[B, 1, C]`, of at least float32."""
         by_use = {use: self._fitted(rows[key], y) for key, use in self.uses}
         scale, shift = by_use.get("scale"), by_use.get("shift")
         if "one plus" in by_use:
@@ -44,8 +42,11 @@ class Affine:
         return whole.to(y.dtype)
 
     def _fitted(self, rows: Tensor, y: Tensor) -> Tensor:
-        wide = rows.to(at_least_float32(rows.dtype))
-        return over_last(wide, y) if self.over_last else over_channels(wide, y)
+        if self.over_last and y.dim() == rows.dim():
+            return rows
+        between = (1,) * (y.dim() - 2)
+        shape = (*between, rows.shape[-1]) if self.over_last else (rows.shape[-1], *between)
+        return rows.view(rows.shape[0], *shape)
 
 
 def affine_in(module: nn.Module, keys: Sequence[str]) -> Affine | None:

@@ -13,7 +13,7 @@ from rankup.utils.per_thread import PerThread, set_to
 STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
 TAKES_ROWS = "_takes_rows_of_rankup"  # of one whose modules a mixed batch runs through once
 
-_neutral = PerThread[bool]()  # whether vectors are read that change nothing
+_neutral = PerThread[dict[str, Tensor]]()  # by name, vectors to read that change nothing
 
 
 @cache  # or torch.compile would compile what they are in once for each of them
@@ -27,14 +27,14 @@ def affine_class(kind: Any, affine: Affine, names: tuple[tuple[str, str], ...]) 
         TAKES_ROWS: True,
         "forward": _then_rows(kind.forward, affine, names),
     }
-    attributes |= {key: property(_reader(key, name, affine)) for key, name in names}
+    attributes |= {key: property(_reader(name)) for key, name in names}
     return type(kind.__name__, (kind,), attributes)
 
 
-def _reader(key: str, name: str, affine: Affine) -> Callable[[Any], Tensor]:
+def _reader(name: str) -> Callable[[Any], Tensor]:
     def read(self: Any) -> Tensor:
-        layer = self._modules[name]
-        return layer.constant(affine.neutral(key)) if _neutral.value else layer()  # type: ignore[no-any-return]
+        neutral = _neutral.value
+        return self._modules[name]() if neutral is None else neutral[name]
 
     return read
 
@@ -49,8 +49,10 @@ def _then_rows(
         (x,) = (*inputs, *named.values())  # all that such a module takes
         if not isinstance(active_task(), Tensor):
             return forward(self, x)
-        rows = {key: self._modules[name].rows(x) for key, name in names}
-        with set_to(_neutral, True):
+        rows, neutral = {}, {}
+        for key, name in names:
+            rows[key], neutral[name] = self._modules[name].of_mixed(x)
+        with set_to(_neutral, neutral):
             y = forward(self, x)
         return affine.apply(y, rows)
 

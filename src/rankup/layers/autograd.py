@@ -152,8 +152,8 @@ def kept_map(
     old_V: Tensor,
     base: Tensor,
 ) -> Tensor:
-    """What `KeptMap` computes, in torch's own operations: for a compiler, which fuses them, and for
-    transforms that do not support such nodes."""
+    """What `KeptMap` computes, in torch's own operations: for transforms that do not support such
+    nodes."""
     U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
     y = F.linear(x, base.to(x.dtype), None if bias is None else bias.to(x.dtype))
     return torch.addmm(y, (x @ V.t()) * selector.to(x.dtype), U)

@@ -8,11 +8,14 @@ layer runs in does not depend on what is cached.
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from rankup.utils.per_thread import PerThread, set_to
 
 Make = Callable[[], tuple[Tensor, ...]]
 
@@ -34,7 +37,8 @@ class _Entry(NamedTuple):
 class Cache:
     """Tensors by layer and key, the most recently used ones of each device within a limit.
 
-    A CUDA graph goes on reading what it was captured with: that stays as long as its layer.
+    A CUDA graph goes on reading what it was captured with: that stays as long as its layer, or as
+    what `held` gave.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -49,7 +53,7 @@ class Cache:
             self._entries.clear()
 
     def of(
-        self, layer: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Make
+        self, layer: object, key: Hashable, sources: Sequence[Tensor], make: Make
     ) -> tuple[Tensor, ...]:
         """What `make` makes of the sources, or has made of them for this layer and key before."""
         capturing = sources[0].is_cuda and torch.cuda.is_current_stream_capturing()
@@ -60,9 +64,12 @@ class Cache:
             if entry is not None:
                 self._entries.move_to_end((id(layer), key))
                 if capturing:
-                    self._captured.setdefault(id(layer), []).append(entry)
+                    own = _held.value
+                    own = self._captured.setdefault(id(layer), []) if own is None else own
+                    own.append(entry)
         if entry is not None:
-            return _on_this_stream(entry)
+            # A capture begins when all work is done, and cannot wait for what is not captured.
+            return entry.tensors if capturing else _on_this_stream(entry)
         # Constants, also where the first to ask is in inference mode or records gradients.
         with torch.inference_mode(False), torch.no_grad():
             tensors = make()
@@ -71,10 +78,10 @@ class Cache:
         return tensors
 
     def _keep(
-        self, layer: nn.Module, key: Hashable, sources: Sequence[Tensor], made: tuple[Tensor, ...]
+        self, layer: object, key: Hashable, sources: Sequence[Tensor], made: tuple[Tensor, ...]
     ) -> None:
         device, size = made[0].device, sum(tensor.nbytes for tensor in made)
-        known = tuple((weakref.ref(tensor), _version(tensor)) for tensor in sources)
+        known = tuple((weakref.ref(tensor), version(tensor)) for tensor in sources)
         entry = _Entry(made, known, size, *_made_on(device))
         with self._lock:
             if id(layer) not in self._known:
@@ -109,10 +116,10 @@ class Cache:
 
 def _is_made_of(entry: _Entry, sources: Sequence[Tensor]) -> bool:
     pairs = zip(entry.sources, sources, strict=True)
-    return all(ref() is tensor and was == _version(tensor) for (ref, was), tensor in pairs)
+    return all(ref() is tensor and was == version(tensor) for (ref, was), tensor in pairs)
 
 
-def _version(tensor: Tensor) -> int:
+def version(tensor: Tensor) -> int:
     """How often it was changed in place."""
     return 0 if tensor.is_inference() else tensor._version
 
@@ -134,4 +141,13 @@ def _on_this_stream(entry: _Entry) -> tuple[Tensor, ...]:
     return entry.tensors
 
 
+@contextmanager
+def held() -> Iterator[list[Any]]:
+    """Inside, what a CUDA graph is captured with is kept by the list alone."""
+    entries: list[Any] = []
+    with set_to(_held, entries):
+        yield entries
+
+
+_held = PerThread[list[Any]]()
 CACHE = Cache()  # of all networks of the process

@@ -94,6 +94,12 @@ def mixed_way(shape: MixedShape, device: str) -> MixedWay:
     return "hidden" if by_hidden <= by_factors else "factors"
 
 
+def joins_hidden(inputs: int, outputs: int, device: str) -> bool:
+    """Whether a mixed batch's hidden channels go beside the inputs, for one product with the kept
+    weight and U: that moves all inputs once more, and two products all outputs."""
+    return device in MERGES_ON and inputs <= outputs
+
+
 HeadsWay = Literal["gathered", "together", "sorted"]
 
 

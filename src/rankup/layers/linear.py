@@ -6,23 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers import merging
+from rankup.layers import beside_kept, merging
 from rankup.layers.applied import AppliedLayer
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
 from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
-from rankup.layers.cached import CACHE
 from rankup.layers.dispatch import length_to_plan, samples_to_plan
+from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.precomputed import PROJECTED
-from rankup.layers.tables import read_tables
+from rankup.layers.tables import Tables, read_tables
 from rankup.layers.task_context import LEARNING
 
-_UNIT = 16  # rows that tables for a mixed batch are a multiple of
 # From so many samples a CPU is faster with samples as columns, if factors are few.
 _MANY = 32  # of one task
 _SEVERAL = 16  # of a mixed batch
 
 
-class FactoredLinear(AppliedLayer):
+class FactoredLinear(AppliedLayer, GatheringLayer):
     """`nn.Linear` as a sum of factors, for inputs `[B, …, in]`."""
 
     @property
@@ -68,7 +67,7 @@ class FactoredLinear(AppliedLayer):
         return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
 
     def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
-        by = kept_map if needs_torchs_operations() else KeptMap.apply
+        by = kept_map if _is_mapped() else KeptMap.apply
         assert self.base_weight is not None
         y: Tensor = by(
             x.reshape(-1, self.in_features).to(working_dtype(x)),
@@ -168,35 +167,29 @@ class FactoredLinear(AppliedLayer):
         return y if base is None else y.addmm_(x, base.t())
 
     def _mixed_beside_kept(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """One product with the kept weight and one pair with all factors, for all tasks. A task's
-        bias is one more factor, which sees 1 and which that task alone selects."""
-        dtype = working_dtype(x)
-        flat = x.reshape(-1, self.in_features).to(dtype)  # [N, in]
-        tables = CACHE.of(self, ("mixed", dtype), self.constants(), lambda: self._joined(dtype))
-        U, V, S, ones, *cast = tables
-        hidden = F.linear(flat, V, ones)  # [N, K]
-        per_sample = hidden.view(len(tasks), -1, len(V))  # [B, positions, K]
-        per_sample.mul_(S.index_select(0, tasks).unsqueeze(1))
-        base = cast[0] if cast else self.base_weight
+        dtype, base = working_dtype(x), self.base_weight
         assert base is not None
-        # A bias that all tasks share is no factor of each.
-        shared = self._bias(LEARNING).to(dtype) if self.spec.shared_bias else None
-        y = F.linear(flat, base.to(dtype), shared).addmm_(hidden, U)
+        flat, own = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
+        y = beside_kept.answer(flat, own, base, self._shared_bias is not None, dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
-    def _joined(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """U, V and S with a factor for each task's bias, filled up with zeros to what a GPU
-        multiplies fast; what those see; and the kept weight, if that has another dtype."""
-        U, V, S, B, base = read_tables(self._buffers)
-        tasks, rank = S.shape
-        biases = tasks if self.spec.has_own_bias else 0
-        more = biases + -(rank + biases) % _UNIT
-        ones = F.pad(V.new_ones(biases), (rank, more - biases))
-        whose = torch.eye(tasks, biases, dtype=S.dtype, device=S.device)
-        U = F.pad(torch.cat([U[:rank], B]) if biases else U[:rank], (0, 0, 0, more - biases))
-        V, S = F.pad(V[:rank], (0, 0, 0, more)), F.pad(torch.cat([S, whose], 1), (0, more - biases))
-        cast = (base,) if self.may_merge and base.dtype != dtype else ()
-        return tuple(table.to(dtype) for table in (U, V, S, ones, *cast))
+    def mixed_sources(self) -> tuple[Tensor, ...]:
+        if self.base_weight is None:
+            return ()
+        # A divided weight is whole only while its layer runs, and then no table is made of it.
+        sources = read_tables(self._buffers)[: None if self.may_merge else -1]
+        return sources if self._shared_bias is None else (*sources, self._shared_bias)
+
+    def mixed_tables(self, dtype: torch.dtype) -> MixedTables:
+        if self.base_weight is None:
+            return MixedTables()
+        tables = Tables(*read_tables(self._buffers))
+        biases = self.spec.has_own_bias, self._shared_bias
+        return beside_kept.tables(tables, dtype, *biases, self.may_merge)
+
+    @property
+    def _shared_bias(self) -> Tensor | None:
+        return self._buffers["base_bias"] if self.spec.shared_bias else None
 
     def _apply_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
@@ -226,6 +219,15 @@ class FactoredLinear(AppliedLayer):
 def _sequence(x: Tensor) -> Tensor:
     """`[B, …, n]` with all positions of a sample in one dimension."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+
+
+def _is_mapped() -> bool:
+    """Whether a transform of torch.func or forward-mode derivatives are on. A compiler can trace
+    the node, whose gradients are those of new factors alone: of autograd's it would slice off the
+    frozen ones' only after computing them."""
+    if torch.compiler.is_compiling():
+        return torch._C._are_functorch_transforms_active()
+    return needs_torchs_operations()
 
 
 def _transformed(x: Tensor) -> bool:

@@ -12,22 +12,21 @@ from rankup.errors import TaskStateError
 from rankup.layers.base import (
     Selection,
     Start,
-    TaskLayer,
     Tensors,
     at_least_float32,
     over_channels,
-    over_last,
     without_row,
 )
 from rankup.layers.calibrate import Pool
 from rankup.layers.dispatch import samples_to_plan
+from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.spec import NormSpec
 from rankup.rank import Place
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
 
 
-class TaskNorm(TaskLayer):
+class TaskNorm(GatheringLayer):
     """Normalisation with weights and, if it has any, statistics per task.
 
     Batch statistics are not running averages. The task being learned uses those of its batch, in
@@ -220,14 +219,21 @@ class TaskNorm(TaskLayer):
         affine = rows.get("weight"), rows.get("bias")
         return torch.group_norm(merged, groups, *affine, self.spec.eps).view(x.shape)
 
+    def mixed_sources(self) -> tuple[Tensor, ...]:
+        return tuple(self._rows().values()) if self.spec.is_over_last else ()
+
+    def mixed_tables(self, dtype: torch.dtype) -> MixedTables:
+        if not self.spec.is_over_last:
+            return MixedTables()
+        return MixedTables(tuple(rows.flatten(1).to(dtype) for rows in self._rows().values()))
+
     def _mixed_over_last(self, x: Tensor, tasks: Tensor) -> Tensor:
-        gathered = self._widened(_rows_of(self._rows(), tasks))
-        rows = {key: over_last(row, x) for key, row in gathered.items()}
         y = self._normalise(x.to(self._wide))
-        if "bias" in rows:
-            y = torch.addcmul(rows["bias"], y, rows["weight"])
-        elif "weight" in rows:
-            y = y * rows["weight"]
+        if self.spec.weight:
+            rows, _ = self._gathered(tasks, self._wide)
+            between = (1,) * (x.dim() - 1 - len(self.spec.shape))
+            weight, *bias = (row.view(len(tasks), *between, *self.spec.shape) for row in rows)
+            y = torch.addcmul(bias[0], y, weight) if bias else y * weight
         # Where autocast is on, a GPU's own norm answers in full precision.
         autocast = x.is_cuda and torch.is_autocast_enabled("cuda")
         return y.to(self.dtype if autocast else x.dtype)

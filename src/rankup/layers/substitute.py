@@ -22,13 +22,13 @@ from rankup.layers.base import (
     TaskLayer,
     Tensors,
     aligned_rows,
-    needs_torchs_operations,
+    at_least_float32,
     row_by_row,
     without_row,
 )
-from rankup.layers.cached import CACHE
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
+from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.norm import TaskNorm
 from rankup.layers.spec import TensorSpec, WeightSpec
 from rankup.layers.task_context import active_task
@@ -64,7 +64,7 @@ class FactoredWeight(FactoredLayer):
         return {"weight": tensor.reshape(outputs, inputs)}
 
 
-class TaskTensor(TaskLayer):
+class TaskTensor(GatheringLayer):
     """A parameter of which every task has its own: a bias, a norm's weight, a gain. Its table is
     `values [T, …]`; `base_value` is where tasks start."""
 
@@ -78,6 +78,8 @@ class TaskTensor(TaskLayer):
         super().__init__(spec, seed, dtype, device)
         self.register_buffer("values", torch.empty(0, *spec.shape, **self._factory))
         self.register_buffer("base_value", torch.zeros(spec.shape, **self._factory))
+        self.neutral = 0.0  # what changes nothing, where the module scales or shifts by it
+        self._wide = at_least_float32(self.dtype)
 
     def forward(self) -> Tensor:
         task = _one_task(self)
@@ -101,21 +103,23 @@ class TaskTensor(TaskLayer):
     def tensor(self, task: int) -> Tensor:
         return self.values[task].to(self.computes_in)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Each sample's own, for `x` of a mixed batch."""
-        task = self._task(x)
-        assert isinstance(task, Tensor)
-        return self.values.index_select(0, task)
+    def of_mixed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each sample's own, for `x` of a mixed batch, and a vector that changes nothing."""
+        tasks = self._task(x)
+        assert isinstance(tasks, Tensor)
+        (rows,), (neutral,) = self._gathered(tasks, self._wide)
+        return rows, neutral
 
-    def constant(self, value: float) -> Tensor:
-        """A tensor of the same shape, as the module reads it."""
+    def mixed_sources(self) -> tuple[Tensor, ...]:
+        return (self.values,)
 
-        def make() -> tuple[Tensor, ...]:
-            return (torch.full_like(self.base_value, value, dtype=self.computes_in),)
+    def mixed_tables(self, dtype: torch.dtype) -> MixedTables:
+        values = self.values.view(-1, self.base_value.numel()).to(dtype)
+        return MixedTables((values,), (self.constant(),))
 
-        if needs_torchs_operations():
-            return make()[0]
-        return CACHE.of(self, ("constant", value), (self.base_value,), make)[0]
+    def constant(self) -> Tensor:
+        """The vector that changes nothing, as the module reads it."""
+        return torch.full_like(self.base_value, self.neutral, dtype=self.computes_in)
 
     def extra_repr(self) -> str:
         return f"shape={list(self.spec.shape)}, per task"
@@ -171,6 +175,8 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
                 _freeze(module.get_submodule(f"parametrizations.{key}"))
     if affine is not None and not _caches(module):
         by_key = tuple((key, own[0]) for key, own in names.items())
+        for key, (layer, *_) in stand_ins.items():
+            layer.neutral = affine.neutral(key)  # type: ignore[assignment]
         kind: Any = type(module)
         module.__class__ = affine_class(kind, affine, by_key)
         return

@@ -60,6 +60,10 @@ def head_inputs() -> Iterator[list[Tensor]]:
         yield noted
 
 
+def notes_head_inputs() -> bool:
+    return _head_inputs.value is not None
+
+
 def note_head_input(x: Tensor) -> None:
     if (noted := _head_inputs.value) is not None:
         noted.append(x)

@@ -159,11 +159,12 @@ class StackedHead(_Stacked, TaskHead):
 class StackedTensor(_Stacked, TaskTensor):
     """A vector that a module with a forward of its own scales or shifts channels by."""
 
-    def rows(self, x: Tensor) -> Tensor:
+    def of_mixed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self._task(x)  # compares the number of rows
-        own = self.stacked["value"][:, None]  # [A, 1, …]
+        own = self.stacked["value"][:, None].to(self._wide)  # [A, 1, …]
         each = len(x) // self.tasks
-        return own.expand(-1, each, *own.shape[2:]).reshape(len(x), *own.shape[2:])
+        rows = own.expand(-1, each, *own.shape[2:]).reshape(len(x), *own.shape[2:])
+        return rows, self.constant()
 
 
 _FORMS: dict[type[TaskLayer], type[_Stacked]] = {

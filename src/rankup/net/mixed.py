@@ -9,6 +9,8 @@ from torch import Tensor
 from rankup import seeds
 from rankup.errors import RankupError
 from rankup.layers import RowsError, active
+from rankup.layers.mixed_call import MixedLayers
+from rankup.net.graphs import Graphs
 from rankup.net.groups import Arguments, Run, Split, run_by_groups, run_every_task
 from rankup.net.tasks import TaskList
 
@@ -29,8 +31,10 @@ class MixedBatches:
     """
 
     _tasks: TaskList
+    layers: MixedLayers
     one_by_one: bool = False  # modules that read a task's tensors run for one task at a time
     _tried: dict[Any, bool] = field(default_factory=dict)  # found by trials, by kind of call
+    graphs: Graphs | None = None
 
     def answer(
         self,
@@ -48,14 +52,22 @@ class MixedBatches:
         known = len(self._tasks.tasks)
         indices, copied = self._checked(tasks, device)
         if self._runs_in_one_pass(x, indices, options, run, split):
-            with active(indices):
-                y = run(x, options)
+            y = self._in_one_pass(x, indices, options, run)
             if copied is None or copied.all_below(known):
                 return y
         elif copied is None or copied.all_below(known):
             return run_by_groups(Arguments(x, options, len(tasks), split), indices, run)
         self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
         return self.answer(x, tasks, options, run, device, split)
+
+    def _in_one_pass(self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> Any:
+        def answer(x: Any, options: dict[str, Any], tasks: Tensor) -> Any:
+            with active(tasks), self.layers.run_for(tasks):
+                return run(x, options)
+
+        if self.graphs is None:
+            return answer(x, options, tasks)
+        return self.graphs.answer(x, options, tasks, answer)
 
     def _traced(
         self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, split: Split

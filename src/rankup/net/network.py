@@ -28,12 +28,14 @@ from rankup.layers import (
     merging,
     refuse_other_dtype,
 )
+from rankup.layers.mixed_call import MixedLayers
 from rankup.layers.substitute import reads_one_task
 from rankup.net import size, summary, validate
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
 from rankup.net.for_task import TaskModule, for_task
+from rankup.net.graphs import Graphs
 from rankup.net.groups import Split
 from rankup.net.guess import answer
 from rankup.net.guessing import Guessing
@@ -89,7 +91,9 @@ class IncrementalNet(Guessing, nn.Module):
         self._tasks = TaskList()
         self.routing = None if options.router is None else Routing(options.router, options.seed)
         self._together: bool | None = None  # whether the ranks of a process group learn as one
-        self._mixed = MixedBatches(self._tasks, one_by_one=reads_one_task(self.body))
+        self._mixed = MixedBatches(
+            self._tasks, MixedLayers(self.layers), one_by_one=reads_one_task(self.body)
+        )
         # For `save`: by task, descriptions of files that never change, and those of removed tasks.
         self.saved_files: dict[str, Any] = {}
         self.removed_files: list[Any] = []
@@ -300,6 +304,24 @@ class IncrementalNet(Guessing, nn.Module):
         # Inputs that are not tensors do not tell where the module computes.
         device = x.device if isinstance(x, Tensor) else self.device
         return self._mixed.answer(x, task, options, self._run, device, split)
+
+    def capture(self, graphs: int = 8) -> "IncrementalNet":
+        """Answer mixed batches by CUDA graphs from now on; return the network.
+
+        Then a batch of a shape that came before costs the host one launch instead of one for every
+        operation, which is what bounds a large network on a GPU; answers are those without, to
+        rounding. It is for answers alone: in eval mode and without gradients, on a GPU, where the
+        module takes mixed batches in one pass. All else runs as before. Every shape of batch takes
+        memory for its inputs and answers, and its first two answers more time, as do the first
+        after each commit. Hooks of the module do not run.
+
+        Args:
+            graphs: for how many kinds of batches there are graphs at once; 0 for none.
+        """
+        if isinstance(graphs, bool) or not isinstance(graphs, int) or graphs < 0:
+            raise RankupError(f"capture takes a number of graphs, at least 0, got {graphs!r}")
+        self._mixed.graphs = Graphs(self.body, graphs) if graphs else None
+        return self
 
     def describe(self, task: str | int) -> TaskDescription:
         """All that is known about a committed task: its classes' names, how its inputs are
