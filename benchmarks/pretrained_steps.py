@@ -53,6 +53,7 @@ class Bench:
     model: str
     batch: int
     repeats: int
+    vectors: str
     deadline: float
     found: dict[str, dict[str, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -157,7 +158,7 @@ def peft_compiled(bench: Bench) -> None:
 
 def grown(bench: Bench, known: int, rank: int = RANK) -> IncrementalNet:
     rule = rankup.Rank(first=rank, step=rank)
-    net = rankup.grow(bench.module(), rule, base="keep", exclude=SHARED)
+    net = rankup.grow(bench.module(), rule, base="keep", exclude=SHARED, vectors=bench.vectors)
     add_tasks(net, known)
     return net
 
@@ -346,13 +347,19 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a small model on the CPU")
     parser.add_argument("--parts", default=",".join(PARTS), help="which, separated by commas")
     parser.add_argument("--seconds", type=float, default=240.0, help="begin no part after these")
+    parser.add_argument(
+        "--vectors",
+        choices=("shared", "per task"),
+        default="shared",
+        help="biases and norms: of all tasks, as with LoRA, or learned with each",
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     deadline = time.monotonic() + options.seconds
     if options.small:
-        bench = Bench("cpu", "vit_tiny_patch16_224", 2, 1, deadline)
+        bench = Bench("cpu", "vit_tiny_patch16_224", 2, 1, options.vectors, deadline)
     else:
-        bench = Bench("cuda", "vit_base_patch16_224", 64, 10, deadline)
+        bench = Bench("cuda", "vit_base_patch16_224", 64, 10, options.vectors, deadline)
     for name in options.parts.split(","):
         measure(bench, name)
         options.out.write_text(json.dumps(result(bench), indent=1) + "\n")
@@ -386,6 +393,7 @@ def result(bench: Bench) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("torch", "timm", "peft")},
         "model": bench.model,
         "batch": bench.batch,
+        "vectors": bench.vectors,
         "found": bench.found,
         "failed": bench.failed,
         "bars": [
