@@ -260,11 +260,10 @@ def test_command_tunes_then_runs_and_never_repeats(
     assert first.count("trial, p-digits, packnet") == 1
     assert "5 trials, 3 others" in asked(*where, "--left")
     tuned = asked(*where, "--tune", "--only", "packnet", "--only", "rank")
-    assert "lr 0.02" not in [line for line in tuned.splitlines() if "packnet, width" in line]
-    assert tuned.count("trial, p-digits") == 3
+    assert tuned.count("trial, p-digits") == 3  # ours, and packnet's other one
     assert tuned.count("not run") == 3 * 5
     rows = asked(*where, "--only", "packnet", "--only", "rank")
-    assert "trial" not in rows
+    assert "trial, p-digits" not in rows
     assert rows.count("not run") == 5  # multitask
     last = asked(*where)  # its trials, then its row
     assert last.count("trial, p-digits, multitask") == 2
@@ -301,7 +300,7 @@ def test_time_left_by_hand(results: Results) -> None:
         Experiment.of("p-mnist", "packnet", epochs=20, width=256, lr=lr, seeds=1, held_out=0.15)
         for lr in (0.1, 0.2, 0.3)
     ]
-    row = Experiment.of("p-mnist", "wsn", epochs=20, width=256)
+    row = Experiment.of("p-mnist", "supsup", epochs=20, width=256)
     other = Experiment.of("s-cifar100", "packnet", epochs=20)
     # A trial takes 5/9 of 200 s, the row 200 s; two at once.
     assert left_of([*trials, row, other, five], results, pace, jobs=2) == [

@@ -14,7 +14,7 @@ from rankup.methods.registry import METHODS, method_info
 from rankup.methods.search import TRIALS, trials
 from rankup.methods.settings import tried_before
 from rankup.paper import paper_values
-from rankup.paper.experiment import COMPLETE, Experiment
+from rankup.paper.experiment import COMPLETE, TASKS, Experiment
 from rankup.paper.results import Results
 from rankup.paper.tables import Measure, Row, Section, Table
 
@@ -109,7 +109,8 @@ class Contender:
 
     def trials(self) -> list[Experiment]:
         """One seed for each of the settings."""
-        first = _FIRST if self.method in _APART or self.rank == "0,0" else None
+        apart = self.method in _APART or self.rank == "0,0"
+        first = min(_FIRST, self.budget.tasks or TASKS) if apart else None
         return [
             self._experiment(tried, seeds=1, held_out=HELD_OUT, first=first) for tried in self.tried
         ]

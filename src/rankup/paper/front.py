@@ -91,6 +91,7 @@ def draw(pair: str, lines: Lines, theme: Theme) -> Drawing:
     axes.xaxis.set_major_formatter(_in_bytes)
     axes.set_xlabel("bytes stored after all tasks")
     axes.set_ylabel("average accuracy (%)")
+    axes.margins(x=0.08, y=0.12)  # room for names
     axes.grid(axis="both")
     axes.set_title(for_people(pair))
     figure.legend(loc="outside upper left", ncols=4, fontsize=9)
@@ -119,12 +120,23 @@ def _draw_points(axes: Axes, points: Mapping[str, tuple[float, float]], theme: T
 
 
 def _draw_front(axes: Axes, points: Mapping[str, tuple[float, float]], theme: Theme) -> None:
-    learners = [point for name, point in points.items() if not name.startswith(BOUND)]
-    best = [learners[number] for number in front(learners)]
-    sizes, accuracies = zip(*best, strict=True) if best else ((), ())
+    """A line of steps, and the names of those on it."""
+    learners = {name: point for name, point in points.items() if not name.startswith(BOUND)}
+    best = [[*learners.items()][number] for number in front([*learners.values()])]
+    sizes, accuracies = [x for _, (x, _) in best], [y for _, (_, y) in best]
     axes.plot(
         sizes, accuracies, drawstyle="steps-post", color=theme.muted, linewidth=1.2, label="front"
     )
+    for name, point in best:
+        axes.annotate(
+            name.rpartition(_BETWEEN)[0],
+            point,
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=theme.muted,
+        )
 
 
 def _width(name: str) -> int:
