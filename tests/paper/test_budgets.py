@@ -16,7 +16,7 @@ from rankup.methods.info import Values, axis
 from rankup.methods.search import TRIALS
 from rankup.paper import budgets, part
 from rankup.paper.budgets import BUDGETS, Budget, Contender, best_of, contenders, equal_budgets
-from rankup.paper.estimates import Left, left_of, main_machine, pace_on
+from rankup.paper.estimates import Left, Minutes, left_of, main_machine, pace_on
 from rankup.paper.experiment import Experiment
 from rankup.paper.front import figure_front, front
 from rankup.paper.results import Results
@@ -304,12 +304,18 @@ def test_time_left_by_hand(results: Results) -> None:
     other = Experiment.of("s-cifar100", "packnet", epochs=20)
     # A trial takes 5/9 of 200 s, the row 200 s; two at once.
     assert left_of([*trials, row, other, five], results, pace, jobs=2) == [
-        Left("p-mnist, mlp, width 256", 3, 1, pytest.approx((3 * 200 * 5 / 9 + 200) / 2 / 60)),
+        Left(
+            "p-mnist, mlp, width 256",
+            3,
+            1,
+            Minutes(pytest.approx((3 * 200 * 5 / 9 + 200) / 2 / 60), pytest.approx(200 / 60)),
+        ),
         Left("s-cifar100, mlp", 0, 1, None),
     ]
     # No less than the longest.
     (only,) = left_of([row], results, pace, jobs=12)
-    assert only.minutes == pytest.approx(200 / 60)
+    assert only.time is not None
+    assert only.time.all == pytest.approx(200 / 60)
 
 
 def test_parts_know_their_trials() -> None:

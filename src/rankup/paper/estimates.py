@@ -16,17 +16,24 @@ from rankup.paper.runner import at_once
 Pace = Mapping[tuple[object, ...], float]
 
 
+class Minutes(NamedTuple):
+    all: float
+    longest: float  # of one setting, beside others
+
+
 class Left(NamedTuple):
     """What is left to run on one stream, network and width."""
 
     case: str
     trials: int
     others: int
-    minutes: float | None  # None: nothing like it was run
+    time: Minutes | None  # None: nothing like it was run
 
     def __str__(self) -> str:
-        time = "nothing to judge its time by" if self.minutes is None else f"{self.minutes:.0f} min"
-        return f"{self.case}: {self.trials} trials, {self.others} others; about {time}"
+        left = f"{self.case}: {self.trials} trials, {self.others} others"
+        if self.time is None:
+            return f"{left}; nothing to judge their time by"
+        return f"{left}; about {self.time.all:.0f} min, {self.time.longest:.1f} for the longest"
 
 
 def main_machine(experiments: Iterable[Experiment], results: Results) -> str | None:
@@ -71,7 +78,7 @@ def left_of(
 
 def _minutes(
     experiments: Sequence[Experiment], results: Results, pace: Pace, jobs: int
-) -> float | None:
+) -> Minutes | None:
     total = longest = 0.0
     for experiment in experiments:
         rate = next((pace[key] for key in _keys(experiment) if key in pace), None)
@@ -80,7 +87,7 @@ def _minutes(
         seeds = len(results.missing(experiment))
         seconds = rate * experiment.learned * experiment.epochs * _load(seeds)
         total, longest = total + seconds / at_once(experiment, jobs), max(longest, seconds)
-    return max(total, longest) / 60
+    return Minutes(max(total, longest) / 60, longest / 60)
 
 
 def _keys(experiment: Experiment) -> list[tuple[object, ...]]:
