@@ -145,6 +145,7 @@ def test_failed_trial_is_never_chosen(results: Results) -> None:
     results.path(other).unlink()
     results.add(other, [result(1000, [], failed="diverged")])
     assert packnet.row(results).experiment is None
+    assert cells(results, "packnet")[1] == "failed"
 
 
 def cells(results: Results, name: str) -> list[str]:

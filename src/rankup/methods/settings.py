@@ -59,7 +59,7 @@ def tried_before(method: str, stream: str, net: str) -> list[dict[str, Any]]:
     """The settings among which those of `settings_for` were chosen, with what all of them were
     given; none if nothing was tuned."""
     case = f"{stream}-{net}"
-    tuned = _read(TUNED / ALIKE.get(case, case) / f"{method}.json")
+    tuned = _read(TUNED / ALIKE.get(case, case) / f"{method}.json") or {}
     given = {name: v for name, v in tuned.get("given", {}).items() if name != "epochs"}
     return [{**given, **trial["settings"]} for trial in tuned.get("trials", [])]
 
@@ -108,12 +108,12 @@ def base_recipe(recipe: str) -> str:
     return "default"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What a file written by `rankup tune` says; nothing if there is none."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a file written by `rankup tune` says; None if there is none."""
     try:
         return opened(json.loads(read_regular(path, _LARGEST)), path, path)[0]
     except FileNotFoundError:
-        return {}
+        return None
     except RankupError:
         raise
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -128,7 +128,7 @@ def _chosen(path: Path, method: str, as_tried: bool) -> Settings:
             project is also used with more of them.
     """
     tuned = _read(path)
-    if not tuned:
+    if tuned is None:
         return Settings({}, {})
     try:
         given = dict(tuned.get("given", {}))
