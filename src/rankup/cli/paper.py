@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,10 @@ from rankup.runs.request import Device
 
 if TYPE_CHECKING:
     from rankup.paper.experiment import Experiment
+    from rankup.paper.plots import Figure
+    from rankup.paper.results import Results
     from rankup.paper.runner import Runner
+    from rankup.paper.tables import Table
 
 
 def paper(
@@ -34,7 +38,9 @@ def paper(
     ] = Path("runs/paper"),
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only what contains this, e.g. p-mnist or ewc; can be repeated."),
+        typer.Option(
+            help="Run only what contains this, e.g. p-mnist or 'ewc & width 256'; can be repeated."
+        ),
     ] = None,
     jobs: Annotated[
         int,
@@ -46,6 +52,16 @@ def paper(
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after this long.", min=0)
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Run only the trials that choose settings, no rows with them."),
+    ] = False,
+    left: Annotated[
+        bool,
+        typer.Option(
+            "--left", help="Run nothing; say what is left, and about how long with so many --jobs."
+        ),
+    ] = False,
     show: Annotated[
         bool,
         typer.Option("--show", help="Run nothing, show results so far; figures go beside them."),
@@ -95,8 +111,10 @@ def paper(
         raise RankupError("--only chooses what to run, but --show runs nothing")
     if show and not results.is_dir():
         raise RankupError(f"there is no results folder {results}: name one with --results")
-    parts = {title: part(title) for title in (PARTS if name == ALL else [name])}
-    experiments = experiments_of(parts.values())
+    parts = {title: part(title).given(stored) for title in (PARTS if name == ALL else [name])}
+    if left:
+        _tell_left(name, parts, stored, only or [], jobs, tune)
+        return
     failed: list[Experiment] = []
     if not show:
         from rankup.paper.runner import Runner
@@ -105,12 +123,18 @@ def paper(
         from rankup.runs.ray_pool import check_address
 
         command = shlex.join(["rankup", *_without_folders(sys.argv[1:])])
-        wanted = _only(name, experiments, only or [])
         runner = Runner(stored, device, data, command, download)
         elsewhere = check_address(on) is not None
         if jobs > 1 and chosen_device(device, elsewhere) == "cpu":
             raise RankupError("--jobs is for a GPU; on the CPU each seed has a core already")
-        failed = _run(runner, share_of(wanted, share), minutes, jobs, on)
+        ran: set[Experiment] = set()
+        begun = time.monotonic()
+        # Trials decide what else there is to run.
+        while wanted := _only(name, parts, only or [], tune, ran):
+            spent = (time.monotonic() - begun) / 60
+            failed += _run(runner, share_of(wanted, share), minutes, spent, jobs, on)
+            ran.update(wanted)
+            parts = {title: each.given(stored) for title, each in parts.items()}
     from rankup.paper.render import show_parts, write_page
 
     show_parts(parts, stored)
@@ -132,24 +156,71 @@ def _without_folders(words: Sequence[str]) -> list[str]:
 
 
 def _only(
-    name: str, experiments: "Sequence[Experiment]", words: Sequence[str]
+    name: str,
+    parts: "Mapping[str, Table | Figure]",
+    words: Sequence[str],
+    tune: bool,
+    ran: "Container[Experiment]" = (),
 ) -> "list[Experiment]":
-    for word in words:
-        if not any(word in str(experiment) for experiment in experiments):
-            raise RankupError(f"nothing in {name} has {word!r} in its description")
-    if not words:
-        return list(experiments)
-    return [each for each in experiments if any(word in str(each) for word in words)]
+    """What was asked for and did not run before."""
+    experiments = experiments_of(parts.values())
+    if not ran:
+        for word in words:
+            if not any(_has(each, word) for each in experiments):
+                raise RankupError(f"nothing in {name} has {word!r} in its description")
+    return [each for each in experiments if each not in ran and _is_asked(each, words, tune)]
+
+
+def _is_asked(experiment: "Experiment", words: Sequence[str], tune: bool) -> bool:
+    if tune and experiment.held_out is None:
+        return False
+    return not words or any(_has(experiment, word) for word in words)
+
+
+def _has(experiment: "Experiment", word: str) -> bool:
+    """Whether its description has a word, or all that stand between signs of &."""
+    description = str(experiment)
+    return all(one.strip() in description for one in word.split("&"))
+
+
+def _tell_left(
+    name: str,
+    parts: "Mapping[str, Table | Figure]",
+    results: "Results",
+    words: Sequence[str],
+    jobs: int,
+    tune: bool,
+) -> None:
+    """Say what is left, a line for each stream, network and width."""
+    from rich.console import Console
+
+    from rankup.paper.estimates import left_of, main_machine, pace_on
+    from rankup.paper.tables import Table
+    from rankup.report.tables import print_line
+
+    known = experiments_of(part(title).given(results) for title in PARTS)
+    machine = main_machine(known, results)
+    tables = [shown for shown in parts.values() if isinstance(shown, Table)]
+    later = [each for table in tables for each in table.stand_ins()]
+    wanted = _only(name, parts, words, tune)
+    wanted += [each for each in later if _is_asked(each, words, tune)]
+    pace = pace_on(machine, known, results) if machine else {}
+    cases = left_of(wanted, results, pace, jobs)
+    for case in cases:
+        print_line(Console(), str(case))
+    where = f", as fast as on one {machine}" if machine else ""
+    print_line(Console(), f"With --jobs {jobs}{where}." if cases else "Nothing is left.")
 
 
 def _run(
     runner: "Runner",
     experiments: "Sequence[Experiment]",
     minutes: float | None,
+    spent: float,
     jobs: int,
     on: str | None,
 ) -> "list[Experiment]":
-    """Run what is left to run; return what failed."""
+    """Run what is left to run, in what is left of the minutes; return what failed."""
     from rankup.cli.progress import ExperimentBars, bars, note
     from rankup.paper.runner import Message
     from rankup.runs.ray_pool import pool_on
@@ -163,9 +234,10 @@ def _run(
             if isinstance(content, str):
                 note(shown, f"{experiment}: {content}")
             else:
-                lines.show(experiment, experiment.tasks or 20, content)
+                lines.show(experiment, experiment.learned, content)
 
-        running = runner.run_all(left, show, jobs=jobs, minutes=minutes, pool=pool)
+        remaining = None if minutes is None else max(0.0, minutes - spent)
+        running = runner.run_all(left, show, jobs=jobs, minutes=remaining, pool=pool)
         with closing(running) as finished:
             for experiment, why, seconds in finished:
                 done += 1

@@ -51,8 +51,17 @@ def settings_for(
             f"{recipe} has no settings for {method}{variant}, so its defaults are used",
             stacklevel=2,
         )
-    tuned = _read(path, method, as_tried=recipe != "default")
+    tuned = _chosen(path, method, as_tried=recipe != "default")
     return Settings(overrides | dict(tuned.recipe), tuned.options)
+
+
+def tried_before(method: str, stream: str, net: str) -> list[dict[str, Any]]:
+    """The settings among which those of `settings_for` were chosen, with what all of them were
+    given; none if nothing was tuned."""
+    case = f"{stream}-{net}"
+    tuned = _read(TUNED / ALIKE.get(case, case) / f"{method}.json") or {}
+    given = {name: v for name, v in tuned.get("given", {}).items() if name != "epochs"}
+    return [{**given, **trial["settings"]} for trial in tuned.get("trials", [])]
 
 
 def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
@@ -99,21 +108,28 @@ def base_recipe(recipe: str) -> str:
     return "default"
 
 
-def _read(path: Path, method: str, as_tried: bool) -> Settings:
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a file written by `rankup tune` says; None if there is none."""
+    try:
+        return opened(json.loads(read_regular(path, _LARGEST)), path, path)[0]
+    except FileNotFoundError:
+        return None
+    except RankupError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise _no_settings(path) from None
+
+
+def _chosen(path: Path, method: str, as_tried: bool) -> Settings:
     """What was chosen, and what all trials were given; nothing if nothing was tuned.
 
     Args:
         as_tried: whether to take the trials' epochs and batch size, too. What comes with this
             project is also used with more of them.
     """
-    try:
-        tuned, _ = opened(json.loads(read_regular(path, _LARGEST)), path, path)
-    except FileNotFoundError:
+    tuned = _read(path)
+    if tuned is None:
         return Settings({}, {})
-    except RankupError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        raise _no_settings(path) from None
     try:
         given = dict(tuned.get("given", {}))
         given.pop("epochs", None)

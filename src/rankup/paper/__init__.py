@@ -30,6 +30,8 @@ PARTS = {
     "figure-accuracy": Part("plots:figure_accuracy", "average accuracy as tasks come in"),
     "figure-transition": Part("plots:figure_transition", "accuracy matrices of three methods"),
     "reuse": Part("ranks:reuse", "what selecting from old factors is worth"),
+    "equal-budgets": Part("budgets:equal_budgets", "rivals with the budget of our best"),
+    "figure-front": Part("front:figure_front", "accuracy over bytes at equal budgets"),
     "ablation": Part("ablation:ablation", "what each part of our recipes is worth"),
     "full-rank": Part("ranks:full_rank", "tasks that come when a layer has its full rank"),
 }

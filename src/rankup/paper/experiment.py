@@ -10,10 +10,13 @@ from typing import Any
 
 from rankup.methods.settings import apart, settings_for, variant_of
 from rankup.runs.request import Device, Request
+from rankup.runs.tune import FIRST_SEED
 from rankup.training.recipe import Recipe
 
 SEEDS = 5
 TASKS = 20  # of all streams of the paper
+# The recipe of experiments whose settings are all given: none that was tuned comes below them.
+COMPLETE = "complete"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,9 @@ class Experiment:
     seeds: int = SEEDS
     untold: bool | None = None  # also tested without telling the task
     teacher: Experiment | None = None  # whose networks' answers are learned in place of labels
+    held_out: float | None = None  # a trial: scored on this share of the training data
+    first: int | None = None  # learns only so many of the stream's tasks
+    timed: bool | None = None  # also measures how long an answer takes
 
     @classmethod
     def of(cls, stream: str, method: str = "rank", **values: Any) -> Experiment:
@@ -51,13 +57,22 @@ class Experiment:
         epochs: int = dict(self.settings)["epochs"]
         return epochs
 
+    @property
+    def all_seeds(self) -> range:
+        """Trials have seeds of their own, which no table shows."""
+        start = 0 if self.held_out is None else FIRST_SEED
+        return range(start, start + self.seeds)
+
+    @property
+    def learned(self) -> int:
+        """How many tasks it learns."""
+        return self.first or self.tasks or TASKS
+
     def known(self) -> dict[str, Any]:
         """All that distinguishes its runs from others, except the seed: including the method's
         tuned settings, which may change."""
         about = {k: v for k, v in vars(self).items() if k not in ("settings", "seeds")}
-        variant = variant_of(self.method, self.rank or "1", self.options())
-        tuned = settings_for(self.method, self.stream, self.net, self.recipe, variant)
-        about["settings"] = {**tuned.recipe, **tuned.options, **dict(self.settings)}
+        about["settings"] = {**self._tuned(), **dict(self.settings)}
         about["teacher"] = self.teacher and self.teacher.known()
         return {name: value for name, value in about.items() if value is not None}
 
@@ -65,7 +80,12 @@ class Experiment:
         """Where its results are: equal runs have the same name on every machine."""
         text = json.dumps(self.known(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-        return Path(f"{self.stream}-{self.net}") / f"{self.method}-{digest}"
+        case = f"{self.stream}-{self.net}"
+        if self.held_out is None:
+            return Path(case) / f"{self.method}-{digest}"
+        # Trials of each budget are kept apart from all others.
+        budget = f"{case}-width-{self.width}-epochs-{self.epochs}"
+        return Path("trials") / budget / f"{self.method}-{digest}"
 
     def request(self, device: Device, data: Path | None, download: bool = False) -> Request:
         """All its seeds, as the command line would ask for them."""
@@ -84,7 +104,17 @@ class Experiment:
             device=device,
             untold=bool(self.untold),
             recipe_options=dict(apart(dict(self.settings)).recipe),
+            held_out=self.held_out or 0.0,
+            first=self.first,
+            is_complete=self.recipe == COMPLETE,
         )
+
+    def _tuned(self) -> dict[str, Any]:
+        if self.recipe == COMPLETE:
+            return {}
+        variant = variant_of(self.method, self.rank or "1", self.options())
+        tuned = settings_for(self.method, self.stream, self.net, self.recipe, variant)
+        return {**tuned.recipe, **tuned.options}
 
     def options(self) -> dict[str, Any]:
         """The method's own options that are set here."""
@@ -96,10 +126,11 @@ class Experiment:
         >>> print(Experiment.of("p-mnist", "ewc", epochs=5))
         p-mnist, ewc, epochs 5
         """
-        parts = [self.stream, self.method]
+        parts = [] if self.held_out is None else ["trial"]
+        parts += [self.stream, self.method]
         parts += [self.net] if self.net != "mlp" else []
-        parts += [f"{self.recipe} recipe"] if self.recipe != "default" else []
-        names = ("rank", "seeded", "width", "tasks")
+        parts += [f"{self.recipe} recipe"] if self.recipe not in ("default", COMPLETE) else []
+        names = ("rank", "seeded", "width", "tasks", "first")
         parts += [f"{n} {getattr(self, n)}" for n in names if getattr(self, n) is not None]
         parts += ["taught"] if self.teacher else []
         return ", ".join(parts + [f"{name} {value}" for name, value in self.settings])

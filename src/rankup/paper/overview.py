@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankup.paper import PARTS, experiments_of, part
-from rankup.paper.experiment import TASKS, Experiment
+from rankup.paper.experiment import Experiment
 from rankup.paper.results import Result, Results
 from rankup.report.text import duration
 
@@ -46,7 +46,7 @@ def share_of(experiments: Sequence[Experiment], results: Results, pace: Pace) ->
     for experiment, seeds in missing.items():
         rate = pace.get((experiment.stream, experiment.net))
         if seeds:
-            steps = seeds * (experiment.tasks or TASKS) * experiment.epochs
+            steps = seeds * experiment.learned * experiment.epochs
             left = None if left is None or rate is None else left + steps * rate
     measured = [results.of(experiment) for experiment in experiments]
     spent = sum(run.seconds for each in measured if each for run in each.runs)
@@ -61,7 +61,7 @@ def pace_of(experiments: Iterable[Experiment], results: Results, device: str) ->
         measured = results.of(experiment)
         runs = measured.runs if measured else []
         if spent := [run.seconds for run in runs if run.config.get("device") == device]:
-            seconds = statistics.mean(spent) / ((experiment.tasks or TASKS) * experiment.epochs)
+            seconds = statistics.mean(spent) / (experiment.learned * experiment.epochs)
             rates.setdefault((experiment.stream, experiment.net), []).append(seconds)
     return {case: statistics.median(seconds) for case, seconds in rates.items()}
 
@@ -73,7 +73,7 @@ def overview(results: Results, device: str) -> Table:
     from rich.table import Table
 
     results = _ReadOnce(results.root)
-    parts = {name: part(name) for name in PARTS}
+    parts = {name: part(name).given(results) for name in PARTS}
     each_once = experiments_of(parts.values())
     pace = pace_of(each_once, results, device)
     table = Table("name", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)

@@ -40,6 +40,10 @@ class Figure:
     draw: Callable[[str, Lines, Theme], Drawing]
     differs: str = ""  # how our protocol differs from the paper's, or between methods
 
+    def given(self, results: Results) -> Figure:
+        """The figure with what earlier results decide."""
+        return self
+
     def experiments(self) -> list[Experiment]:
         return list(dict.fromkeys(chain(*(lines.values() for lines in self.panels.values()))))
 

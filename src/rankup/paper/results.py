@@ -36,6 +36,7 @@ class Result:
     command: str
     failed: str = ""  # why, if it did not finish
     untold_rows: dict[str, list[list[float]]] | None = None  # the same without telling the task
+    answer: float | None = None  # milliseconds for a batch, if that was measured
 
     @property
     def untold(self) -> AccuracyMatrix | None:
@@ -55,6 +56,21 @@ class Measured(OverSeeds):
     """An experiment's results, for the seeds that finished."""
 
     runs: list[Result]
+
+    @property
+    def answers(self) -> list[float]:
+        """Milliseconds of an answer, where they were measured."""
+        return [run.answer for run in self.runs if run.answer is not None]
+
+    @property
+    def bytes(self) -> float:
+        """All that is stored, with what is kept of samples."""
+        return 4 * (self.parameters + self.buffer)
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Each seed's average accuracy."""
+        return {run.seed: run.matrix.average_accuracy() for run in self.runs}
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,7 @@ class Results:
     def missing(self, experiment: Experiment) -> list[int]:
         """Seeds that were not run."""
         runs = self._read(experiment)
-        return [seed for seed in range(experiment.seeds) if seed not in runs]
+        return [seed for seed in experiment.all_seeds if seed not in runs]
 
     def add(self, experiment: Experiment, results: Sequence[Result]) -> None:
         """Add results to those already there, a line for each, so that the file is readable."""
@@ -92,7 +108,7 @@ class Results:
     def _wanted(self, experiment: Experiment) -> list[Result]:
         """The results of the seeds that the experiment asks for; there may be others."""
         runs = self._read(experiment)
-        return [runs[seed] for seed in range(experiment.seeds) if seed in runs]
+        return [runs[seed] for seed in experiment.all_seeds if seed in runs]
 
     def _read(self, experiment: Experiment) -> dict[int, Result]:
         path = self.path(experiment)
@@ -118,14 +134,15 @@ class Results:
 
 def _as_json(result: Result) -> dict[str, Any]:
     data = asdict(result)
-    if result.untold_rows is None:
-        del data["untold_rows"]
+    for name in ("untold_rows", "answer"):
+        if data[name] is None:
+            del data[name]
     return data
 
 
 def _checked(run: Result) -> Result:
     """Refuse what no run could have written."""
-    amounts = run.parameters, run.buffer, run.seconds
+    amounts = run.parameters, run.buffer, run.seconds, run.answer or 0.0
     if type(run.seed) is not int or not all(0 <= float(amount) < math.inf for amount in amounts):
         raise ValueError
     texts = run.date, run.machine, run.command, run.failed

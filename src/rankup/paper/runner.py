@@ -16,17 +16,22 @@ from typing import Any, NamedTuple
 import torch
 
 from rankup.errors import RankupError
-from rankup.paper.experiment import TASKS, Experiment
+from rankup.paper.experiment import Experiment
 from rankup.paper.results import Result, Results
 from rankup.paper.timings import timed
 from rankup.runs import process_pool
+from rankup.runs.answer_time import answer_milliseconds
 from rankup.runs.compare import failure_in_one_line, release
 from rankup.runs.launch import Launch, chosen_device, share_cores, share_queues
 from rankup.runs.many_seeds import run_seeds
 from rankup.runs.ray_pool import RayPool
 from rankup.runs.read import Run, read_run
 from rankup.runs.request import Device
+<<<<<<< HEAD
 from rankup.runs.seed_run import OnProgress, Progress
+=======
+from rankup.runs.run import OnProgress, Progress, SeedRun
+>>>>>>> equal
 
 _LARGE = ("s-miniimagenet",)  # images of 21,168 numbers
 # How many times as long as others these take, measured on an H200.
@@ -199,6 +204,8 @@ class Runner:
         new = [seed for seed in self.results.missing(experiment) if seed in folders]
         if new:
             done = [self._result(experiment, seed, failures.get(seed, ""), seconds) for seed in new]
+            if experiment.timed:
+                done = _with_answer_time(done, runs)
             try:
                 self.results.add(experiment, done)
             except OSError as error:
@@ -232,6 +239,16 @@ class Runner:
             failed=failed,
             untold_rows=_untold_rows(run),
         )
+
+
+def _with_answer_time(results: list[Result], runs: Sequence[SeedRun]) -> list[Result]:
+    """Results with how long an answer takes, measured once: it does not depend on the seed."""
+    by_seed = {run.config.seed: run for run in runs}
+    whole = next((result for result in results if not result.failed), None)
+    if whole is None:
+        return results
+    took = answer_milliseconds(by_seed[whole.seed])
+    return [result if result.failed else replace(result, answer=took) for result in results]
 
 
 def _untold_rows(run: Run | None) -> dict[str, list[list[float]]] | None:
@@ -269,7 +286,7 @@ def phases(experiments: Sequence[Experiment], jobs: int) -> list[tuple[int, list
     >>> [(jobs, [each.epochs for each in some]) for jobs, some in phases(experiments, jobs=8)]
     [(2, [5]), (8, [9, 5])]
     """
-    few = max(1, jobs // 4)
+    few = _few(jobs)
     teaching = {experiment.teacher for experiment in experiments}
     teachers = [experiment for experiment in experiments if experiment in teaching]
     others = [experiment for experiment in experiments if experiment not in teaching]
@@ -278,6 +295,15 @@ def phases(experiments: Sequence[Experiment], jobs: int) -> list[tuple[int, list
     large = [experiment for experiment in others if experiment not in (*convolutions, *small)]
     groups = ((few, teachers), (few, convolutions), (few, large), (jobs, small))
     return [(many, sorted(some, key=_length, reverse=True)) for many, some in groups if some]
+
+
+def at_once(experiment: Experiment, jobs: int) -> int:
+    """How many like this run at the same time."""
+    return jobs if is_small(experiment) else _few(jobs)
+
+
+def _few(jobs: int) -> int:
+    return max(1, jobs // 4)
 
 
 def _is_taught(experiment: Experiment) -> bool:
@@ -290,7 +316,7 @@ def is_small(experiment: Experiment) -> bool:
 
 def _length(experiment: Experiment) -> int:
     """Roughly how long it takes, relative to others."""
-    steps = experiment.epochs * experiment.seeds * (experiment.tasks or TASKS)
+    steps = experiment.epochs * experiment.seeds * experiment.learned
     return steps * _SLOW.get(experiment.method, 1)
 
 

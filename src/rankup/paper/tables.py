@@ -3,6 +3,7 @@ table is shown, even if not all of it was run."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,10 @@ class Tasks:
     last: int
 
 
-Measure = Literal["accuracy", "forgetting", "parameters", "buffer", "untold", "guessed"] | Tasks
+Share = Literal["accuracy", "forgetting", "untold", "guessed"]  # of right answers
+Size = Literal["parameters", "buffer"]
+Cost = Literal["bytes", "minutes", "answer"]
+Measure = Share | Size | Cost | Literal["against"] | Tasks
 _HEADINGS = {
     "accuracy": "accuracy %",
     "forgetting": "forgetting %",
@@ -40,7 +44,12 @@ _HEADINGS = {
     "guessed": "task guessed %",
     "parameters": "parameters",
     "buffer": "replay buffer",
+    "bytes": "bytes stored",
+    "minutes": "minutes of training",
+    "answer": "ms per answer",
+    "against": "against our best",
 }
+_DIGITS = {"bytes": 0, "minutes": 2, "answer": 3}  # after the point
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,9 @@ class Row:
     experiment: Experiment | None
     paper_values: Sequence[float | None]
     seeds: int | None = None  # show only this many, to compare with rows of as many
+    # What must be run first, to choose the row's settings by. Until then it has no experiment.
+    trials: Sequence[Experiment] = ()
+    stand_in: Experiment | None = None  # until then: as large a one, to estimate its time by
 
     @property
     def shown(self) -> Experiment | None:
@@ -67,6 +79,7 @@ class Section:
     title: str
     measures: Sequence[Measure]
     rows: Sequence[Row]
+    best: Experiment | None = None  # what "against" compares with
 
 
 @dataclass(frozen=True)
@@ -77,16 +90,21 @@ class Table:
     sections: Sequence[Section]
     differs: str = ""  # how our protocol differs from the paper's
 
+    def given(self, results: Results) -> Table:
+        """The table with what earlier results decide, such as settings chosen by trials."""
+        return self
+
+    def stand_ins(self) -> list[Experiment]:
+        """In place of experiments whose settings are not chosen yet: others of their size."""
+        rows = [row for section in self.sections for row in section.rows]
+        return [row.stand_in for row in rows if row.stand_in and not row.experiment]
+
     def experiments(self) -> list[Experiment]:
-        """All experiments that have to be run for it, each once."""
-        return list(
-            dict.fromkeys(
-                row.experiment
-                for section in self.sections
-                for row in section.rows
-                if row.experiment is not None
-            )
-        )
+        """All experiments that have to be run for it, each once, trials first."""
+        rows = [row for section in self.sections for row in section.rows]
+        trials = [trial for row in rows for trial in row.trials]
+        shown = [row.experiment for row in rows if row.experiment is not None]
+        return list(dict.fromkeys([*trials, *shown]))
 
 
 def lines(
@@ -107,7 +125,7 @@ def lines(
         line = [name(row) + _seeds(row.shown, measured)]
         columns = zip(section.measures, row.paper_values, has_values, strict=True)
         for measure, value, has in columns:
-            line.append(_ours(measure, measured, row.shown, results))
+            line.append(_ours(measure, measured, row, section.best, results))
             if has:
                 line += [_paper_value(measure, value), _difference(measure, measured, value)]
         yield line
@@ -148,15 +166,51 @@ def markdown(table: Table, results: Results, page: Path) -> str:
 
 
 def _ours(
-    measure: Measure, measured: Measured | None, experiment: Experiment | None, results: Results
+    measure: Measure,
+    measured: Measured | None,
+    row: Row,
+    best: Experiment | None,
+    results: Results,
 ) -> str:
-    if experiment is None:
-        return NOTHING
+    if row.shown is None:
+        return _not_chosen(row, results)
     if measured is None:
-        return FAILED if results.failures(experiment) else NOT_RUN
+        return FAILED if results.failures(row.shown) else NOT_RUN
     if measure in ("parameters", "buffer"):
         return f"{getattr(measured, measure):,.0f}"
+    if measure in ("bytes", "minutes", "answer"):
+        value = _cost(measure, measured)
+        return NOTHING if value is None else f"{value:,.{_DIGITS[measure]}f}"
+    if measure == "against":
+        reference = None if best in (None, row.shown) else results.of(best)
+        return NOTHING if reference is None else paired(measured, reference)
     return spread(_fractions(measure, measured))
+
+
+def _not_chosen(row: Row, results: Results) -> str:
+    """Of a line of printed values, or one whose settings no trial has chosen."""
+    if not row.trials:
+        return NOTHING
+    return NOT_RUN if any(results.missing(trial) for trial in row.trials) else FAILED
+
+
+def _cost(measure: Cost, measured: Measured) -> float | None:
+    if measure == "answer":
+        return statistics.mean(measured.answers) if measured.answers else None
+    return measured.bytes if measure == "bytes" else measured.seconds / 60
+
+
+def paired(measured: Measured, reference: Measured) -> str:
+    """The mean difference in points over the seeds that both have, with its standard error, which
+    two seeds or more have."""
+    one, other = measured.by_seed, reference.by_seed
+    points = [100 * (one[seed] - other[seed]) for seed in one.keys() & other.keys()]
+    if not points:
+        return NOTHING
+    if len(points) == 1:
+        return signed(points[0])
+    error = statistics.stdev(points) / math.sqrt(len(points))
+    return f"{signed(statistics.mean(points))} ± {error:.2f}"
 
 
 def _heading(measure: Measure) -> str:

@@ -139,8 +139,9 @@ def _recolour(figure: Figure, old: Theme, new: Theme) -> None:
 
     # Text is mapped separately: on a heat map it may be as white as a surface elsewhere.
     runs = dict(zip(old.runs, new.runs, strict=True))
-    inks = {old.text: new.text, old.muted: new.muted} | runs
-    tints = {old.surface: new.surface, old.line: new.line} | runs
+    muted = {old.muted: new.muted}
+    inks = {old.text: new.text} | muted | runs
+    tints = {old.surface: new.surface, old.line: new.line} | muted | runs
 
     def ink(rgb: Any) -> Any:
         return inks.get(to_hex(rgb), rgb)
