@@ -109,7 +109,9 @@ class EwcOptions(Options):
     gamma: float = option(
         1.0, "Multiplier of the importance of earlier tasks when one is added.", least=0
     )
-    samples: int = option(1024, "Training samples to compute a task's importances from.", least=1)
+    samples: int = option(
+        1024, "Training samples that a task's importances or spaces are computed from.", least=1
+    )
     anchors: Literal["latest", "all"] = option(
         "latest", "Hold weights to where the latest task left them, or to where each task did."
     )
@@ -119,6 +121,20 @@ class EwcOptions(Options):
 class NsclOptions(Options):
     energy: float = option(
         0.1, "Share of its old inputs' energy that a layer may disregard.", least=0, most=1
+    )
+
+
+@dataclass(frozen=True)
+class GpmOptions(Options):
+    threshold: float = option(
+        0.97,
+        "Share of a layer's inputs' energy, with the first task, that is protected.",
+        least=0,
+        most=1,
+    )
+    rise: float = option(0.001, "How much that share grows with every task, up to 1.", least=0)
+    samples: int = option(
+        300, "Training samples that a task's importances or spaces are computed from.", least=1
     )
 
 
@@ -135,8 +151,26 @@ class ReplayOptions(Options):
 
 
 @dataclass(frozen=True)
+class DerOptions(ReplayOptions):
+    strength: float = option(0.3, "Weight of the method's own term of the loss.", least=0)
+    labels: float = option(
+        0.0, "Weight of the loss on remembered samples' labels; above 0 it is DER++.", least=0
+    )
+    among: Literal["own", "all"] = option(
+        "own",
+        "Classes that a sample is told apart from: its own task's, or those of all tasks so far, "
+        "to be asked without being told the task.",
+    )
+
+
+@dataclass(frozen=True)
 class SupSupOptions(Options):
     share: float = option(0.3, "Share of each layer's weights that a mask keeps.", above=0, most=1)
+
+
+@dataclass(frozen=True)
+class WsnOptions(Options):
+    share: float = option(0.1, "Share of each layer's weights that a mask keeps.", above=0, most=1)
 
 
 @dataclass(frozen=True)
