@@ -4,7 +4,8 @@ the network answered when it was learning them."""
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +111,8 @@ class DER(DenseMethod):
         }
 
 
-class Slots(NamedTuple):
+@dataclass
+class Slots:
     """Which task and class the sample in each slot of a reservoir belongs to."""
 
     tasks: Tensor
@@ -198,7 +200,7 @@ class DERLearner(ReplayLearner):
         # The task's own samples, those to pull back and, if there are any, those to classify.
         parts = [len(draw["rows"])] + [self.replay] * (2 if options.labels else 1)
         tensors = logits, batch.y, batch.tasks
-        now, then, *again = zip(*(tensor.split(parts) for tensor in tensors), strict=True)
+        now, then, *again = zip(*(torch.split(t, parts) for t in tensors), strict=True)
         wanted = take(self.memory_logits, draw["memory"][: self.replay])
         replayed = options.strength * chosen.apart(then[0], wanted, then[2])
         for part in again:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,19 +48,20 @@ class GPM(ConfinedMethod):
 
     def consolidate(self, feed: Feed) -> None:
         sums, rests = {}, {}
+        place: dict[str, Any] = {"device": self.device, "dtype": torch.float64}
         for name, width in self.widths.items():
-            rows = width if width < spaces.WIDE else spaces.MAIN
-            place = {"device": self.device, "dtype": torch.float64}
-            sums[name] = torch.zeros(rows, width, **place)
-            if rows < width:
+            count = width if width < spaces.WIDE else spaces.MAIN
+            sums[name] = torch.zeros(count, width, **place)
+            if count < width:
                 rests[name] = torch.zeros((), **place)
         self.add_inputs(feed, self.options.samples, "spaces", sums, rests)
         share = min(1.0, self.options.threshold + self.options.rise * self.learned)
-        kept = {}
-        for name, basis in self.kept.items():
-            rows = sums[name] if name in rests else roots(sums[name])
-            kept[name] = extended(basis, rows, rests.get(name, rows.new_zeros(())), share)
-        self.kept = kept
+        self.kept = {
+            name: extended(basis, sums[name], rests[name], share)
+            if name in rests
+            else extended(basis, roots(sums[name]), torch.zeros((), **place), share)
+            for name, basis in self.kept.items()
+        }
 
     def kept_layouts(self, learned: int) -> Layouts:
         return {
@@ -70,7 +73,8 @@ class GPM(ConfinedMethod):
 def roots(covariance: Tensor) -> Tensor:
     """Orthogonal rows with that covariance."""
     energies, vectors = torch.linalg.eigh(covariance)
-    return energies.clamp(min=0).sqrt()[:, None] * vectors.t()
+    rows: Tensor = energies.clamp(min=0).sqrt()[:, None] * vectors.t()
+    return rows
 
 
 def extended(basis: Tensor, rows: Tensor, rest: Tensor, share: float) -> Tensor:
