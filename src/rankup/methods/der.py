@@ -38,8 +38,8 @@ class DER(DenseMethod):
 
     The authors have one head, and pull all its logits. Here each task has its own, as for all
     methods, and what is learned and remembered are a sample's logits in it. With `among` all tasks
-    it is closer to theirs, for answers without being told the task: the softmax is over the classes
-    of all tasks so far, and the logits of as many are remembered.
+    it is as theirs, for answers without being told the task, but that the softmax is over the
+    classes of the tasks so far; the logits of heads to come are remembered as zero.
 
     `buffer` has its full size, `memory` samples for each class of the stream, from the first task
     on; `seen` counts the samples that were offered to it. Norms are shared; batch norms see the
@@ -137,6 +137,8 @@ class Logits:
         self.columns = places.expand(len(stops), -1) if among_all else head.columns
         self.missing = places >= stops[:, None] if among_all else head.missing
         self.width = self.columns.shape[1]
+        # Logits of tasks to come are pulled, too: otherwise they soon exceed all others.
+        self.free = torch.zeros_like(self.missing) if among_all else self.missing
 
     def of(self, features: Tensor, tasks: Tensor) -> Tensor:
         """Samples' logits, `[B, width]`; some may be missing."""
@@ -152,8 +154,9 @@ class Logits:
 
     def apart(self, logits: Tensor, wanted: Tensor, tasks: Tensor) -> Tensor:
         """How far logits are from others: the mean over samples of their mean square."""
-        squares = self.filled((logits - wanted).square(), tasks, 0).sum(1)
-        return (squares / (~self.missing).sum(1).index_select(0, tasks)).mean()
+        free = self.free.index_select(0, tasks)
+        squares = (logits - wanted).square().masked_fill(free, 0).sum(1)
+        return (squares / (~free).sum(1)).mean()
 
 
 class DERLearner(ReplayLearner):
