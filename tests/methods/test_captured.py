@@ -30,7 +30,7 @@ from rankup.training.loop import learn
 NAMES = [name for name in METHODS if name != "rank"]  # whose learner has tests of its own
 CONTINUAL = [name for name in NAMES if METHODS[name].continual]
 # The first task has nothing to hold or to replay, so it has a graph of its own.
-FIRST_APART = {"ewc", "icarl", "agem", "er-ring", "orthog", "nscl"}
+FIRST_APART = {"ewc", "icarl", "agem", "er-ring", "orthog", "nscl", "gpm"}
 # All others must not be mapped over: they change tensors in place or take gradients themselves.
 MAPPED = ["finetune", "ewc", "icarl", "er-ring", "supsup", "ibpwf", "vera", "randlora", "parallel"]
 OPTIONS: dict[str, dict[str, Any]] = {

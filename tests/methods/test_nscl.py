@@ -15,8 +15,9 @@ from helpers.zoo import blobs
 from rankup.data.streams import make_stream
 from rankup.growing.options import GrowOptions
 from rankup.methods.base import Method
-from rankup.methods.nscl import (
-    NSCL,
+from rankup.methods.nscl import NSCL, main_directions, null_space, packed, unpacked
+from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.spaces import (
     Confined,
     ConfinedLearner,
     Within,
@@ -25,12 +26,7 @@ from rankup.methods.nscl import (
     add_directions,
     as_matrix,
     inputs,
-    main_directions,
-    null_space,
-    packed,
-    unpacked,
 )
-from rankup.methods.shared.dense import DenseMethod
 from rankup.rank import Rank
 from rankup.testing import make_method
 from rankup.training.batches import Feed
@@ -128,7 +124,7 @@ def test_a_convolution_is_a_matrix_times_its_inputs(
 
 @pytest.mark.parametrize("room", [2**27, 1])
 def test_the_covariance_is_a_sum_over_inputs(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankup.methods.nscl._BYTES", room)
+    monkeypatch.setattr("rankup.methods.shared.spaces.BYTES", room)
     draw = torch.Generator().manual_seed(0)
     image, sequence = torch.rand(5, 2, 6, 6, generator=draw), torch.rand(5, 3, 4, generator=draw)
     for layer, x in ((nn.Conv2d(2, 4, 3, 2, 1), image), (nn.Linear(4, 2), sequence)):
@@ -225,8 +221,8 @@ def test_energy_that_no_direction_holds_counts_as_free() -> None:
 
 def test_wide_layer_keeps_main_directions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     narrow = make(energy=0.05)
-    monkeypatch.setattr("rankup.methods.nscl._WIDE", 64)  # the first layer, not the second
-    monkeypatch.setattr("rankup.methods.nscl._MAIN", 65)
+    monkeypatch.setattr("rankup.methods.shared.spaces.WIDE", 64)  # the first layer, not the second
+    monkeypatch.setattr("rankup.methods.shared.spaces.MAIN", 65)
     wide = make(energy=0.05)
     for task in STREAM:
         narrow.learn(task, None, None)

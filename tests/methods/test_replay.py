@@ -21,7 +21,12 @@ from rankup.training.recipe import Recipe
 
 CPU, F64 = torch.device("cpu"), torch.float64
 # Methods with options for them.
-REPLAY: dict[str, dict[str, Any]] = {"icarl": {"budget": 60}, "agem": {}, "er-ring": {}}
+REPLAY: dict[str, dict[str, Any]] = {
+    "icarl": {"budget": 60},
+    "agem": {},
+    "er-ring": {},
+    "der": {},
+}
 
 
 # Heads

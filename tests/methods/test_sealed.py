@@ -204,6 +204,7 @@ def test_owners_that_do_not_exist_are_refused(saved: Saved) -> None:
         ("packnet", "kept/hidden.1.weight.owners"),
         ("hat", "kept/masks"),
         ("supsup", "1/hidden.1.mask"),
+        ("wsn", "kept/hidden.1.weight.masks"),
     ],
     indirect=["saved"],
 )
@@ -228,6 +229,12 @@ def test_more_exemplars_than_the_budget_are_refused(saved: Saved) -> None:
     said = refused(saved, "buffer/1/0", lambda images: images.repeat(2, 1, 1, 1))
     assert said == "'buffer/1/0' is of shape [50, 1, 8, 8], expected [1 to 25, 1, 8, 8]"
     assert "[0, 1, 8, 8], expected" in refused(saved, "buffer/1/0", lambda images: images[:0])
+
+
+@of("der")
+def test_samples_of_classes_to_come_are_refused(saved: Saved) -> None:
+    said = refused(saved, "buffer/classes", lambda classes: classes + 3)
+    assert said == "'buffer/classes' holds numbers from 3 to 6, expected 0 to 3"
 
 
 @of("ewc")

@@ -25,11 +25,14 @@ STORED: list[tuple[str, dict[str, Any], float, float]] = [
     ("icarl", {"budget": 200}, DENSE, 200 * 196),
     ("agem", {}, DENSE, MEMORY),
     ("er-ring", {}, DENSE, MEMORY),
+    ("der", {}, DENSE, MEMORY + 1000 * 11 + 2),
     ("hat", {}, 318_472, 0),
     ("packnet", {}, 369_480, 0),
     ("supsup", {}, 217_800, 0),
+    ("wsn", {}, 494_280, 0),  # a bit per weight and task
     ("orthog", {}, DENSE, MEMORY),
     ("nscl", {}, 659_810, 0),
+    ("gpm", {"threshold": 1.0}, DENSE + 10 * (785 + 257), 0),  # ten samples span ten directions
     ("ibpwf", {}, 85_272, 0),  # with what the prior expects: 14 factors per layer
     ("vera", {}, 112_840, 0),
     ("vera", {"directions": 896}, 107_720, 0),  # as 1536 and 768 seeded factors alone
@@ -48,7 +51,8 @@ def test_twenty_tasks_store(
 ) -> None:
     module = rankup.models.mlp(784)
     method = make_method(name, STREAM, module, rank=Rank(11, 1), options=options)
-    tasks = 2 if name == "nscl" else TASKS  # where a later one takes long and adds only a head
+    # Where a later task takes long and adds only a head.
+    tasks = 2 if name in ("nscl", "gpm") else TASKS
     while method.learned < tasks:
         method.begin(STREAM[method.learned])
         method.end()
@@ -65,6 +69,10 @@ def test_twenty_tasks_store(
         ("hat", {"s_max": 0.5}, "s_max must be at least 1, got 0.5"),
         ("packnet", {"retrain": 1.5}, "retrain must be at most 1, got 1.5"),
         ("supsup", {"share": 0.0}, "share must be more than 0, got 0.0"),
+        ("der", {"among": "none"}, "among must be one of own, all, got 'none'"),
+        ("der", {"labels": -0.5}, "labels must be at least 0, got -0.5"),
+        ("wsn", {"share": 1.5}, "share must be at most 1, got 1.5"),
+        ("gpm", {"threshold": 1.01}, "threshold must be at most 1, got 1.01"),
         ("nscl", {"energy": 5.0}, "energy must be at most 1, got 5.0"),
         ("ibpwf", {"dictionary": 0}, "dictionary must be at least 1, got 0"),
         ("ibpwf", {"alpha": 0.0}, "alpha must be more than 0, got 0.0"),

@@ -86,7 +86,7 @@ class MeanEmbedding(nn.Embedding):
         return super().forward(x).mean(1)
 
 
-@pytest.mark.parametrize("name", ["rank", "hat", "packnet", "supsup", "ibpwf", "vera"])
+@pytest.mark.parametrize("name", ["rank", "hat", "packnet", "supsup", "wsn", "ibpwf", "vera"])
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize(
     "first", [Centre, lambda: nn.BatchNorm1d(12, affine=False)], ids=["own", "norm"]
@@ -137,7 +137,7 @@ def test_double_precision_counts_twice() -> None:
 
 
 @pytest.mark.parametrize("pixels", ["unit", "raw", "centred"])
-@pytest.mark.parametrize("name", ["finetune", "icarl", "er-ring", "hat"])
+@pytest.mark.parametrize("name", ["finetune", "icarl", "er-ring", "der", "hat"])
 def test_indices_are_left_alone(name: str, pixels: str) -> None:
     draw, y = torch.Generator().manual_seed(0), torch.arange(96) % 3
     x = 5 * y[:, None] + torch.randint(5, (96, 6), generator=draw)
@@ -242,10 +242,11 @@ def test_a_tied_weight_is_on_the_stiefel_manifold_once() -> None:
     torch.testing.assert_close(weight @ weight.t(), torch.eye(12), atol=1e-5, rtol=0)
 
 
-def test_nscl_refuses_layers_that_share_a_weight() -> None:
-    message = "only where its layer's inputs leave room, but first.a and first.b share one"
+@pytest.mark.parametrize("name", ["nscl", "gpm"])
+def test_layers_that_share_a_weight_are_refused(name: str) -> None:
+    message = f"{name} moves .* where its layer's inputs leave room, but first.a and first.b share"
     with pytest.raises(rankup.RankupError, match=message):
-        method(made("nscl", Chain(Tied()), toys(12), "first"), "nscl")
+        method(made(name, Chain(Tied()), toys(12), "first"), name)
 
 
 def test_layout_trials_are_no_inputs_to_protect() -> None:
@@ -284,7 +285,7 @@ def test_icarls_old_network_drops_nothing_out() -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["agem", "er-ring", "icarl"])
+@pytest.mark.parametrize("name", ["agem", "er-ring", "icarl", "der"])
 @pytest.mark.parametrize("shape", [(48,), (4, 4, 3)], ids=["flat", "channels last"])
 def test_a_memory_keeps_the_shape_that_transforms_make(name: str, shape: tuple[int, ...]) -> None:
     def transform(x: Tensor) -> Tensor:

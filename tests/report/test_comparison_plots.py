@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from helpers.comparisons import entry, known_run
+from rankup.methods import METHODS
 from rankup.report.comparison.placement import Box, place_labels, spread_apart
 from rankup.report.comparison.plots import averages_plot, matrices_plot, memory_plot
 from rankup.report.figures import (
@@ -22,6 +23,7 @@ from rankup.report.figures import (
     LIGHT,
     Theme,
     colour,
+    is_hollow,
     line_style,
     marker,
     write_figures,
@@ -30,8 +32,8 @@ from rankup.runs.comparison import Entry
 
 
 def many(accuracy: Callable[[int], float], stored: Callable[[int], float]) -> list[Entry]:
-    """Fourteen methods with two seeds and three tasks each."""
-    names = ["rank", "finetune", "orthog-subspace", "parallel rank 4", "a-gem", "ewc", "hat"] * 2
+    """Twenty-one methods with two seeds and three tasks each."""
+    names = ["rank", "finetune", "orthog-subspace", "parallel rank 4", "a-gem", "ewc", "hat"] * 3
     return [
         entry(
             name,
@@ -51,7 +53,7 @@ LIKENESSES = {
     "in a column": many(lambda i: 0.9 + 0.002 * i, lambda i: 300_000),
     "in a row": many(lambda i: 0.9, lambda i: 300_000 + 5_000 * i),
     "in a corner": many(lambda i: 0.98 if i else 0.1, lambda i: 100_000 if i else 9e6),
-    "far apart": many(lambda i: 0.05 * i, lambda i: 1_000 * 2**i),
+    "far apart": many(lambda i: 0.045 * i, lambda i: 1_000 * 2**i),
 }
 
 
@@ -62,7 +64,7 @@ def test_labels_do_not_overlap(plot: Any, likeness: str) -> None:
     figure = plot(entries, LIGHT)
     renderer = FigureCanvasAgg(figure).get_renderer()
     texts = [*figure.texts, *figure.axes[0].texts]
-    assert len(texts) == len(entries) == 14
+    assert len(texts) == len(entries) == 21
     boxes = [text.get_window_extent(renderer) for text in texts]
     for one, other in itertools.combinations(boxes, 2):
         assert not Box(*one.extents).overlaps(Box(*other.extents))
@@ -164,9 +166,12 @@ def test_labels_have_their_points_colours() -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_fourteen_methods_look_different(theme: Any) -> None:
-    looks = {(colour(theme, i), line_style(theme, i)) for i in range(14)}
-    assert len(looks) == len({marker(i) for i in range(14)}) == 14
+def test_all_methods_look_different(theme: Any) -> None:
+    count = 21
+    assert len(METHODS) <= count
+    lines = {(colour(theme, i), line_style(theme, i)) for i in range(count)}
+    points = {(marker(i), is_hollow(theme, i)) for i in range(count)}
+    assert len(lines) == len(points) == count
     assert len(LIGHT.runs) == len(DARK.runs)
 
 

@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 from rankup.methods.info import MethodInfo, axis
 from rankup.methods.options import (
+    DerOptions,
     EwcOptions,
+    GpmOptions,
     HatOptions,
     IbpWfOptions,
     IcarlOptions,
@@ -21,6 +23,7 @@ from rankup.methods.options import (
     ReplayOptions,
     SupSupOptions,
     VeraOptions,
+    WsnOptions,
 )
 
 # For methods designed for plain gradient descent, with their authors' learning rate.
@@ -69,6 +72,17 @@ BUILTIN = {
         recipe=_SGD,
         search=_REPLAY,
     ),
+    "der": MethodInfo(
+        "der:DER",
+        "remembered samples are answered as they were when they were learned",
+        DerOptions,
+        recipe=_SGD,
+        search=[
+            axis("lr", 0.01, 0.03, 0.1),
+            axis("strength", 0.3, 1.0),
+            axis("labels", 0.0, 0.5),
+        ],
+    ),
     "hat": MethodInfo(
         "hat:HardAttention",
         "learns which units a task uses and freezes them",
@@ -98,6 +112,12 @@ BUILTIN = {
             axis("share", 0.1, 0.3),
         ],
     ),
+    "wsn": MethodInfo(
+        "wsn:WSN",
+        "a mask per task over shared weights, frozen once used; never forgets",
+        WsnOptions,
+        search=[axis("lr", 1e-3, 3e-3, 1e-2), axis("share", 0.05, 0.1, 0.3, 0.5)],
+    ),
     "orthog": MethodInfo(
         "orthog:Orthog",
         "replay, and an orthogonal subspace of features for each task",
@@ -114,6 +134,13 @@ BUILTIN = {
         "moves weights where old inputs hold little",
         NsclOptions,
         search=[axis("lr", 3e-4, 1e-3, 3e-3), axis("energy", 0.01, 0.05, 0.1, 0.3)],
+    ),
+    "gpm": MethodInfo(
+        "gpm:GPM",
+        "no step within the spaces that old inputs span",
+        GpmOptions,
+        recipe=_SGD,
+        search=[axis("lr", 0.01, 0.03, 0.1), axis("threshold", 0.9, 0.95, 0.97, 0.99)],
     ),
     "ibpwf": MethodInfo(
         "ibpwf:WeightFactors",

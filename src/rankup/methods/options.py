@@ -109,7 +109,9 @@ class EwcOptions(Options):
     gamma: float = option(
         1.0, "Multiplier of the importance of earlier tasks when one is added.", least=0
     )
-    samples: int = option(1024, "Training samples to compute a task's importances from.", least=1)
+    samples: int = option(
+        1024, "Training samples that a task's importances or spaces are computed from.", least=1
+    )
     anchors: Literal["latest", "all"] = option(
         "latest", "Hold weights to where the latest task left them, or to where each task did."
     )
@@ -123,6 +125,20 @@ class NsclOptions(Options):
 
 
 @dataclass(frozen=True)
+class GpmOptions(Options):
+    threshold: float = option(
+        0.97,
+        "Share of a layer's inputs' energy, with the first task, that is protected.",
+        least=0,
+        most=1,
+    )
+    rise: float = option(0.001, "How much that share grows with every task, up to 1.", least=0)
+    samples: int = option(
+        300, "Training samples that a task's importances or spaces are computed from.", least=1
+    )
+
+
+@dataclass(frozen=True)
 class IcarlOptions(Options):
     budget: int = option(2000, "Samples to remember in total, shared by the classes seen.", least=1)
     strength: float = option(1.0, "Weight of the method's own term of the loss.", least=0)
@@ -132,6 +148,19 @@ class IcarlOptions(Options):
 class ReplayOptions(Options):
     memory: int = option(5, "Samples to remember of each class of each task.", least=1)
     replay: int = option(64, "Remembered samples used in each step.", least=1)
+
+
+@dataclass(frozen=True)
+class DerOptions(ReplayOptions):
+    strength: float = option(0.3, "Weight of the method's own term of the loss.", least=0)
+    labels: float = option(
+        0.0, "Weight of the loss on remembered samples' labels; above 0 it is DER++.", least=0
+    )
+    among: Literal["own", "all"] = option(
+        "own",
+        "Classes that a sample is told apart from: its own task's, or those of all tasks so far, "
+        "to be asked without being told the task.",
+    )
 
 
 @dataclass(frozen=True)
@@ -157,6 +186,11 @@ class RandLoraOptions(Options):
         "out) / r⌉, and a task stores n · (r + min(in, out)) numbers in it: less, the larger r is.",
         least=1,
     )
+
+
+@dataclass(frozen=True)
+class WsnOptions(Options):
+    share: float = option(0.1, "Share of each layer's weights that a mask keeps.", above=0, most=1)
 
 
 @dataclass(frozen=True)

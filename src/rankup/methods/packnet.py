@@ -8,38 +8,29 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rankup import seeds
 from rankup.errors import RankupError
-from rankup.layers import Tensors, active
+from rankup.layers import Tensors
 from rankup.methods.base import Setting
 from rankup.methods.options import PackNetOptions
 from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack
-from rankup.methods.shared.guard import GuardedLearner, GuardedMethod, buffer_name
+from rankup.methods.shared.guard import GuardedLearner, SubnetMethod, buffer_name
 from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Feed
 from rankup.training.engine.learner import Learner
-from rankup.training.memory_format import for_answers
-from rankup.utils.torch_modes import evaluating
 
 
-class PackNet(GuardedMethod):
+class PackNet(SubnetMethod):
     """A task trains all free weights, keeps the largest of them, an equal share for it and each
     task to come, and retrains those alone. It runs with its own weights and with those of earlier
     tasks. Biases and norms are per task."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        weights = [f"{spec.name}.weight" for spec in self.layers]
-        biases = [f"{spec.name}.bias" for spec in self.layers if spec.bias]
-        self.weights = {name: self.body.get_parameter(name) for name in weights}
-        self.biases = {name: self.body.get_parameter(name) for name in biases}
         self.bits = len(setting.tasks).bit_length()  # per owner: 0 is nobody, 1 the first task
         for name, weight in self.weights.items():
             self._keep_owners(name, torch.zeros_like(weight, dtype=torch.int32))
-        for name, bias in self.biases.items():
-            self.kept[name] = bias.detach().new_empty(0, len(bias))
         self._learner: PackNetLearner  # of the open task
 
     def owners(self, name: str) -> Tensor:
@@ -59,18 +50,18 @@ class PackNet(GuardedMethod):
             # Free weights are drawn anew: starting from zero they learn less.
             for name, weight in self.weights.items():
                 weight.copy_(torch.where(owned[name], weight, self._drawn(name)))
-            for name, bias in self.biases.items():
-                bias.copy_(self.kept[name][-1])
+        self.take_last_biases()
         self._learner = PackNetLearner(self, feed, self.constant() | owned, held)
         return self._learner
 
-    def predict(self, x: Tensor, task: int) -> Tensor:
-        if task == self.learned:  # All weights are in use.
-            return super().predict(x, task)
-        with evaluating(self.body), active(task):
-            inputs = for_answers(self.body, x)
-            logits: Tensor = functional_call(self.body, self._of(task), (inputs,))
-        return logits
+    def weights_of(self, task: int) -> Tensors:
+        if task == self.learned:  # all are in use
+            return {}
+        tensors = {}
+        for name, weight in self.weights.items():
+            owners = self.owners(name)
+            tensors[name] = torch.where((owners > 0) & (owners <= task + 1), weight, 0)
+        return tensors
 
     def consolidate(self, feed: Feed) -> None:
         if self._learner.pruned_before == feed.recipe.epochs:
@@ -78,17 +69,14 @@ class PackNet(GuardedMethod):
         for name in self.weights:
             others = self._learner.frozen(f"body.{name}")
             self._keep_owners(name, torch.where(others, self.owners(name), self.learned + 1))
-        for name, bias in self.biases.items():
-            self.kept[name] = torch.cat([self.kept[name], bias.detach()[None]])
+        super().consolidate(feed)
 
     def kept_layouts(self, learned: int) -> Layouts:
-        layouts = {}
+        layouts = super().kept_layouts(learned)
         for name, weight in self.weights.items():
             wrong = partial(self._odd_owners, count=weight.numel(), learned=learned)
             size = packed_size(self.bits * weight.numel())
             layouts[f"kept/{_owners(name)}"] = Layout((size,), torch.uint8, wrong=wrong)
-        for name, bias in self.biases.items():
-            layouts[f"kept/{name}"] = Layout((learned, len(bias)), bias.dtype)
         return layouts
 
     def _odd_owners(self, packed: Tensor, count: int, learned: int) -> str | None:
@@ -96,14 +84,6 @@ class PackNet(GuardedMethod):
         if most > learned:
             return f"gives weights to task {most}, but {learned} are learned"
         return stray_bits(packed, self.bits * count)
-
-    def _of(self, task: int) -> Tensors:
-        """The weights and biases of a learned task."""
-        tensors = {name: self.kept[name][task] for name in self.biases}
-        for name, weight in self.weights.items():
-            owners = self.owners(name)
-            tensors[name] = torch.where((owners > 0) & (owners <= task + 1), weight, 0)
-        return tensors
 
     def _keep_owners(self, name: str, owners: Tensor) -> None:
         self.kept[_owners(name)] = pack(owners, self.bits)
@@ -113,9 +93,6 @@ class PackNet(GuardedMethod):
         drawn = torch.empty(self.weights[name].shape, dtype=torch.float32)
         draw = seeds.generator(self.seed, "packnet", name, self.learned)
         return nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=draw).to(self.weights[name])
-
-    def _shared(self) -> Tensors:
-        return {name: t for name, t in super()._shared().items() if name not in self.biases}
 
 
 class PackNetLearner(GuardedLearner):

@@ -14,11 +14,14 @@ RIVALS = [
     "icarl",
     "agem",
     "er-ring",
+    "der",
     "hat",
     "packnet",
     "supsup",
+    "wsn",
     "orthog",
     "nscl",
+    "gpm",
     "ibpwf",
 ]
 
@@ -93,7 +96,7 @@ def masks() -> Table:
     for number, stream in enumerate(("p-mnist", "s-cifar100", "s-miniimagenet")):
         rows = [
             Row(name, rival(stream, name), (paper_values.MASKS.get(name, (None,) * 3)[number],))
-            for name in ("hat", "packnet", "supsup", "ibpwf")
+            for name in ("hat", "packnet", "supsup", "wsn", "ibpwf")
         ]
         rows.append(Row("rank", ours.default(stream), (paper_values.MASKS["rank"][number],)))
         sections.append(Section(paper_values.STREAMS[stream], ("parameters",), rows))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from rankup.layers import Tensors
+from rankup.layers import Tensors, active
 from rankup.layers.spec import FactoredSpec
 from rankup.methods.base import Setting
 from rankup.methods.shared.dense import DenseMethod
+from rankup.methods.shared.layout import Layout, Layouts
 from rankup.training.batches import Feed
 from rankup.training.engine.module import ModuleLearner
+from rankup.training.memory_format import for_answers
+from rankup.utils.torch_modes import evaluating
 
 
 class GuardedMethod(DenseMethod):
@@ -27,6 +33,52 @@ class GuardedMethod(DenseMethod):
         """Whether each parameter that tasks share is frozen, by default."""
         frozen = torch.tensor(self.learned > 0, device=self.device)
         return dict.fromkeys(self.shared_parameters(), frozen)
+
+
+class SubnetMethod(GuardedMethod):
+    """A method whose tasks each run with a part of the weights, and with biases of their own."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        weights = [f"{spec.name}.weight" for spec in self.layers]
+        biases = [f"{spec.name}.bias" for spec in self.layers if spec.bias]
+        self.weights = {name: self.body.get_parameter(name) for name in weights}
+        self.biases = {name: self.body.get_parameter(name) for name in biases}
+        for name, bias in self.biases.items():
+            self.kept[name] = bias.detach().new_empty(0, len(bias))
+
+    @abstractmethod
+    def weights_of(self, task: int) -> Tensors:
+        """What the layers' weights are for a learned task or the open one, by their names."""
+
+    def predict(self, x: Tensor, task: int) -> Tensor:
+        tensors = self.weights_of(task)
+        if task < self.learned:
+            tensors = tensors | {name: self.kept[name][task] for name in self.biases}
+        with evaluating(self.body), active(task):
+            inputs = for_answers(self.body, x)
+            logits: Tensor = functional_call(self.body, tensors, (inputs,))
+        return logits
+
+    def consolidate(self, feed: Feed) -> None:
+        for name, bias in self.biases.items():
+            self.kept[name] = torch.cat([self.kept[name], bias.detach()[None]])
+
+    @torch.no_grad()
+    def take_last_biases(self) -> None:
+        """Begin with the biases of the task before."""
+        for name, bias in self.biases.items():
+            if self.learned:
+                bias.copy_(self.kept[name][-1])
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {
+            f"kept/{name}": Layout((learned, len(bias)), bias.dtype)
+            for name, bias in self.biases.items()
+        }
+
+    def _shared(self) -> Tensors:
+        return {name: t for name, t in super()._shared().items() if name not in self.biases}
 
 
 class GuardedLearner(ModuleLearner):
