@@ -4,12 +4,20 @@
 
 Learns once with all routers, then tries mixtures of them on held-out training data: settings are
 chosen by this, on seeds and class orders that no reported run uses. `--test` reports test data.
+
+    … DATA --rotations --views 4 --weight-decay 0.01 --seconds 400
+
+Learns from images in four turns. With four views it also reports the same network with one: what
+`views=1` would have committed, with routers scaled by its own answers. It begins no task that would
+not end within `--seconds`, and reports those that it has learned. To try the script on a CPU:
+`--limit 40 --tasks 3 --epochs 2 --width 6 --features 64 --rank 4,1 --seeded 1x`.
 """
 
 import argparse
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,24 +25,29 @@ from torch import Tensor
 import rankup
 from rankup.data import make_stream, to_float
 from rankup.data.heldout import hold_out
+from rankup.layers import TaskHead
 from rankup.net.guess import routing_of
 from rankup.net.routers.base import Looks
+from rankup.training.examples import divided
 
 NAMES = ("energy", "mahalanobis", "analytic")
 
 
-def learn(stream: rankup.data.Stream, given: argparse.Namespace) -> rankup.IncrementalNet:
+def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
     first, step = given.rank.split(",")
-    net = rankup.grow(
+    return rankup.grow(
         rankup.models.resnet18(width=given.width),
         rankup.Rank(int(first), int(step), seeded=given.seeded),
         seed=given.seed,
         store="int8",
         router=f"{','.join(NAMES)},features={given.features}",
     ).to(given.device)
-    recipe = rankup.Recipe(
+
+
+def recipe_of(given: argparse.Namespace) -> rankup.Recipe:
+    return rankup.Recipe(
         epochs=given.epochs,
-        batch=64,
+        batch=given.batch or (128 if given.rotations else 64),
         lr=1e-2,
         weight_decay=given.weight_decay,
         flip=True,
@@ -42,12 +55,45 @@ def learn(stream: rankup.data.Stream, given: argparse.Namespace) -> rankup.Incre
         precision="bfloat16" if given.device == "cuda" else "float32",
         selectors="previous",
         norms="previous",
+        rotations=given.rotations,
+        views=given.views,
     )
-    started = time.perf_counter()
+
+
+def learn(stream: rankup.data.Stream, given: argparse.Namespace) -> rankup.IncrementalNet:
+    net, started, longest = grown(given), time.perf_counter(), 0.0
     for task in stream:
-        rankup.fit(net, task.to(given.device), recipe)
-        print(f"{task.name}: {time.perf_counter() - started:.0f} s", flush=True)
+        before = time.perf_counter() - started
+        if given.seconds is not None and net.tasks and before + longest > given.seconds:
+            print(f"stopped after {len(net.tasks)} tasks: there is no time for one more")
+            break
+        try:
+            rankup.fit(net, task.to(given.device), recipe_of(given))
+        except rankup.TaskFailed as failure:
+            print(f"stopped after {len(net.tasks)} tasks: {failure}")
+            break
+        took = time.perf_counter() - started
+        longest = max(longest, took - before)
+        print(f"{task.name}: {took:.0f} s", flush=True)
     return net.eval()
+
+
+def with_one_view(
+    net: rankup.IncrementalNet, stream: rankup.data.Stream, given: argparse.Namespace
+) -> rankup.IncrementalNet:
+    """The network as it would be if its tasks had been committed with one view."""
+    other = grown(given).eval()
+    for index, task in enumerate(stream):
+        known = replace(net._tasks.tasks[index], views=1)
+        added = [part.added(index) for part in net.parts]
+        for part, tensors in zip(net.parts, added, strict=True):
+            if isinstance(part, TaskHead):
+                tensors.update({key: t[: known.rows] for key, t in tensors.items()})
+        other._append([known], [[tensors] for tensors in added])
+        _, examples = divided(task.to(given.device), recipe_of(given), other)
+        with torch.no_grad():
+            other.routing = other.routing.learned(other, examples)
+    return other
 
 
 @torch.no_grad()
@@ -140,7 +186,13 @@ def main() -> None:
     parser.add_argument("--seeded", default="16x")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--features", type=int, default=1200)
-    parser.add_argument("--per-class", type=int, help="few samples, to try this script")
+    parser.add_argument("--batch", type=int, help="samples per step: 64, with rotations 128")
+    parser.add_argument("--rotations", action="store_true", help="learn images in four turns")
+    parser.add_argument("--views", type=int, default=1, help="4: also answer from four turns")
+    parser.add_argument("--seconds", type=float, help="begin no task that would end after these")
+    parser.add_argument(
+        *("--per-class", "--limit"), type=int, help="few training samples, to try this script"
+    )
     parser.add_argument("--test", action="store_true", help="report test data")
     given = parser.parse_args()
     given.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,6 +200,21 @@ def main() -> None:
     whole = whole.first(given.tasks)
     stream = whole if given.test else hold_out(whole, 0.1, given.seed)
     net = learn(stream, given)
+    stream = stream.first(len(net.tasks))
+    nets = {"one view": net}
+    if given.views == 4:
+        nets = {"one view": with_one_view(net, stream, given), "four views": net}
+    for name, each in nets.items():
+        told = [rankup.accuracy(each, task.to(given.device)) for task in stream]
+        print(f"{name}: told {sum(told) / len(told):.4f}", flush=True)
+    for name, each in nets.items():
+        print(f"-- {name}", flush=True)
+        report(each, stream, given)
+
+
+def report(
+    net: rankup.IncrementalNet, stream: rankup.data.Stream, given: argparse.Namespace
+) -> None:
     size = net.size()
     print(f"numbers {size.bytes / 4:,.0f}, of routers {size.router_bytes / 4:,.0f}")
     parts: list[dict[str, Tensor]] = []

@@ -18,6 +18,7 @@ from torch.nn.functional import grid_sample
 
 from rankup.errors import DataError
 
+TURNS = 4  # of a square image, by 90 degrees each
 _LEAST_ROWS = 4096  # per thread
 
 
@@ -220,6 +221,36 @@ def to_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def flip(x: Tensor, coins: Tensor) -> Tensor:
     """Mirror left and right where the coin is true."""
     return torch.where(coins[:, None, None, None], x.flip(-1), x)
+
+
+def turn(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn square images counter-clockwise, each by so many times 90 degrees, `[B]`.
+
+    >>> turn(torch.tensor([[[[1, 2], [3, 4]]]] * 2), torch.tensor([0, 1])).tolist()
+    [[[[1, 2], [3, 4]]], [[[2, 4], [1, 3]]]]
+    """
+    turns = turns[:, None, None, None]
+    half = torch.where(turns >= 2, x.flip(2, 3), x)
+    return torch.where(turns % 2 == 1, half.transpose(2, 3).flip(2), half)
+
+
+def all_turns(x: Tensor) -> Tensor:
+    """Square images turned counter-clockwise by 0, 90, 180 and 270 degrees, `[4·B, C, H, W]`, one
+    turn of all images after another, in the memory format of the images."""
+    check_square(x)
+    views = torch.cat([torch.rot90(x, turns, (2, 3)) for turns in range(TURNS)])
+    # Any contiguous tensor of one channel also counts as channels last, and stays as it is.
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return views.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def check_square(x: Tensor) -> None:
+    """Refuse inputs that are no square images."""
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype == torch.int64:
+        what = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise DataError(f"only images can be turned, [N, C, H, W], not inputs that are {what}")
+    if x.shape[2] != x.shape[3]:
+        raise DataError(f"only square images can be turned, got {x.shape[3]}×{x.shape[2]} pixels")
 
 
 def crop(x: Tensor, pad: int, offsets: Tensor) -> Tensor:

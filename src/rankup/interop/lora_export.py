@@ -67,6 +67,11 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
             "with base='keep'"
         )
     index = net._tasks.committed(task)
+    if net._tasks.tasks[index].views > 1:
+        raise RankupError(
+            f"task {net.tasks[index]!r} answers from four turned views, which no adapter can: "
+            "learn it with views=1"
+        )
     with net.gathered():
         plain = net.merged(index)
     adapter = _collect(net, plain, index)

@@ -22,6 +22,7 @@ def described(folder: Path) -> list[TaskDescription]:
         TaskDescription(
             name=task.name,
             classes=task.classes,
+            views=task.views,
             uses=known.uses(index),
             numbers=counts[index],
             **vars(task.about) | {"inputs": task.about.inputs or manifest.inputs},

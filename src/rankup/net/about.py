@@ -62,6 +62,7 @@ class TaskDescription:
     seed: int | None
     samples: int | None
     accuracy: float | None
+    views: int  # how many turned views of an image it answers from
     uses: tuple[str, ...]  # the tasks from whose factors it selects
     numbers: int  # that it added
     title: str
@@ -80,6 +81,7 @@ def describe(net: IncrementalNet, index: int) -> TaskDescription:
     return TaskDescription(
         name=task.name,
         classes=task.classes,
+        views=task.views,
         uses=net._tasks.uses(index),
         numbers=net.size(index).total,
         **about,

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rankup.data.transforms import all_turns
 from rankup.errors import TaskStateError
 from rankup.layers import TaskNorm, Tensors, pooled_statistics, rounding
-from rankup.layers.spec import tensor_name
+from rankup.layers.spec import HeadSpec, Spec, tensor_name
 from rankup.net import validate
 from rankup.net.mixed import MISSING
 from rankup.net.moving import drop
@@ -44,8 +46,12 @@ def commit(
     if net.ranks is not None:
         net.ranks.refuse_different(dict(net.named_parameters()), _NOT_AVERAGED)
     with _rounded(net):
-        with _calibrated(net, batches):
+        with _calibrated(net, batches, task):
             learned = [part.learned() for part in net.parts]
+        task = replace(task, rotations=False)
+        learned = [
+            _kept(part.spec, own, task) for part, own in zip(net.parts, learned, strict=True)
+        ]
         place = net._tasks.place(task, len(net.tasks))
         for part, tensors in zip(net.parts, learned, strict=True):
             validate.learned(part.spec, tensors, place, task)
@@ -90,10 +96,18 @@ def _rounded(net: "IncrementalNet") -> Iterator[None]:
         raise
 
 
+def _kept(spec: Spec, learned: Tensors, task: KnownTask) -> Tensors:
+    """What stays of a part: of a head that also learned turned images, the rows of its views."""
+    if not isinstance(spec, HeadSpec):
+        return learned
+    return {key: tensor[: task.rows] for key, tensor in learned.items()}
+
+
 def _calibrated(
-    net: "IncrementalNet", batches: Iterable[Any] | None
+    net: "IncrementalNet", batches: Iterable[Any] | None, task: KnownTask
 ) -> AbstractContextManager[None]:
-    """Inside, batch norms hold the pooled statistics of the task's data."""
+    """Inside, batch norms hold the pooled statistics of the task's data; of images in all four
+    turns if it was learned from these."""
     norms = [norm for norm in net.layers if isinstance(norm, TaskNorm) and norm.wants_statistics]
     if norms and (isinstance(batches, Tensor | str) or not isinstance(batches, Iterable)):
         raise TaskStateError(
@@ -104,6 +118,10 @@ def _calibrated(
 
     def run(batch: Any) -> None:
         x, options = validate.batch(batch)
+        if task.rotations:
+            validate.inputs(x, net.dtype, options)
+            net._run_for(len(net.tasks), all_turns(x), options)
+            return
         inputs = () if x is MISSING else (x,)
         net(*inputs, task=len(net.tasks), **options)
 

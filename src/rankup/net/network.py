@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ from rankup.layers import (
 )
 from rankup.layers.mixed_call import MixedLayers
 from rankup.layers.substitute import reads_one_task
-from rankup.net import size, summary, validate
+from rankup.net import size, summary, validate, views
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
@@ -142,6 +143,8 @@ class IncrementalNet(Guessing, nn.Module):
         selectors: float | Literal["previous"] = 0.0,
         norms: Literal["fresh", "previous"] = "fresh",
         factors: float = 1.0,
+        rotations: bool = False,
+        views: int = 1,
     ) -> None:
         """Add a task to learn: new factors, selectors, biases, norms and a head, all of them in
         `parameters()` until it is committed.
@@ -161,16 +164,22 @@ class IncrementalNet(Guessing, nn.Module):
             norms: whether the weights of its norms start `"fresh"` or where the `"previous"`
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.
+            rotations: whether its head has a row for each class in each of four turns of an image
+                while it learns, as `fit` does with `Recipe(rotations=True)`. It answers with its
+                classes alone.
+            views: with rotations, from how many turned views it answers: 1, for which only the
+                classes' own rows are kept, or 4.
         """
         if self.is_undecided:
             raise TaskStateError(
                 "this is one of several processes of a group: call net.distribute() if all learn "
                 "this network together, or net.distribute(False) if each learns its own"
             )
-        task = self._tasks.begin(name, classes, outputs, uses, about)
-        if task.uses is not None and self.options.draws == "number":
+        task = self._tasks.begin(name, classes, outputs, uses, about, rotations, views)
+        if (task.uses is not None or views > 1) and self.options.draws == "number":
+            wanted = "use all tasks" if task.uses is not None else "answer from one view"
             raise RankupError(
-                f"task {name!r} must use all tasks: the network is of the first format version"
+                f"task {name!r} must {wanted}: the network is of the first format version"
             )
         start = validate.start(
             selectors,
@@ -180,7 +189,7 @@ class IncrementalNet(Guessing, nn.Module):
             selection=self._tasks.selection(task),
             place=self._tasks.place(task, len(self.tasks)),
         )
-        values = [part.start(task.classes, start) for part in self.parts]
+        values = [part.start(task.rows, start) for part in self.parts]
         try:
             for part, tensors in zip(self.parts, values, strict=True):
                 part.open(tensors, start)
@@ -296,14 +305,28 @@ class IncrementalNet(Guessing, nn.Module):
             task = torch.tensor(self._tasks.indices(task), dtype=torch.long)
         if isinstance(task, Tensor) and task.dim():
             return self._answer_mixed(x, task, split or {}, options)
-        index = self._tasks.index(task)
+        known = self._tasks.at(index := self._tasks.index(task))
+        if known.rows == known.classes:
+            return self._run_for(index, x, options)
+        return views.answer(known, x, options, partial(self._run_for, index))
+
+    @run_as_it_is
+    def _run_for(self, index: int, x: Any, options: dict[str, Any]) -> Any:
+        """The module's output for a task, with all rows that its head has."""
         with active(LEARNING if index == len(self._tasks.tasks) else index):
             return self._run(x, options)
 
     def _answer_mixed(self, x: Any, task: Tensor, split: Split, options: dict[str, Any]) -> Any:
         # Inputs that are not tensors do not tell where the module computes.
         device = x.device if isinstance(x, Tensor) else self.device
-        return self._mixed.answer(x, task, options, self._run, device, split)
+
+        def run(x: Any, task: Tensor) -> Any:
+            return self._mixed.answer(x, task, options, self._run, device, split)
+
+        is_valid = isinstance(x, Tensor) and x.dim() and x.shape[0] == task.shape[0]
+        if self._tasks.has_views and is_valid:
+            return views.answer_mixed(self._tasks.tasks, x, task, options, run)
+        return run(x, task)
 
     def capture(self, graphs: int = 8) -> "IncrementalNet":
         """Answer mixed batches by CUDA graphs from now on; return the network.
@@ -345,7 +368,10 @@ class IncrementalNet(Guessing, nn.Module):
         """
         index = self._tasks.committed(task)
         module = merge(self.body, self.layers, self.plan, index, fold)
-        give_back(module, self._tasks.tasks[index].classes)
+        known = self._tasks.tasks[index]
+        give_back(module, known.classes)
+        if known.views > 1:
+            views.answer_in_all_turns(module, known.classes)
         return module
 
     def for_task(self, task: str | int) -> TaskModule:

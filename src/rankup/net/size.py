@@ -115,7 +115,7 @@ def stored_by_task(specs: Sequence[Spec], known: TaskList) -> list[int]:
         sum(
             math.prod(shape)
             for spec in specs
-            for shape in spec.shapes(known.place(task, index), task.classes).values()
+            for shape in spec.shapes(known.place(task, index), task.rows).values()
         )
         for index, task in enumerate(known.tasks)
     ]

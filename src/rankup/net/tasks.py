@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rankup.data.tasks import MOST_CLASSES
+from rankup.data.transforms import TURNS
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Selection
 from rankup.net.about import About, check_about
@@ -25,16 +26,26 @@ class KnownTask:
         uses: the names of the tasks from whose factors it selects, in its own order; None for all
             that the network has before it.
         about: what it says of itself.
+        rotations: whether it is being learned from images in four turns.
+        views: from how many turned views it answers.
     """
 
     name: str
     classes: int
     uses: tuple[str, ...] | None = None
     about: About = field(default_factory=About)
+    rotations: bool = False
+    views: int = 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows its head has: one for each class, or for each class in each turn."""
+        return self.classes * (TURNS if self.rotations or self.views > 1 else 1)
 
     def said(self) -> dict[str, Any]:
         """What its file says of it."""
-        return {"name": self.name, "classes": self.classes, "uses": list(self.uses or ())}
+        said = {"name": self.name, "classes": self.classes, "uses": list(self.uses or ())}
+        return said | ({"views": self.views} if self.views > 1 else {})
 
 
 @dataclass
@@ -44,6 +55,7 @@ class TaskList:
 
     tasks: list[KnownTask] = field(default_factory=list)
     learning: KnownTask | None = None
+    has_views: bool = False  # whether any of them answers from several views
     _indices: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -52,8 +64,13 @@ class TaskList:
 
     def width(self, task: object) -> int:
         """How many answers a task has, be it committed or being learned."""
-        index = self.index(task, or_several=False)
-        return (*self.tasks, self.learning)[index].classes  # type: ignore[union-attr]
+        return self.at(self.index(task, or_several=False)).classes
+
+    def at(self, index: int) -> KnownTask:
+        """The task at an index, be it committed or being learned."""
+        task = self.tasks[index] if index < len(self.tasks) else self.learning
+        assert task is not None
+        return task
 
     def begin(
         self,
@@ -62,6 +79,8 @@ class TaskList:
         outputs: int | None = None,
         uses: Uses = "all",
         about: About | None = None,
+        rotations: bool = False,
+        views: int = 1,
     ) -> KnownTask:
         """The task to be learned next, once it is set as `learning`."""
         if self.learning is not None:
@@ -74,9 +93,12 @@ class TaskList:
                 "a task needs classes, or outputs for any other kind of answer, and not both"
             )
         width = _count("classes", classes, 2) if outputs is None else _count("outputs", outputs, 1)
+        if views not in (1, TURNS) or (views > 1 and not rotations):
+            raise RankupError(f"views must be 1, or with rotations 4, got {views!r}")
         about = about or About()
         check_about(name, width, about)
-        return KnownTask(checked_name(name, self._indices), width, self._used(name, uses), about)
+        name, used = checked_name(name, self._indices), self._used(name, uses)
+        return KnownTask(name, width, used, about, rotations, views)
 
     def _used(self, name: str, uses: Uses) -> tuple[str, ...] | None:
         if uses == "all":
@@ -103,7 +125,7 @@ class TaskList:
 
     def _copy(self) -> "TaskList":
         """The committed tasks, to try what comes after them."""
-        return TaskList(list(self.tasks), None, dict(self._indices))
+        return TaskList(list(self.tasks), None, self.has_views, dict(self._indices))
 
     def following(self, tasks: Sequence[KnownTask]) -> list[KnownTask]:
         """Tasks that name all that they use, as they are once they come after the known ones."""
@@ -115,9 +137,8 @@ class TaskList:
 
     def uses(self, index: int) -> tuple[str, ...]:
         """The names of the tasks that the one at an index selects from."""
-        task = self.learning if index == len(self.tasks) else self.tasks[index]
-        assert task is not None
-        return tuple(self.names[:index]) if task.uses is None else task.uses
+        used = self.at(index).uses
+        return tuple(self.names[:index]) if used is None else used
 
     def selection(self, task: KnownTask) -> Selection:
         """The indices of the tasks that one selects from."""
@@ -161,6 +182,7 @@ class TaskList:
 
     def append(self, task: KnownTask) -> None:
         self._indices[task.name] = len(self.tasks)
+        self.has_views = self.has_views or task.views > 1
         self.tasks.append(task)
         self.learning = None
 
@@ -172,6 +194,7 @@ class TaskList:
             left = tuple(name for name in names if name != gone)
             self.tasks[i] = replace(task, uses=self.shortened(left, i))
         self._indices = {task.name: i for i, task in enumerate(self.tasks)}
+        self.has_views = any(task.views > 1 for task in self.tasks)
 
     def indices(self, tasks: Sequence[object]) -> list[int]:
         """The index of each task, given by names or indices."""

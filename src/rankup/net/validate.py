@@ -66,7 +66,7 @@ def batch(given: Any) -> tuple[Any, dict[str, Any]]:
 
 def learned(spec: Spec, tensors: Tensors, place: Place, task: KnownTask) -> None:
     """Refuse to commit a part whose parameters are not of the shapes that the task began with."""
-    expected = spec.shapes(place, task.classes)
+    expected = spec.shapes(place, task.rows)
     found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     for key in {**expected, **found}:
         pair = found.get(key), expected.get(key)

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from rankup.runs.run import SeedRun
+from rankup.runs.seed_run import SeedRun
 from rankup.seeds import generator
 from rankup.training.batches import Feed
 

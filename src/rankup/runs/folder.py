@@ -28,7 +28,7 @@ _LOCK = ".lock"  # stays behind
 
 # Options that version 0.1 did not have, as it behaved without them.
 _SINCE_VERSION_0_1 = {"uses": "all", "router": ""}
-_RECIPE_SINCE_VERSION_0_1 = {"head": "drawn"}
+_RECIPE_SINCE_VERSION_0_1 = {"head": "drawn", "rotations": False, "views": 1}
 
 
 class RunError(RankupError):

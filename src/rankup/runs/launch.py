@@ -24,6 +24,7 @@ from rankup.runs.records import CONFIG, no_setting, read_config, setting
 from rankup.runs.request import Device, Request, check_net
 from rankup.runs.run import learn_run
 from rankup.runs.seed_run import OnProgress, SeedRun, versions
+from rankup.training.batches import why_unturnable
 from rankup.training.fit import data_traits
 from rankup.training.recipe import Recipe, recipe_for
 from rankup.utils.torch_modes import learning_on
@@ -70,6 +71,7 @@ class Launch:
         self._inputs = wanted_inputs(request.net, request.pretrained)
         whole = stream or self._stream(request.seed, request.download)
         self._shape = whole[0].train_x.shape[1:]
+        self._unturnable = why_unturnable(whole[0])
         made = as_made(self._inputs, whole[0])
         self._preprocessing = None if made is None else made.to_json()
         # Before holding out, so that trials match later runs.
@@ -108,6 +110,8 @@ class Launch:
         all_options = method_options(method, {**settings.options, **options})
         if recipe.crop:
             check_pad(recipe.crop, self._shape)
+        if recipe.rotations:
+            self._refuse_rotations(method)
         return [
             SeedRun(
                 RunConfig(
@@ -167,6 +171,13 @@ class Launch:
         count, share = self.request.first, self.request.held_out
         learned = whole.first(count) if count else whole
         return hold_out(learned, share, seed) if share else learned
+
+    def _refuse_rotations(self, method: str) -> None:
+        """Refuse methods that know no turned classes, and streams that cannot be turned."""
+        if method != "rank":
+            raise RankupError(f"rotations are for the method rank, {method} does not learn them")
+        if self._unturnable is not None:
+            raise RankupError(self._unturnable)
 
     def _recipe(self, method: str) -> Recipe:
         """The recipe that a method's own settings override. Whether factors are only seeded matters

@@ -288,7 +288,7 @@ def _read_task(
     path, key, selectors = folder / file.file, "selector", dict[str, Array]()
     tensors = read_checked(path, file)
     for spec in layers:
-        shape, dtype = spec.shapes(place, task.classes)[key], manifest.learned_dtype(spec)
+        shape, dtype = spec.shapes(place, task.rows)[key], manifest.learned_dtype(spec)
         names = rounding.layouts(spec, key, shape, manifest.options.store, dtype)
         try:
             packed = {name: tensors[tensor_name(spec, name)] for name in names}

@@ -142,7 +142,8 @@ class Manifest:
         if self.version == 1:
             return data
         uses = "all" if task.uses is None else list(task.uses)
-        return data | {"uses": uses, "about": task.about.to_json()}
+        views = {"views": task.views} if task.views > 1 else {}
+        return data | {"uses": uses, "about": task.about.to_json(), **views}
 
     @classmethod
     def read(cls, folder: Path, most_memory: int = MOST_MEMORY) -> "Manifest":
@@ -195,7 +196,7 @@ class Manifest:
         tasks: list[tuple[KnownTask, File]] = []
         known: set[str] = set()
         for index, entry in enumerate(data["tasks"]):
-            if data["version"] == 1 and entry.keys() & {"uses", "about"}:
+            if data["version"] == 1 and entry.keys() & {"uses", "about", "views"}:
                 raise ValueError("its version has tasks that neither use others nor say anything")
             task = _task_from_json(entry, known)
             # The file's name follows from the task: no manifest can point outside its folder.
@@ -260,7 +261,7 @@ class Manifest:
                 factors = spec.rank.seeded + spec.rank.first * roots + others
                 count += len(self.tasks) * factors
             elif isinstance(spec, HeadSpec):
-                widest = max((task.classes for task, _ in self.tasks), default=0)
+                widest = max((task.rows for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
         widest = max(self.learned_dtype(spec).itemsize for spec in self.specs)
         return count * max(widest, self.dtype.itemsize)
@@ -338,7 +339,8 @@ def _task_from_json(entry: dict[str, Any], known: set[str]) -> KnownTask:
         raise ValueError(f"task {name!r} uses tasks that are not before it, or one twice")
     about = About.from_json(entry.get("about", {}))
     check_about(name, entry["classes"], about)
-    return KnownTask(name, entry["classes"], None if uses is None else tuple(uses), about)
+    used = None if uses is None else tuple(uses)
+    return KnownTask(name, entry["classes"], used, about, views=entry.get("views", 1))
 
 
 def _sums_from_json(entry: dict[str, Any] | None) -> tuple[File | None, int]:

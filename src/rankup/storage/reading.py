@@ -96,7 +96,7 @@ def read_task(
     manifest's tasks."""
     task, file = manifest.tasks[index]
     place = known.place(task, index)
-    shapes = [(spec, spec.shapes(place, task.classes)) for spec in manifest.specs]
+    shapes = [(spec, spec.shapes(place, task.rows)) for spec in manifest.specs]
     path = folder / file.file
     content = read_content(path, file)
     said = _said_of_task(content)

@@ -351,9 +351,10 @@ check_manifest: Check = fields(
                     "classes": whole(1, 2**31 - 1),
                     "uses": either(one_of("all"), listed(name)),
                     "about": _ABOUT,
+                    "views": one_of(4),
                     **_FILE,
                 },
-                may_lack=("uses", "about"),
+                may_lack=("uses", "about", "views"),
             )
         ),
         "updating": listed(name),

@@ -12,15 +12,20 @@ from torch import Tensor
 
 from rankup import kernels, seeds
 from rankup.data.transforms import (
+    TURNS,
     Augmentation,
     Permutation,
+    Rotation,
+    all_turns,
     augment,
     check_pad,
+    check_square,
     draw_augmentation,
     to_float,
+    turn,
 )
 from rankup.distributed.ranks import Ranks
-from rankup.errors import RankupError
+from rankup.errors import DataError, RankupError
 from rankup.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -40,6 +45,9 @@ class Feed:
     All random numbers of an epoch are drawn at once, as tensors with an entry for each step. A
     batch is then a pure function of the data and one entry, on any device. With ranks, all of them
     draw the same numbers and each takes its part of every batch.
+
+    With rotations an epoch is a pass over all samples in all four turns: a batch has any of these,
+    turned as it is made, so that the data is in memory once.
     """
 
     def __init__(
@@ -55,12 +63,15 @@ class Feed:
                 f"flip and crop are for images of shape [N, C, H, W], but task {task.name!r} has "
                 f"training inputs of shape {list(task.train_x.shape)}"
             )
+        if recipe.rotations and (reason := why_unturnable(task)):
+            raise RankupError(reason)
+        self.turns = TURNS if recipe.rotations else 1
         self.task = task if task.train_x.device == device else task.to(device)
         self.recipe = recipe
         self.device = device
         self.dtype = dtype  # of the inputs
-        self._drawn = min(recipe.batch, len(self))
-        self.steps_per_epoch = math.ceil(len(self) / self._drawn)
+        self._drawn = min(recipe.batch, self.turns * len(self))
+        self.steps_per_epoch = math.ceil(self.turns * len(self) / self._drawn)
         self.ranks = ranks  # that share every batch
         self._mine = ranks.part(self._drawn) if ranks else slice(0, self._drawn)
         self.batch_size = self._mine.stop - self._mine.start
@@ -75,7 +86,7 @@ class Feed:
         """Transformed but unscaled training inputs, if they are the same in every epoch. Bytes stay
         bytes where that loses nothing: gathering a quarter of the memory takes half the time."""
         x, transform = self.task.train_x, self.task.transform
-        if self.recipe.augments:
+        if self.recipe.augments or self.recipe.rotations:
             return None
         if transform is None:
             return x
@@ -111,16 +122,18 @@ class Feed:
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
         """An epoch's random numbers: the rows of each batch, `[steps, batch]`, and how they are
-        augmented.
+        augmented and turned.
 
         All batches have the same size: the last one is filled up from the epoch's first rows. With
         a handful of samples, batch norms would be far off.
         """
-        order = torch.randperm(len(self), generator=generator, device=generator.device)
-        missing = self.steps_per_epoch * self._drawn - len(self)
-        draws = {
-            "rows": torch.cat([order, order[:missing]]).view(self.steps_per_epoch, self._drawn)
-        }
+        count = self.turns * len(self)
+        order = torch.randperm(count, generator=generator, device=generator.device)
+        missing = self.steps_per_epoch * self._drawn - count
+        rows = torch.cat([order, order[:missing]]).view(self.steps_per_epoch, self._drawn)
+        draws = {"rows": rows}
+        if self.recipe.rotations:
+            draws = {"rows": rows % len(self), "turns": rows // len(self)}
         if self.recipe.augments:
             coins, offsets = self.augmentation(draws["rows"].shape, generator)
             draws |= {"coins": coins, "offsets": offsets}
@@ -133,21 +146,29 @@ class Feed:
         return Augmentation(coins.view(*shape), offsets.view(*shape, 2))
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
-        """Inputs of one step from `x`, augmented if the recipe says so. `at` are the `flat_rows`,
-        if they are known already."""
-        if "coins" in draw and self._has_kernel(x):
+        """Inputs of one step from `x`, augmented and turned if the recipe says so. `at` are the
+        `flat_rows`, if they are known already."""
+        if "coins" in draw and "turns" not in draw and self._has_kernel(x):
             at = flat_rows(draw["rows"], x.shape[1]) if at is None else at
             return self._by_kernel(x, draw, at)
         samples = take(x, draw["rows"]) if at is None else take_flat(x, at)
-        if "coins" not in draw:
+        if not draw.keys() & {"coins", "turns"}:
             return self.scaled(self.floats(samples))
-        augmentation = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
-        # On bytes, if they are bytes: faster.
-        images = augment(samples.view(-1, *x.shape[-3:]), self.recipe.crop, augmentation)
+        images = samples.view(-1, *x.shape[-3:])
+        if "coins" in draw:  # on bytes, if they are bytes: faster
+            augmentation = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
+            images = augment(images, self.recipe.crop, augmentation)
         images = self.floats(images)
         if self.task.transform is not None:
             images = self.task.transform(images)
-        return self.scaled(images.view(*samples.shape[:-3], *images.shape[1:]))
+        if "turns" in draw:  # last, as a network turns inputs that were transformed
+            images = turn(images, draw["turns"].flatten())
+        return self.scaled(images.reshape(*samples.shape[:-3], *images.shape[1:]))
+
+    def labels(self, y: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
+        """Labels of one step from `y`. Class c of C, turned r times, is class r·C + c."""
+        labels = take(y, draw["rows"]) if at is None else take_flat(y, at)
+        return labels + draw["turns"] * self.task.classes if "turns" in draw else labels
 
     def _has_kernel(self, x: Tensor) -> bool:
         return (
@@ -189,14 +210,26 @@ class Feed:
             return ((self._inputs(x), y) for x, y in chunks)
         return ((self.scaled(self.floats(x)), y) for x, y in chunks)
 
+    def train_turned(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same; with rotations in all four turns, with the labels that are learned."""
+        if not self.recipe.rotations:
+            return self.train(most)
+        counted = torch.arange(self.turns, device=self.device)[:, None] * self.task.classes
+        return (
+            (all_turns(x), (counted + y).flatten())
+            for x, y in self.train(max(1, most // self.turns))
+        )
+
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         chunks = self._split(self.task.test_x, self.task.test_y)
         return ((self._inputs(x), y) for x, y in chunks)
 
     def sample(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Batches of at most `most` shuffled training inputs, not augmented."""
-        rows = torch.randperm(len(self), generator=generator, device=generator.device)[:most]
-        for part in in_equal_parts(rows.to(self.device), self.chunk_size(self.task.train_x)):
+        """Batches of at most `most` shuffled training inputs, not augmented; with rotations of a
+        quarter, as each will be seen in four turns."""
+        rows = torch.randperm(len(self), generator=generator, device=generator.device)
+        rows = rows[: math.ceil(most / self.turns)].to(self.device)
+        for part in in_equal_parts(rows, self.chunk_size(self.task.train_x) // self.turns):
             yield self._inputs(self.task.train_x.index_select(0, part))
 
     @property
@@ -231,6 +264,19 @@ class Feed:
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
+
+
+def why_unturnable(task: Task) -> str | None:
+    """Why a task cannot be learned with rotations, if it cannot."""
+    failed = f"task {task.name!r} cannot be learned with rotations"
+    try:
+        check_square(task.train_x)
+    except DataError as error:
+        return f"{failed}: {error}"
+    if isinstance(task.transform, Permutation | Rotation):
+        done = "rotated" if isinstance(task.transform, Rotation) else "permuted"
+        return f"{failed}: its images are {done} already"
+    return None
 
 
 def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:

@@ -25,7 +25,7 @@ def start_heads_from_means(
 ) -> None:
     """Let the heads of the task being learned answer with the class whose mean is nearest. A head
     that does not get one vector for each sample, or whose features do not differ, stays as it was
-    drawn."""
+    drawn. With rotations each turned class is one of these classes."""
     heads = [layer for layer in net.layers if isinstance(layer, TaskHead) and not layer.spec.taps]
     index = len(net.tasks)
     features: dict[TaskHead, list[Tensor]] = {head: [] for head in heads}
@@ -37,7 +37,7 @@ def start_heads_from_means(
     try:
         with evaluating(net):
             for x, y in batches:
-                net(for_answers(net.body, x), index)
+                net._run_for(index, for_answers(net.body, x), {})
                 labels.append(y)
     finally:
         for hook in hooks:

@@ -64,6 +64,10 @@ class NetPupil:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
         self.teacher, self.uses = teacher, uses
         self._examples: Examples | None = None  # of the open task, for a router
+        if teacher is not None and recipe.rotations:
+            raise RankupError(
+                "rotations need labels: a teacher has no answers for turned classes; leave one out"
+            )
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
@@ -111,6 +115,8 @@ class NetPupil:
             selectors=recipe.selector_start() if self.reuse else 0.0,
             norms=recipe.norms,
             factors=(recipe.first_factors if self.begins_afresh else 0) or recipe.factors,
+            rotations=recipe.rotations,
+            views=recipe.views,
         )
 
     def prepare(self, task: Task, *, tried: bool = False) -> Feed:
@@ -124,7 +130,8 @@ class NetPupil:
         if not tried:
             self._check_answers(task)
         if self.recipe.head == "means":
-            start_heads_from_means(self.net, self._feed.train(_MEANS_OF), task.classes)
+            batches, rows = self._feed.train_turned(_MEANS_OF), task.classes * self._feed.turns
+            start_heads_from_means(self.net, batches, rows)
         return self._feed
 
     def _check_answers(self, task: Task) -> None:

@@ -110,6 +110,8 @@ def _checked(
         raise RankupError("fit_together takes at least one task, got none")
     for task in listed_tasks:
         check_arguments("fit_together takes", net, task, recipe)
+    if recipe is not None and recipe.rotations:
+        raise RankupError(f"rotations are not for tasks learned at once: {_ONE_BY_ONE}")
     names = [task.name for task in listed_tasks]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise RankupError(

@@ -106,7 +106,8 @@ def run_for(net: IncrementalNet, x: Tensor, task: int, options: dict[str, Any]) 
     """Run a network for a task on its one-task path, whose bits never change."""
     with head_inputs() as seen:
         answer = net(x, task=task, **options)
-    return Seen(_logits(answer, x), _pooled(seen[-1]))
+    # Of several views of the inputs the first is of them as they are.
+    return Seen(_logits(answer, x), _pooled(seen[-1][: len(x)]))
 
 
 def _logits(answer: Any, x: Tensor) -> Tensor:

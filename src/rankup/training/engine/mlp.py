@@ -75,7 +75,7 @@ class ChainLearner(RankLearner):
         at = flat_rows(draw["rows"], self.y.shape[-1])
         product: Product = torch.mm if at.dim() == 1 else torch.bmm
         with self.side_stream():
-            labels = take_flat(self.y, at).unsqueeze(-2)
+            labels = self.feed.labels(self.y, draw, at).unsqueeze(-2)
             for link in self._links:
                 link.gather_factors()
         seen = None if self.seen is None else take_flat(self.seen, at).mT

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.layers import TaskLayer, Tensors, active
-from rankup.training.batches import Draws, Feed, take
+from rankup.training.batches import Draws, Feed
 from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import channels_last, convolves, takes_channels_last
 from rankup.training.recipe import Recipe
@@ -87,7 +87,7 @@ class ModuleLearner(Learner):
 
     def forward(self, draw: Draws) -> Tensor:
         with active(self.active), self._autocast():
-            return loss_of(self.feed.recipe, self.logits(draw), take(self.y, draw["rows"]))
+            return loss_of(self.feed.recipe, self.logits(draw), self.feed.labels(self.y, draw))
 
     def logits(self, draw: Draws) -> Tensor:
         return self.answer(self.inputs(draw))
