@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--shots", nargs="+", type=int, default=[5], help="0: all examples")
     parser.add_argument("--methods", nargs="+", default=["ours:1", "lora:1", "linear"])
     parser.add_argument("--rates", nargs="+", type=float, help="in place of the chosen ones")
+    parser.add_argument("--trials", type=Path, help="a file of --held-out to choose rates by")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--rich", type=int, default=0, help="tasks with all examples come first")
@@ -214,13 +215,26 @@ def main() -> None:
             for stream in given.stream
             for seed in given.seeds
             for method in given.methods
-            for rate in given.rates or [chosen_rate(method, stream)]
+            for rate in given.rates or [_rate_by(given.trials, method, stream, shots)]
         ]
         keys = Cell.__dataclass_fields__
         known = [{key: ({"rich": 0} | cell)[key] for key in keys} for cell in done]
         todo = [cell for cell in cells if asdict(cell) not in known]
         done += run_all(todo, given)
     show(done, given.against)
+
+
+def _rate_by(trials: Path | None, method: str, stream: str, shots: int) -> float:
+    """The rate with the best mean over the trials on held-out data that a file has of a method."""
+    found = defaultdict(list)
+    for line in trials.read_text().splitlines() if trials else ():
+        cell = json.loads(line)
+        if (cell["method"], cell["stream"], cell["shots"]) == (method, stream, shots):
+            assert cell["held_out"]
+            found[cell["lr"]].append(_mean([cell]))
+    if found:
+        return max(found, key=lambda rate: statistics.mean(found[rate]))
+    return chosen_rate(method, stream)
 
 
 def run_all(cells: Sequence[Cell], given: argparse.Namespace) -> list[dict[str, Any]]:
