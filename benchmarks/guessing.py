@@ -30,7 +30,7 @@ def learn(stream: rankup.data.Stream, given: argparse.Namespace) -> rankup.Incre
         rankup.Rank(int(first), int(step), seeded=given.seeded),
         seed=given.seed,
         store="int8",
-        router=f"{','.join(NAMES)},features={given.features}",
+        router=f"{','.join(NAMES)},features={given.features}{',patches' * given.patches}",
     ).to(given.device)
     recipe = rankup.Recipe(
         epochs=given.epochs,
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--seeded", default="16x")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--features", type=int, default=1200)
+    parser.add_argument("--patches", action="store_true", help="analytic features of images")
     parser.add_argument("--per-class", type=int, help="few samples, to try this script")
     parser.add_argument("--test", action="store_true", help="report test data")
     given = parser.parse_args()
