@@ -77,7 +77,7 @@ def _found(pixels: Tensor, size: int, grid: int, count: int, seed: int) -> Tenso
 
 def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor) -> Tensor:
     """`[B, 2·K, h, w]`: how strongly each filter, and its negative, answers to each patch."""
-    # Exact, as with a stride no library takes a Fourier or Winograd transform, and TF32 holds bytes.
+    # Exact: no library takes Fourier or Winograd transforms with a stride, and TF32 holds bytes.
     found = F.conv2d(pixels, bank, stride=_STRIDE).round()
     contrast = contrast[:, :, ::_STRIDE, ::_STRIDE]
     scaled = (found * (_UNIT / _WEIGHT) / contrast).round()
