@@ -46,19 +46,18 @@ def examples(x: Tensor, y: Tensor, device: str) -> Examples:
 @torch.no_grad()
 def tried(
     net: rankup.IncrementalNet, stream: rankup.data.Stream, device: str
-) -> tuple[float, float]:
-    """The shares of samples whose class and whose task are found."""
-    right = guessed = count = 0
+) -> tuple[Tensor, Tensor]:
+    """For each sample whether its class is found, and how many tasks seem likelier than its own."""
+    right, before = [], []
     for number, task in enumerate(stream):
         for images, labels in zip(task.test_x.split(BATCH), task.test_y.split(BATCH), strict=True):
             looks = Looks(net, routing_of(net, images), to_float(images.to(device)), {})
             router = looks.routing.routers["analytic"]
             votes = router.votes(looks, looks.routing.fits(looks, "analytic"))
             classes = looks.noted["analytic"].classes.argmax(1).cpu()
-            right += int((classes == looks.routing.columns(number).start + labels).sum())
-            guessed += int((votes.argmax(1) == number).sum())
-            count += len(labels)
-    return right / count, guessed / count
+            right.append(classes == looks.routing.columns(number).start + labels)
+            before.append((votes > votes[:, number, None]).sum(1).cpu())
+    return torch.cat(right), torch.cat(before)
 
 
 def main() -> None:
@@ -75,9 +74,11 @@ def main() -> None:
     stream = whole if given.test else hold_out(whole, 0.2, given.seed)
     started = time.perf_counter()
     net = taken(stream, given)
-    classes, tasks = tried(net, stream, given.device)
+    right, before = tried(net, stream, given.device)
     numbers, took = net.size().router_bytes / 4, time.perf_counter() - started
-    print(f"{net.router}: class {classes:.4f} task {tasks:.4f}")
+    print(f"{net.router}: class {right.float().mean():.4f}")
+    for most in (1, 2, 4, 8):
+        print(f"task among the {most} likeliest {(before < most).float().mean():.4f}")
     print(f"numbers {numbers:,.0f}, {took:.0f} s on {given.device}")
 
 

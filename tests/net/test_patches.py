@@ -165,6 +165,19 @@ def test_inputs_that_are_no_images_are_refused(shape: tuple[int, ...]) -> None:
         patch_features(torch.rand(2, *shape), 60, 0)
 
 
+def test_task_without_images_is_refused_before_it_is_learned() -> None:
+    net = rankup.grow(rankup.models.mlp(64, hidden=[4]), rankup.Rank(1, 1), router=ROUTER)
+    seen: list[int] = []
+    x, y = torch.rand(40, 1, 8, 8), torch.arange(40) % 2
+    with pytest.raises(rankup.RankupError, match=r"got inputs of shape \[1, 8, 8\]"):
+        rankup.fit(
+            net, rankup.data.Task("small", 2, x, y, x, y), on_epoch=lambda *_: seen.append(1)
+        )
+    assert not seen
+    assert net.tasks == []
+    assert net.learning is None
+
+
 def test_kept_base_refuses_patches() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(rankup.RankupError, match="with base='keep' a router compares the base's"):

@@ -33,19 +33,23 @@ _THRESHOLD = 16.0  # of these, below which nothing was found
 _PER_UNIT = 16.0  # steps² of a feature; nearly all natural images stay below 127 steps
 
 
-def patch_features(images: Tensor, count: int, seed: int) -> Tensor:
-    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from 0 to 127.
-
-    Those of an image and of its mirror image are the same: what both would say apart from each
-    other hardly tells classes, and takes twice the features.
-    """
-    shape = images.shape
+def refuse_no_images(inputs: Tensor) -> None:
+    shape = inputs.shape
     if len(shape) != 4 or shape[1] > _CHANNELS or min(shape[-2:]) < _SMALLEST:
         raise RankupError(
             f"a router with patches compares images of at least {_SMALLEST}×{_SMALLEST} pixels and "
             f"at most {_CHANNELS} channels, got inputs of shape {list(shape[1:])}: leave out "
             "'patches' for these"
         )
+
+
+def patch_features(images: Tensor, count: int, seed: int) -> Tensor:
+    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from 0 to 127.
+
+    Those of an image and of its mirror image are the same: what both would say apart from each
+    other hardly tells classes, and takes twice the features.
+    """
+    refuse_no_images(images)
     with torch.autocast(images.device.type, enabled=False):
         pixels = _levels(images)
         found = [_found(pixels, *size, count, seed) for size in _SIZES]
