@@ -119,12 +119,14 @@ def _filters(count: int, channels: int, size: int, seed: int) -> np.ndarray:
     flat = (colours * wave[:, None]).reshape(count, -1)
     flat = flat - flat.mean(1, keepdims=True)
     flat = flat * (_WEIGHT / np.sqrt((flat**2).mean(1, keepdims=True)))
-    whole = np.diff(np.rint(np.cumsum(flat, 1)), prepend=0, axis=1)
-    return whole.astype(np.float32).reshape(count, channels, size, size)
+    whole = np.diff(np.rint(np.cumsum(flat, 1)), prepend=0, axis=1).astype(np.float32)
+    bank: np.ndarray = whole.reshape(count, channels, size, size)
+    return bank
 
 
 def _uniform(seed: int, size: int, rows: int, columns: int) -> np.ndarray:
     """Random numbers from 0 to 1, by integer arithmetic alone."""
     bits = seeds.sign_bits(seed, "router", f"patches of {size}", 16 * rows * columns)
-    numbers = np.frombuffer(bits, dtype="<u2").reshape(rows, columns)
-    return (numbers + 0.5) / 65536
+    numbers: np.ndarray = np.frombuffer(bits, dtype="<u2").reshape(rows, columns)
+    drawn: np.ndarray = (numbers + 0.5) / 65536
+    return drawn
