@@ -55,6 +55,21 @@ def test_features_do_not_depend_on_batches_memory_formats_or_number_types() -> N
         assert torch.equal(patch_features(x, 60, 0), found)
 
 
+def test_features_are_exact_however_sums_and_roots_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on other devices: operands of TF32, sums in another order, roots off by a last bit."""
+    x, root, convolve = images(9), Tensor.sqrt, F.conv2d
+    found = patch_features(x, 200, seed=0)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return (tensor.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).flip(1)
+
+    monkeypatch.setattr(F, "conv2d", lambda x, w, **given: convolve(cut(x), cut(w), **given))
+    monkeypatch.setattr(Tensor, "sqrt", lambda x: root(x).nextafter(torch.zeros_like(x)))
+    assert torch.equal(patch_features(x, 200, 0), found)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("side", [32, 70, 100])
 def test_gpu_finds_the_same_whole_numbers(side: int) -> None:

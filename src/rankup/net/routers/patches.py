@@ -2,9 +2,10 @@
 patches, alike in an image and in its mirror image.
 
 Whole numbers from one end to the other: sums are of whole numbers that float32 or float64 holds, so
-their order does not matter, and all else is one correctly rounded operation (a product, a quotient
-of tensors, a square root), soon rounded to a whole number again. So a CPU and a GPU, and batches of
-any size, find exactly the same features. No tensor is divided by a number: GPUs take its inverse.
+their order does not matter, and all else is a correctly rounded product or quotient, soon a whole
+number again. So a CPU and a GPU, and batches of any size, find exactly the same features. Square
+roots of float32 are not the same everywhere, and a GPU divides by a plain number by multiplying
+with its inverse: there is neither.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def patch_features(images: Tensor, count: int, seed: int) -> Tensor:
     with torch.autocast(images.device.type, enabled=False):
         pixels = _levels(images)
         found = [_found(pixels, *size, count, seed) for size in _SIZES]
-    return torch.cat(found, 1).clamp(max=STEPS)
+    return torch.cat(found, 1)
 
 
 def _levels(images: Tensor) -> Tensor:
@@ -76,7 +77,10 @@ def _found(pixels: Tensor, size: int, grid: int, count: int, seed: int) -> Tenso
     windows = [math.ceil(side / grid) for side in sides.shape[-2:]]
     steps = [(sides.shape[i - 2] - windows[i]) // (grid - 1) for i in (0, 1)]
     total = F.avg_pool2d(sides + mirrored, windows, steps, divisor_override=1)
-    return (total * (_PER_UNIT / math.prod(windows))).sqrt().round().flatten(1)
+    # The square root, rounded, by comparing alone.
+    halves = torch.arange(STEPS, dtype=torch.float32, device=total.device) + 0.5
+    steps_up = halves**2 * (math.prod(windows) / _PER_UNIT)
+    return torch.bucketize(total.flatten(1), steps_up).float()
 
 
 def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor) -> Tensor:
@@ -84,17 +88,19 @@ def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor) -> Tensor:
     # Exact: no library takes Fourier or Winograd transforms with a stride, and TF32 holds bytes.
     found = F.conv2d(pixels, bank, stride=_STRIDE).round()
     contrast = contrast[:, :, ::_STRIDE, ::_STRIDE]
-    scaled = (found * (_UNIT / _WEIGHT) / contrast).round()
+    unit = _UNIT / _WEIGHT * math.sqrt(bank[0].numel())
+    scaled = (found * unit / contrast).round()
     return torch.cat([F.relu(scaled - _THRESHOLD), F.relu(-scaled - _THRESHOLD)], 1)
 
 
 def _contrast(pixels: Tensor, size: int) -> Tensor:
-    """`[B, 1, h, w]`: the spread of grey levels in the patch at every pixel, times √numbers."""
+    """`[B, 1, h, w]`: the spread of grey levels in the patch at every pixel, times its numbers."""
     exact, numbers = pixels.double(), pixels.shape[1] * size**2
     total = _sums(exact.sum(1, keepdim=True), size, 1)
     squares = _sums(exact.square().sum(1, keepdim=True), size, 1)
     spread = numbers * squares - total.square()  # numbers² times the variance
-    return ((spread + (_FLAT * numbers) ** 2) * (1 / numbers)).float().sqrt()
+    # No whole number's square root is so near to halfway between floats that float64 would err.
+    return (spread + (_FLAT * numbers) ** 2).sqrt().float()
 
 
 def _sums(x: Tensor, size: int, stride: int) -> Tensor:
