@@ -60,7 +60,7 @@ def test_features_are_exact_however_sums_and_roots_are_rounded(
 ) -> None:
     """As on other devices: operands of TF32, sums in another order, roots off by a last bit."""
     x, root, convolve = images(9), Tensor.sqrt, F.conv2d
-    found = patch_features(x, 200, seed=0)
+    found, contrast = patch_features(x, 200, seed=0), patches._contrast(x.mul(255).round(), 6)
 
     def cut(tensor: Tensor) -> Tensor:
         return (tensor.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).flip(1)
@@ -68,6 +68,7 @@ def test_features_are_exact_however_sums_and_roots_are_rounded(
     monkeypatch.setattr(F, "conv2d", lambda x, w, **given: convolve(cut(x), cut(w), **given))
     monkeypatch.setattr(Tensor, "sqrt", lambda x: root(x).nextafter(torch.zeros_like(x)))
     assert torch.equal(patch_features(x, 200, 0), found)
+    assert torch.equal(patches._contrast(x.mul(255).round(), 6), contrast)
 
 
 @pytest.mark.gpu
