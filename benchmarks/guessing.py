@@ -18,8 +18,10 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import rankup
@@ -40,7 +42,7 @@ def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
         rankup.Rank(int(first), int(step), seeded=given.seeded),
         seed=given.seed,
         store="int8",
-        router=f"{','.join(NAMES)},features={given.features}",
+        router=f"{','.join(NAMES)},features={given.features}{',patches' * given.patches}",
     ).to(given.device)
 
 
@@ -126,7 +128,7 @@ def mixtures(found: dict[str, Tensor], task: Tensor, label: Tensor) -> None:
     lines.append(say("energy as it is", logits.logsumexp(2)))
     lines += [say(name, found[name]) for name in NAMES]
     soft = found["discriminants"].view_as(logits)
-    grids = ((0.5, 1, 2, 4), (0, 0.05, 0.1, 0.3), (0, 0.5, 1, 2, 4, 8))
+    grids = ((0.5, 1, 2, 4), (0, 0.1, 0.3, 1), (0, 0.15, 0.3, 0.5, 1, 2, 4, 8))
     for energy, mahalanobis, analytic in itertools.product(*grids):
         votes = energy * found["energy"] + mahalanobis * found["mahalanobis"]
         votes = votes + analytic * found["analytic"]
@@ -193,6 +195,8 @@ def main() -> None:
     parser.add_argument(
         *("--per-class", "--limit"), type=int, help="few training samples, to try this script"
     )
+    parser.add_argument("--patches", action="store_true", help="analytic features of images")
+    parser.add_argument("--votes", type=Path, help="a folder to keep them in, to try more mixtures")
     parser.add_argument("--test", action="store_true", help="report test data")
     given = parser.parse_args()
     given.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -209,11 +213,11 @@ def main() -> None:
         print(f"{name}: told {sum(told) / len(told):.4f}", flush=True)
     for name, each in nets.items():
         print(f"-- {name}", flush=True)
-        report(each, stream, given)
+        report(each, stream, given, name)
 
 
 def report(
-    net: rankup.IncrementalNet, stream: rankup.data.Stream, given: argparse.Namespace
+    net: rankup.IncrementalNet, stream: rankup.data.Stream, given: argparse.Namespace, name: str
 ) -> None:
     size = net.size()
     print(f"numbers {size.bytes / 4:,.0f}, of routers {size.router_bytes / 4:,.0f}")
@@ -225,7 +229,12 @@ def report(
         tasks.append(torch.full_like(task.test_y, number))
         labels.append(task.test_y)
     found = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    mixtures(found, *(torch.cat(each).to(given.device) for each in (tasks, labels)))
+    task, label = (torch.cat(each).to(given.device) for each in (tasks, labels))
+    if given.votes is not None:
+        votes = {key: tensor.half().cpu() for key, tensor in found.items()}
+        votes |= {"task": task.cpu(), "label": label.cpu()}
+        save_file(votes, given.votes / f"votes-{given.seed}-{name.replace(' ', '-')}.safetensors")
+    mixtures(found, task, label)
     costs(net, to_float(stream[0].test_x[:256].to(given.device)), given.device)
 
 

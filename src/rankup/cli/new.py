@@ -42,7 +42,7 @@ def new(
         str | None,
         typer.Option(
             help="How tasks are guessed where none is named: energy, mahalanobis, means, analytic, "
-            "or several with weights; see docs/guessing.md."
+            "or several with weights; analytic,patches for photographs. See docs/guessing.md."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,

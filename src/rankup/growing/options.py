@@ -53,6 +53,11 @@ class GrowOptions:
             object.__setattr__(self, "batch_norms", "per task")
         if self.store not in STORES:
             raise RankupError(f"store must be one of {', '.join(STORES)}, got {self.store!r}")
+        if self.base == "keep" and self.router is not None and self.router.patches:
+            raise RankupError(
+                "patches are features of images, but with base='keep' a router compares the base's "
+                "features: leave out one of both"
+            )
         options = {
             "include": self.include or (),
             "exclude": self.exclude,

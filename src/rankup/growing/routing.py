@@ -7,7 +7,8 @@ from rankup.errors import RankupError
 
 ROUTERS = ("energy", "mahalanobis", "means", "analytic")
 MOST_FEATURES = 8192
-_OPTIONS = ("features", "apart")
+_FLAGS = ("apart", "patches")
+_OPTIONS = ("features", *_FLAGS)
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,10 @@ class RouterRule:
         features: how many seeded random features the analytic router takes.
         apart: whether each task keeps its own sums of them, in its own file, which the analytic
             router needs to forget a task. They take much more room than one sum over all tasks.
+        patches: whether those features are of patches of natural images, not of any inputs.
 
-    >>> RouterRule.parse("energy, mahalanobis=0.1")
-    RouterRule(weights=(('energy', 1.0), ('mahalanobis', 0.1)), features=1024, apart=False)
+    >>> RouterRule.parse("energy, mahalanobis=0.1").weights
+    (('energy', 1.0), ('mahalanobis', 0.1))
     >>> str(RouterRule.parse("analytic, features=256, apart"))
     'analytic=1,features=256,apart'
     """
@@ -29,6 +31,7 @@ class RouterRule:
     weights: tuple[tuple[str, float], ...]
     features: int = 1024
     apart: bool = False
+    patches: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "RouterRule":
@@ -41,17 +44,19 @@ class RouterRule:
         if unknown := given.keys() - {*ROUTERS, *_OPTIONS}:
             raise RankupError(
                 f"there is no router {min(unknown)!r}, only {', '.join(ROUTERS)} "
-                f"and the options {' and '.join(_OPTIONS)}"
+                f"and the options {', '.join(_OPTIONS)}"
             )
         if not weights:
             raise RankupError(f"a router is one of {', '.join(ROUTERS)}, got {text!r}")
-        if given.get("apart"):
-            raise RankupError(f"apart takes no value, got {given['apart']!r}")
+        for flag in _FLAGS:
+            if given.get(flag):
+                raise RankupError(f"{flag} takes no value, got {given[flag]!r}")
         if "analytic" not in weights and (needless := given.keys() & {*_OPTIONS}):
             raise RankupError(
                 f"{min(needless)} is an option of the analytic router: name that, too"
             )
-        return cls(tuple(weights.items()), _features(given.get("features")), "apart" in given)
+        flags = {flag: flag in given for flag in _FLAGS}
+        return cls(tuple(weights.items()), _features(given.get("features")), **flags)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,7 +65,7 @@ class RouterRule:
     def __str__(self) -> str:
         parts = [f"{name}={weight:g}" for name, weight in self.weights]
         parts += [f"features={self.features}"] if "analytic" in self.names else []
-        return ",".join(parts + ["apart"] * self.apart)
+        return ",".join(parts + [flag for flag in _FLAGS if getattr(self, flag)])
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:

@@ -95,7 +95,8 @@ class RankOptions(Options):
     router: str = option(
         "",
         "How the task of inputs is guessed: energy, mahalanobis, means, analytic or several with "
-        "weights, such as energy,mahalanobis=0.1; see docs/guessing.md.",
+        "weights, such as energy,mahalanobis=0.1; analytic,patches for photographs. See "
+        "docs/guessing.md.",
     )
     teacher: str = option(
         "",

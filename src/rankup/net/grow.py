@@ -68,7 +68,8 @@ def grow(
             to learn from few examples. Batch norms then keep the module's statistics, too.
         router: how to guess the task of inputs that come without one: `"energy"`,
             `"mahalanobis"`, `"means"`, `"analytic"` or several with weights, such as
-            `"energy, mahalanobis=0.1"`. See docs/guessing.md.
+            `"energy, mahalanobis=0.1"`; `"analytic, patches"` for photographs. See
+            docs/guessing.md.
         copy: whether the module's weights are copied. Without, for a large module with
             `base="keep"`, the network takes them over: they must not be changed any more.
 

@@ -15,6 +15,7 @@ from rankup import seeds
 from rankup.errors import RankupError
 from rankup.net.network import IncrementalNet
 from rankup.net.routers.base import Examples
+from rankup.net.routers.patches import refuse_no_images
 from rankup.training.batches import Feed
 from rankup.training.memory_format import for_answers
 from rankup.training.recipe import Recipe
@@ -35,6 +36,8 @@ def divided(task: Task, recipe: Recipe, net: IncrementalNet) -> tuple[Task, Exam
             f"task {task.name!r} has {count} training samples, but a network with a router holds "
             f"some of them out and needs at least {_LEAST}"
         )
+    if net.options.router is not None and net.options.router.patches:
+        refuse_no_images(task.train_x)  # before anything is learned
     held = min(_MOST, max(2, round(_SHARE * count)))
     drawn = seeds.generator(net.options.seed, "held out for the router", task.name)
     order = torch.randperm(count, generator=drawn, device="cpu").to(task.train_y.device)

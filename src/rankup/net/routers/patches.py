@@ -1,0 +1,138 @@
+"""Features of natural images that no task has learned: what seeded wave-like filters find in small
+patches, alike in an image and in its mirror image.
+
+Whole numbers from one end to the other: sums are of whole numbers that float32 or float64 holds, so
+their order does not matter, and all else is a correctly rounded product or quotient, soon a whole
+number again. So a CPU and a GPU, and batches of any size, find exactly the same features. Square
+roots of float32 are not the same everywhere, and a GPU divides by a plain number by multiplying
+with its inverse: there is neither.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankup import seeds
+from rankup.errors import RankupError
+from rankup.net.routers.features import STEPS
+
+_SMALLEST = 24  # pixels each way of an image with patches worth comparing
+_CHANNELS = 4  # at most: filters' sums of bytes stay below 2²⁴, which float32 holds
+_SIDE = 32  # larger images are averaged to about so many pixels each way
+_SIZES = ((4, 3), (6, 3), (10, 2))  # pixels of a patch and places each way to average over
+_STRIDE = 2  # pixels from patch to patch
+_WEIGHT = 16.0  # root mean square of a filter's whole numbers
+_FLAT = 10  # grey levels of contrast below which a patch counts as flat
+_UNIT = 64.0  # whole numbers in a response as strong as the patch's contrast
+_THRESHOLD = 16.0  # of these, below which nothing was found
+_PER_UNIT = 16.0  # steps² of a feature; nearly all natural images stay below 127 steps
+
+
+def refuse_no_images(inputs: Tensor) -> None:
+    shape = inputs.shape
+    if len(shape) != 4 or shape[1] > _CHANNELS or min(shape[-2:]) < _SMALLEST:
+        raise RankupError(
+            f"a router with patches compares images of at least {_SMALLEST}×{_SMALLEST} pixels and "
+            f"at most {_CHANNELS} channels, got inputs of shape {list(shape[1:])}: leave out "
+            "'patches' for these"
+        )
+
+
+def patch_features(images: Tensor, count: int, seed: int) -> Tensor:
+    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from 0 to 127.
+
+    Those of an image and of its mirror image are the same: what both would say apart from each
+    other hardly tells classes, and takes twice the features.
+    """
+    refuse_no_images(images)
+    with torch.autocast(images.device.type, enabled=False):
+        pixels = _levels(images)
+        found = [_found(pixels, *size, count, seed) for size in _SIZES]
+    return torch.cat(found, 1)
+
+
+def _levels(images: Tensor) -> Tensor:
+    """Whole numbers from 0 to 255, each image's darkest and brightest, in float32."""
+    images = images.float()
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    spread = torch.where(high > low, high - low, torch.ones_like(low))
+    pixels = ((images - low) / spread * 255).round()
+    step = min(images.shape[-2:]) // _SIDE
+    return (_sums(pixels, step, step) * (1 / step**2)).round() if step > 1 else pixels
+
+
+def _found(pixels: Tensor, size: int, grid: int, count: int, seed: int) -> Tensor:
+    """`[B, 2·K·grid²]`: how much of each of K filters, and of its negative, is at each place."""
+    filters = max(1, round(count / len(_SIZES) / (2 * grid**2)))
+    bank = torch.from_numpy(_filters(filters, pixels.shape[1], size, seed)).to(pixels.device)
+    contrast = _contrast(pixels, size)
+    sides = _responses(pixels, contrast, bank)
+    mirrored = _responses(pixels.flip(3), contrast.flip(3), bank)
+    windows = [math.ceil(side / grid) for side in sides.shape[-2:]]
+    steps = [(sides.shape[i - 2] - windows[i]) // (grid - 1) for i in (0, 1)]
+    total = F.avg_pool2d(sides + mirrored, windows, steps, divisor_override=1)
+    # The square root, rounded, by comparing alone.
+    halves = torch.arange(STEPS, dtype=torch.float32, device=total.device) + 0.5
+    steps_up = halves**2 * (math.prod(windows) / _PER_UNIT)
+    return torch.bucketize(total.flatten(1), steps_up).float()
+
+
+def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor) -> Tensor:
+    """`[B, 2·K, h, w]`: how strongly each filter, and its negative, answers to each patch."""
+    # Exact: no library takes Fourier or Winograd transforms with a stride, and TF32 holds bytes.
+    found = F.conv2d(pixels, bank, stride=_STRIDE).round()
+    contrast = contrast[:, :, ::_STRIDE, ::_STRIDE]
+    unit = _UNIT / _WEIGHT * math.sqrt(bank[0].numel())
+    scaled = (found * unit / contrast).round()
+    return torch.cat([F.relu(scaled - _THRESHOLD), F.relu(-scaled - _THRESHOLD)], 1)
+
+
+def _contrast(pixels: Tensor, size: int) -> Tensor:
+    """`[B, 1, h, w]`: the spread of grey levels in the patch at every pixel, times its numbers."""
+    exact, numbers = pixels.double(), pixels.shape[1] * size**2
+    total = _sums(exact.sum(1, keepdim=True), size, 1)
+    squares = _sums(exact.square().sum(1, keepdim=True), size, 1)
+    spread = numbers * squares - total.square()  # numbers² times the variance
+    # No whole number's square root is so near to halfway between floats that float64 would err.
+    return (spread + (_FLAT * numbers) ** 2).sqrt().float()
+
+
+def _sums(x: Tensor, size: int, stride: int) -> Tensor:
+    return F.avg_pool2d(x, size, stride, divisor_override=1)
+
+
+@lru_cache(maxsize=16)
+def _filters(count: int, channels: int, size: int, seed: int) -> np.ndarray:
+    """`[count, channels, size, size]`: waves of random direction, length, place and colour that
+    fade out, as are the best filters for natural images (Coates, Ng and Lee, 2011). Whole numbers
+    that add up to 0, so that the last bits of a machine's cosine do not show."""
+    drawn = _uniform(seed, size, count, 8 + channels)[..., None, None]
+    angle, length, phase, width, shape, left, up, coloured = drawn.swapaxes(0, 1)[:8]
+    places = np.arange(size) - (size - 1) / 2
+    x, y = places - (left - 0.5) * 0.4 * size, places[:, None] - (up - 0.5) * 0.4 * size
+    cosine, sine = np.cos(np.pi * angle), np.sin(np.pi * angle)
+    along, across = x * cosine + y * sine, y * cosine - x * sine
+    stretch, fading = 0.6 + 0.6 * shape, size * (0.2 + 0.25 * width)
+    wave = np.cos(2 * np.pi * (0.08 * (0.45 / 0.08) ** length * along + phase))
+    wave = wave * np.exp(-(along**2 / stretch + across**2 * stretch) / (2 * fading**2))
+    colours = np.where(coloured[:, None] < 0.5, 2 * drawn[:, 8:] - 1, 1.0)
+    flat = (colours * wave[:, None]).reshape(count, -1)
+    flat = flat - flat.mean(1, keepdims=True)
+    flat = flat * (_WEIGHT / np.sqrt((flat**2).mean(1, keepdims=True)))
+    whole = np.diff(np.rint(np.cumsum(flat, 1)), prepend=0, axis=1).astype(np.float32)
+    bank: np.ndarray = whole.reshape(count, channels, size, size)
+    return bank
+
+
+def _uniform(seed: int, size: int, rows: int, columns: int) -> np.ndarray:
+    """Random numbers from 0 to 1, by integer arithmetic alone."""
+    bits = seeds.sign_bits(seed, "router", f"patches of {size}", 16 * rows * columns)
+    numbers: np.ndarray = np.frombuffer(bits, dtype="<u2").reshape(rows, columns)
+    drawn: np.ndarray = (numbers + 0.5) / 65536
+    return drawn
