@@ -74,7 +74,7 @@ def test_commands_know_it(call: Call) -> None:
     assert call("methods", "--plain").out.split() == [*METHODS]
     assert "si" in METHODS
     shown = call("run", "--help").out
-    assert "ewc (100), icarl (1), hat (0.75), si (10)" in " ".join(
+    assert "ewc (100), icarl (1), der (0.3), hat (0.75), si (10)" in " ".join(
         line.strip("│ ").rpartition("  ")[2] for line in shown.splitlines()
     )
 

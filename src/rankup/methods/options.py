@@ -191,7 +191,7 @@ class RandLoraOptions(Options):
 
 @dataclass(frozen=True)
 class WsnOptions(Options):
-    share: float = option(0.1, "Share of each layer's weights that a mask keeps.", above=0, most=1)
+    share: float = option(0.3, "Share of each layer's weights that a mask keeps.", above=0, most=1)
 
 
 @dataclass(frozen=True)
