@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rankup.errors import TaskStateError
-from rankup.layers import TaskNorm, Tensors, pooled_statistics, rounding
+from rankup.layers import TaskNorm, Tensors, pooled_statistics, pruned, rounding
 from rankup.layers.spec import tensor_name
 from rankup.net import validate
 from rankup.net.mixed import MISSING
@@ -52,10 +53,22 @@ def commit(
         _refuse_not_finite(net, learned)
         pairs = zip(net.parts, learned, strict=True)
         form = net.options.store
-        net._append([task], [[rounding.rounded(part.spec, own, form)] for part, own in pairs])
+        added = [rounding.rounded(part.spec, own, form) for part, own in pairs]
+        task = replace(task, kept=_kept(net, added))
+        net._append([task], [[own] for own in added])
     if net.routing is not None:
         examples = examples or answered_examples(net, len(net.tasks) - 1, batches)
         _learn_routing(net, net.routing, examples)
+
+
+def _kept(net: "IncrementalNet", added: Sequence[Tensors]) -> dict[str, pruned.Kept]:
+    """How many factors a task keeps of each layer that may drop some."""
+    specs = (part.spec for part in net.parts)
+    return {
+        spec.name: pruned.count(own["selector"] != 0, len(own.get("U", ())))
+        for spec, own in zip(specs, added, strict=True)
+        if pruned.prunes(spec)
+    }
 
 
 def _learn_routing(net: "IncrementalNet", routing: Routing, examples: Examples) -> None:

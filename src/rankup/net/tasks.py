@@ -2,13 +2,14 @@
 
 import operator
 import reprlib
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rankup.data.tasks import MOST_CLASSES
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Selection
+from rankup.layers.pruned import Kept
 from rankup.net.about import About, check_about
 from rankup.rank import Place
 from rankup.utils.text import is_printable
@@ -25,12 +26,14 @@ class KnownTask:
         uses: the names of the tasks from whose factors it selects, in its own order; None for all
             that the network has before it.
         about: what it says of itself.
+        kept: how many factors it kept of each layer that may drop some.
     """
 
     name: str
     classes: int
     uses: tuple[str, ...] | None = None
     about: About = field(default_factory=About)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def said(self) -> dict[str, Any]:
         """What its file says of it."""
