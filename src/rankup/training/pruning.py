@@ -140,10 +140,10 @@ def _parts(layer: FactoredLayer) -> Tensor:
     lengths = [_lengths(layer.old_U) * _lengths(layer.old_V)]
     if "new_U" in layer._parameters:
         lengths.append(_lengths(layer.new_U) * _lengths(layer.new_V))
-    whole = torch.linalg.vector_norm(layer.matrix(LEARNING))
+    whole = layer.matrix(LEARNING).square().sum().sqrt()
     # Where W is zero, no factor has a part in it.
     return (layer.new_selector.abs() * torch.cat(lengths) / whole).nan_to_num(0)
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1)
+    return rows.square().sum(1).sqrt()
