@@ -139,6 +139,9 @@ def test_held_out_samples_are_not_learned_from() -> None:
     learned, apart = ({tuple(row) for row in x.tolist()} for x in (held.train_x, held.test_x))
     assert learned | apart == whole
     assert not learned & apart
+    fed = opened(pruning_net()).learner.feed.task
+    assert torch.equal(fed.train_x, held.train_x)
+    assert torch.equal(fed.test_x, held.test_x)
 
 
 def test_at_most_five_thousand_are_held_out() -> None:
