@@ -1,5 +1,5 @@
 """Rank rules: how many factors a layer gets for a task, fixed, in proportion to its outputs or by
-layer name, and how many seeded factors it selects from."""
+layer name, how many seeded ones it selects from, and whether it drops what it can do without."""
 
 import math
 import re
@@ -25,16 +25,20 @@ class Rank:
     a sequence with one of these per layer in the order in which the layers run. With `of_outputs`
     the first two are shares of a layer's outputs, as in `Rank.proportional`.
 
+    With `prune` a task that `fit` has learned keeps the fewest factors with which its accuracy on
+    held-out data stays within one standard error, or within that many if a number is given.
+
     >>> Rank(first=11, step=1)
-    Rank(first=11, step=1, seeded=0, of_outputs=False)
-    >>> Rank(first=0, step=0, seeded=[1536, 768]).seeded
-    (1536, 768)
+    Rank(first=11, step=1, seeded=0, of_outputs=False, prune=False)
+    >>> Rank(first=0, step=0, seeded=[1536, 768], prune=True)
+    Rank(first=0, step=0, seeded=(1536, 768), of_outputs=False, prune=1.0)
     """
 
     first: int | float = 11
     step: int | float = 1
     seeded: Seeded | Sequence[Seeded] = 0
     of_outputs: bool = False
+    prune: bool | float = False
 
     def __post_init__(self) -> None:
         for name in ("first", "step"):
@@ -51,17 +55,23 @@ class Rank:
                 f"first=0 needs seeded factors in every layer, got seeded={self.seeded!r}: without "
                 "them a layer has nothing to select from"
             )
+        object.__setattr__(self, "prune", _tolerance(self.prune))
 
     @classmethod
     def proportional(
-        cls, first: float = 0.1, step: float = 0.02, *, seeded: Seeded | Sequence[Seeded] = 0
+        cls,
+        first: float = 0.1,
+        step: float = 0.02,
+        *,
+        seeded: Seeded | Sequence[Seeded] = 0,
+        prune: bool | float = False,
     ) -> "Rank":
         """Shares of a layer's outputs, rounded half up, at least 1 if the share is not 0.
 
         >>> Rank.proportional(0.1, 0.02)._amounts(outputs=160), Rank.proportional()._amounts(20)
         ((16, 3), (2, 1))
         """
-        return cls(first, step, seeded, of_outputs=True)
+        return cls(first, step, seeded, of_outputs=True, prune=prune)
 
     def _amounts(self, outputs: int) -> tuple[int, int]:
         if not self.of_outputs:
@@ -98,6 +108,7 @@ class LayerRank:
     first: int
     step: int
     seeded: int
+    prune: bool = False  # whether factors that a task can do without are dropped
 
     def added(self, place: Place) -> int:
         """How many learned factors a task adds."""
@@ -146,8 +157,10 @@ def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]
 
     >>> shapes = {"conv": Shape(8, 27), "deep.fc": Shape(16, 8)}
     >>> ranks = resolve({"deep.*": Rank(2, 1), "*": Rank(4, 0, seeded="4x")}, shapes)
-    >>> ranks["conv"], ranks["deep.fc"]
-    (LayerRank(first=4, step=0, seeded=32), LayerRank(first=2, step=1, seeded=0))
+    >>> ranks["conv"]
+    LayerRank(first=4, step=0, seeded=32, prune=False)
+    >>> ranks["deep.fc"]
+    LayerRank(first=2, step=1, seeded=0, prune=False)
     """
     resolved = {}
     for rank, names in _layers_by_rule(rule, list(shapes)):
@@ -160,8 +173,27 @@ def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]
         for name, entry in zip(names, seeded, strict=True):
             outputs = shapes[name].outputs
             first, step = rank._amounts(outputs)
-            resolved[name] = LayerRank(first, step, _seeded_count(entry, outputs))
+            prunes = rank.prune is not False
+            resolved[name] = LayerRank(first, step, _seeded_count(entry, outputs), prunes)
+    tolerance_of(rule)
     return {name: resolved[name] for name in shapes}
+
+
+def tolerance_of(rule: RankRule) -> float | None:
+    """How many standard errors of held-out accuracy a task may lose by dropping factors; None if no
+    layer drops any.
+
+    >>> tolerance_of({"deep.*": Rank(2, 1), "*": Rank(4, 0, prune=True)}), tolerance_of(Rank())
+    (1.0, None)
+    """
+    ranks = rule.values() if isinstance(rule, Mapping) else [rule]
+    given = {float(rank.prune) for rank in ranks if rank.prune is not False}
+    if len(given) > 1:
+        raise RankupError(
+            "all layers that drop factors lose accuracy together, so their prune must be the same, "
+            f"got {' and '.join(map(str, sorted(given)))}"
+        )
+    return next(iter(given), None)
 
 
 def capped(rank: LayerRank, shape: Shape) -> LayerRank:
@@ -169,7 +201,7 @@ def capped(rank: LayerRank, shape: Shape) -> LayerRank:
     sum over tasks are not capped.
 
     >>> capped(LayerRank(first=22, step=1, seeded=500), Shape(outputs=20, inputs=784))
-    LayerRank(first=20, step=1, seeded=500)
+    LayerRank(first=20, step=1, seeded=500, prune=False)
     """
     return replace(rank, first=min(rank.first, shape.rank), step=min(rank.step, shape.rank))
 
@@ -178,9 +210,9 @@ def parse_rank(rank: str, seeded: str | None) -> Rank:
     """Read a rank rule as the command line writes it.
 
     >>> parse_rank("11,1", None)
-    Rank(first=11, step=1, seeded=0, of_outputs=False)
+    Rank(first=11, step=1, seeded=0, of_outputs=False, prune=False)
     >>> parse_rank("0.1,0.02", "4x")
-    Rank(first=0.1, step=0.02, seeded='4x', of_outputs=True)
+    Rank(first=0.1, step=0.02, seeded='4x', of_outputs=True, prune=False)
     """
     try:
         first, step = rank.split(",")
@@ -202,12 +234,14 @@ def rule_to_json(rule: RankRule) -> Any:
     if isinstance(rule, Mapping):
         return [[pattern, rule_to_json(rank)] for pattern, rank in rule.items()]
     seeded = list(rule.seeded) if isinstance(rule.seeded, tuple) else rule.seeded
-    return {
+    data = {
         "first": rule.first,
         "step": rule.step,
         "seeded": seeded,
         "of_outputs": rule.of_outputs,
     }
+    # Came later, and is written only where it says something.
+    return data if rule.prune is False else data | {"prune": rule.prune}
 
 
 def rule_from_json(data: Any) -> RankRule:
@@ -277,6 +311,19 @@ def _check_amount(name: str, amount: object, of_outputs: bool) -> None:
         raise RankupError(
             f"{name} must be a whole number, got {amount}; for shares use Rank.proportional"
         )
+
+
+def _tolerance(prune: object) -> float | bool:
+    """What `prune` says, in standard errors; False if nothing is dropped."""
+    if prune is False or prune is True:
+        return 1.0 if prune else False
+    number = as_python(prune)
+    if not isinstance(number, int | float) or not 0 <= number < math.inf:
+        raise RankupError(
+            "prune must be True, False or a number of standard errors that is not negative, got "
+            f"{prune!r}"
+        )
+    return float(number)
 
 
 def _share(share: float, outputs: int) -> int:

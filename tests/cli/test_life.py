@@ -13,6 +13,8 @@ import torch
 import rankup
 from helpers.calling import Call, Done
 from helpers.own_images import own_images
+from helpers.pruned import drop
+from helpers.pruned import grown as dropping
 from rankup.cli.main import main
 from rankup.data.inputs import ImageInput
 from rankup.life import learning
@@ -390,3 +392,31 @@ def test_network_that_knows_nothing_says_so(tmp_path: Path, call: Call) -> None:
 )
 def test_help_teaches_by_an_example(command: str, call: Call) -> None:
     assert f"Example: rankup {command} nets/shop" in " ".join(call(command, "--help").out.split())
+
+
+def test_what_tasks_keep_is_told(tmp_path: Path, call: Call) -> None:
+    net = dropping()
+    for name in "ab":
+        drop(net, name)
+    rankup.save(net, tmp_path)
+    kept = {name: vars(each) for name, each in net.describe("b").kept.items()}
+    assert all(each == {"factors": 16, "of": 25, "own": 1} for each in kept.values())
+    info = json.loads(call("info", tmp_path, "--json").out)
+    assert info["tasks"][1]["kept"] == kept
+    assert [task["numbers"] for task in info["tasks"]] == [net.size(t).total for t in net.tasks]
+    assert json.loads(call("tasks", tmp_path, "--json").out)[1]["kept"] == kept
+    shown = call("info", tmp_path).out
+    assert "61–64" in shown  # of a layer: 14 of 23 factors in one task, 16 of 25 in the other
+    assert "% kept" in call("tasks", tmp_path).out
+    assert "as few as a task needs" in net.summary()
+
+
+def test_new_network_can_drop_factors(tmp_path: Path, call: Call) -> None:
+    net = tmp_path / "net"
+    assert call("new", net, "--net", "mlp", "--size", "6", "--width", "24", "--prune").code == 0
+    assert rankup.load(net).options.rank == rankup.Rank(11, 1, prune=True)
+    images = own_images(tmp_path / "photos", "a", "b")
+    refused = call("learn", net, images, *QUICK)
+    assert refused.code != 0
+    assert "a network that drops factors tests on 10% of them" in refused.err
+    assert rankup.load(net).tasks == []

@@ -8,6 +8,7 @@ import typer
 from rankup.cli.network import NetworkPath, network_folder
 
 if TYPE_CHECKING:
+    from rankup.net.kept import KeptFactors
     from rankup.storage.manifest import Manifest
 
 
@@ -16,7 +17,8 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Show what a network is made of: its layers with the rank of their factors, and what each task
-    stores.
+    stores. Where tasks drop factors, the range of the shares that they kept of a layer, and that a
+    task kept of its layers; all of them with --json.
 
     Example: rankup info nets/shop
     """
@@ -35,20 +37,25 @@ def info(
     console = Console()
     rank = manifest.options.rank
     print_line(console, f"{manifest.model['model'] or manifest.model['class']}, {rank}")
-    layers = right_aligned("layer", "outputs", "inputs", "seeded", "first", "step")
+    kept = _kept(manifest)
+    more = ["% kept"] if any(kept) else []
+    layers = right_aligned("layer", "outputs", "inputs", "seeded", "first", "step", *more)
     for spec in manifest.specs:
         if isinstance(spec, FactoredSpec):
             numbers = (spec.outputs, spec.inputs, spec.rank.seeded, spec.rank.first, spec.rank.step)
-            layers.add_row(Text(spec.name), *map(str, numbers))
+            shares = [_range([task[spec.name] for task in kept if spec.name in task])][: len(more)]
+            layers.add_row(Text(spec.name), *map(str, numbers), *shares)
     print_table(console, layers)
-    tasks = right_aligned("task", "classes", "numbers stored", "bytes of file")
+    tasks = right_aligned("task", "classes", *more, "numbers stored", "bytes of file")
     counts = stored_by_task(manifest.specs, manifest.task_list())
-    for (task, file), count in zip(manifest.tasks, counts, strict=True):
-        tasks.add_row(Text(task.name), str(task.classes), f"{count:,}", f"{file.size:,}")
+    for (task, file), count, by_layer in zip(manifest.tasks, counts, kept, strict=True):
+        shares = [_range([*by_layer.values()])][: len(more)]
+        cells = str(task.classes), *shares, f"{count:,}", f"{file.size:,}"
+        tasks.add_row(Text(task.name), *cells)
     if base := manifest.base:
-        kept = kept_from_module(manifest.specs)
-        tasks.add_row("of the module", "", f"{kept:,}", f"{base.size:,}")
-        counts = [*counts, kept]
+        of_module = kept_from_module(manifest.specs)
+        tasks.add_row("of the module", "", *[""] * len(more), f"{of_module:,}", f"{base.size:,}")
+        counts = [*counts, of_module]
     print_table(console, tasks)
     form = "" if manifest.options.store == "full" else f" as {manifest.options.store}"
     size = sum(file.size for _, file in manifest.tasks) + (base.size if base else 0)
@@ -57,6 +64,23 @@ def info(
         f"{number} task{'s' if number != 1 else ''}, {sum(counts):,} numbers stored{form} in "
         f"{size:,} bytes of files"
     )
+
+
+def _kept(manifest: "Manifest") -> "list[dict[str, KeptFactors]]":
+    """What each task kept of the layers that may drop factors."""
+    from rankup.net.kept import kept_of_layers
+
+    known = manifest.task_list()
+    return [kept_of_layers(manifest.specs, known, i) for i in range(len(known.tasks))]
+
+
+def _range(kept: "list[KeptFactors]") -> str:
+    """The lowest and the highest share that was kept of what was there, in percent."""
+    shares = [f"{100 * each.factors / each.of:.0f}" for each in kept if each.of]
+    if not shares:
+        return "–"
+    least, most = min(shares, key=int), max(shares, key=int)
+    return least if least == most else f"{least}–{most}"
 
 
 def _told(manifest: "Manifest") -> dict[str, Any]:
@@ -72,7 +96,8 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
     ]
     tasks = [
         {"name": task.name, "classes": task.classes, "numbers": count, "bytes": file.size}
-        for (task, file), count in zip(manifest.tasks, counts, strict=True)
+        | ({"kept": {name: vars(factors) for name, factors in kept.items()}} if kept else {})
+        for (task, file), count, kept in zip(manifest.tasks, counts, _kept(manifest), strict=True)
     ]
     base = manifest.base and {
         "numbers": kept_from_module(manifest.specs),

@@ -38,6 +38,14 @@ def new(
             "outputs, 0.1,0.02."
         ),
     ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Tasks keep the fewest factors with which their accuracy on a held-out tenth of "
+            "the training data stays the same.",
+        ),
+    ] = False,
     router: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +74,9 @@ def new(
 
     if is_of_network(path):
         raise RankupError(f"{path} holds a network already: name another folder")
-    made = new_network(net, pretrained=pretrained, size=size, width=width, rank=rank, seed=seed)
+    made = new_network(
+        net, pretrained=pretrained, size=size, width=width, rank=rank, prune=prune, seed=seed
+    )
     made.router = router
     takes = str(made.inputs or "inputs that it does not know")
     if not dry_run:

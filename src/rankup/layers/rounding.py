@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rankup.layers import Tensors
+from rankup.layers import Tensors, pruned
 from rankup.layers.spec import DenseSpec, NormSpec, Spec
 
 Store = Literal["full", "float16", "int8"]
@@ -33,12 +33,39 @@ class Layout(NamedTuple):
 def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
     """Values as they will come back from a file."""
     packed = pack(spec, values, store)
-    return {key: unpack(spec, key, packed, value.dtype) for key, value in values.items()}
+    back = {key: unpack(spec, key, packed, value.dtype) for key, value in values.items()}
+    is_kept = kept_of(spec, values, store)
+    own = len(values.get("U", ()))
+    return back if is_kept is None else pruned.with_dropped(back, is_kept, own)
+
+
+def kept_of(spec: Spec, values: Tensors, store: Store) -> Tensor | None:
+    """Which factors a task keeps of a layer that may drop some: those whose selectors are not zero
+    once they are rounded. None for a layer that drops none."""
+    if not pruned.prunes(spec) or "selector" not in values:
+        return None
+    selector = {"selector": values["selector"]}
+    packed = _packed(spec, selector, store)
+    return unpack(spec, "selector", packed, values["selector"].dtype) != 0
+
+
+def stored(spec: Spec, values: Tensors, store: Store) -> Tensors:
+    """Values without those of factors that a task has dropped."""
+    is_kept = kept_of(spec, values, store)
+    return values if is_kept is None else pruned.without_dropped(values, is_kept)
 
 
 def pack(spec: Spec, values: Tensors, store: Store) -> Tensors:
     """A part's tensors as a file holds them: each under its own name and its scale, if any, under
-    another."""
+    another, and of a layer that may drop factors which are kept."""
+    is_kept = kept_of(spec, values, store)
+    if is_kept is None:
+        return _packed(spec, values, store)
+    packed = _packed(spec, pruned.without_dropped(values, is_kept), store)
+    return packed | {pruned.KEPT: pruned.to_bits(is_kept)}
+
+
+def _packed(spec: Spec, values: Tensors, store: Store) -> Tensors:
     packed: Tensors = {}
     for key, value in values.items():
         form = _form(spec, key, tuple(value.shape), store)
@@ -94,13 +121,17 @@ def layouts(
 def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
     """How many bytes `pack` would make of them. Only those that it may leave in full are packed."""
     total, uncertain = 0, Tensors()
+    is_kept = kept_of(spec, values, store)
+    if is_kept is not None:
+        total = pruned.bytes_of(len(is_kept))
+        values = pruned.without_dropped(values, is_kept)
     for key, value in values.items():
         for layout in layouts(spec, key, tuple(value.shape), store, value.dtype).values():
             if layout.dtypes is not None and len(layout.dtypes) == 1:
                 total += math.prod(layout.shape) * layout.dtypes[0].itemsize
             else:
                 uncertain[key] = value
-    return total + sum(tensor.nbytes for tensor in pack(spec, uncertain, store).values())
+    return total + sum(tensor.nbytes for tensor in _packed(spec, uncertain, store).values())
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:

@@ -227,8 +227,11 @@ _LATER |= {"shared_bias": False}
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
-    known = asdict(spec).items()
-    return {"kind": spec.kind, **{k: v for k, v in known if k not in _LATER or v != _LATER[k]}}
+    known = asdict(spec)
+    if isinstance(spec, FactoredSpec) and not spec.rank.prune:
+        del known["rank"]["prune"]
+    said = {k: v for k, v in known.items() if k not in _LATER or v != _LATER[k]}
+    return {"kind": spec.kind, **said}
 
 
 def from_json(data: dict[str, Any]) -> Spec:

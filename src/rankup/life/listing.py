@@ -8,6 +8,7 @@ from typing import Any
 
 from rankup import models
 from rankup.net.about import Note, TaskDescription
+from rankup.net.kept import kept_of_layers
 from rankup.net.size import stored_by_task
 from rankup.storage import notes
 from rankup.storage.manifest import Manifest
@@ -24,6 +25,7 @@ def described(folder: Path) -> list[TaskDescription]:
             classes=task.classes,
             views=task.views,
             uses=known.uses(index),
+            kept=kept_of_layers(manifest.specs, known, index),
             numbers=counts[index],
             **vars(task.about) | {"inputs": task.about.inputs or manifest.inputs},
             **vars(noted.get(task.name, Note())),

@@ -1,5 +1,7 @@
 """New networks by name, with the preparation of their inputs."""
 
+from dataclasses import replace
+
 from rankup import models
 from rankup.data.inputs import ImageInput
 from rankup.errors import RankupError
@@ -22,6 +24,7 @@ def new_network(
     size: int | None = None,
     width: int | None = None,
     rank: str | None = None,
+    prune: bool = False,
     seed: int = 0,
 ) -> IncrementalNet:
     """A network that knows no task yet.
@@ -32,13 +35,14 @@ def new_network(
         size: pixels each way of its images; by default 64, or what a published one was made for.
         width: as for `rankup run`, of mlp and resnet18.
         rank: what the first and each later task add, such as 8,2 or 0.1,0.02.
+        prune: whether a task drops the factors that it can do without.
     """
     check_net(net)
     if pretrained and not is_published(net):
         raise RankupError(f"--pretrained is for published networks, such as timm:NAME, not {net}")
     if width is not None and is_published(net):
         raise RankupError(f"--width is for mlp and resnet18: {net} has its own")
-    rule = parse_rank(rank or _RANKS.get(net, _PUBLISHED_RANK), None)
+    rule = replace(parse_rank(rank or _RANKS.get(net, _PUBLISHED_RANK), None), prune=prune)
     inputs = ImageInput(SIZE if size is None else size)
     kind, _, name = net.partition(":")
     if kind == "hf":

@@ -92,6 +92,14 @@ class RankOptions(Options):
     store: Literal["full", "float16", "int8"] = option(
         "full", "What a task's numbers are rounded to and stored as; fewer bits make smaller files."
     )
+    prune: bool = option(
+        False,
+        "After learning keep the fewest factors with which accuracy on a held-out tenth of the "
+        "training data stays the same; takes up to five more epochs.",
+    )
+    tolerance: float = option(
+        1.0, "With --prune: how many standard errors lower an accuracy is still the same.", least=0
+    )
     router: str = option(
         "",
         "How the task of inputs is guessed: energy, mahalanobis, means, analytic or several with "
@@ -102,6 +110,11 @@ class RankOptions(Options):
         "",
         "Folder of a run that has learned these tasks; its answers are learned instead of labels.",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tolerance != 1 and not self.prune:
+            raise RankupError("tolerance says how far prune may go, which is not on")
 
 
 @dataclass(frozen=True)

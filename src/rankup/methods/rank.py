@@ -18,6 +18,7 @@ from rankup.methods.options import RankOptions
 from rankup.metrics import Footprint, numbers
 from rankup.net.guess import Untold
 from rankup.net.network import IncrementalNet
+from rankup.rank import Rank
 from rankup.storage.manifest import MANIFEST, Manifest, is_of_network
 from rankup.storage.seal import SealError, opened
 from rankup.storage.store import load, save
@@ -175,4 +176,8 @@ def _growth(setting: Setting) -> GrowOptions:
     options = setting.options_of(RankOptions)
     last = options.last or setting.grow_options.last
     router = RouterRule.parse(options.router) if options.router else None
-    return replace(setting.grow_options, last=last, store=options.store, router=router)
+    rank = setting.grow_options.rank
+    if options.prune:
+        assert isinstance(rank, Rank)  # as the command line writes it
+        rank = replace(rank, prune=options.tolerance)
+    return replace(setting.grow_options, rank=rank, last=last, store=options.store, router=router)

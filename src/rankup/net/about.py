@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankup.data.inputs import Input, from_json
 from rankup.errors import RankupError
+from rankup.net.kept import KeptFactors, kept_of_layers
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -64,6 +65,7 @@ class TaskDescription:
     accuracy: float | None
     views: int  # how many turned views of an image it answers from
     uses: tuple[str, ...]  # the tasks from whose factors it selects
+    kept: Mapping[str, KeptFactors]  # of each layer that may drop factors
     numbers: int  # that it added
     title: str
     description: str
@@ -83,6 +85,7 @@ def describe(net: IncrementalNet, index: int) -> TaskDescription:
         classes=task.classes,
         views=task.views,
         uses=net._tasks.uses(index),
+        kept=kept_of_layers(net.plan.specs, net._tasks, index),
         numbers=net.size(index).total,
         **about,
         **vars(net.notes.get(task.name, Note())),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankup.data.transforms import all_turns
 from rankup.errors import TaskStateError
-from rankup.layers import TaskNorm, Tensors, pooled_statistics, rounding
+from rankup.layers import TaskNorm, Tensors, pooled_statistics, pruned, rounding
 from rankup.layers.spec import HeadSpec, Spec, tensor_name
 from rankup.net import validate
 from rankup.net.mixed import MISSING
@@ -50,7 +50,7 @@ def commit(
             learned = [part.learned() for part in net.parts]
         task = replace(task, rotations=False)
         learned = [
-            _kept(part.spec, own, task) for part, own in zip(net.parts, learned, strict=True)
+            _of_views(part.spec, own, task) for part, own in zip(net.parts, learned, strict=True)
         ]
         place = net._tasks.place(task, len(net.tasks))
         for part, tensors in zip(net.parts, learned, strict=True):
@@ -58,10 +58,22 @@ def commit(
         _refuse_not_finite(net, learned)
         pairs = zip(net.parts, learned, strict=True)
         form = net.options.store
-        net._append([task], [[rounding.rounded(part.spec, own, form)] for part, own in pairs])
+        added = [rounding.rounded(part.spec, own, form) for part, own in pairs]
+        task = replace(task, kept=_factors_kept(net, added))
+        net._append([task], [[own] for own in added])
     if net.routing is not None:
         examples = examples or answered_examples(net, len(net.tasks) - 1, batches)
         _learn_routing(net, net.routing, examples)
+
+
+def _factors_kept(net: "IncrementalNet", added: Sequence[Tensors]) -> dict[str, pruned.Kept]:
+    """How many factors a task keeps of each layer that may drop some."""
+    specs = (part.spec for part in net.parts)
+    return {
+        spec.name: pruned.count(own["selector"] != 0, len(own.get("U", ())))
+        for spec, own in zip(specs, added, strict=True)
+        if pruned.prunes(spec)
+    }
 
 
 def _learn_routing(net: "IncrementalNet", routing: Routing, examples: Examples) -> None:
@@ -96,7 +108,7 @@ def _rounded(net: "IncrementalNet") -> Iterator[None]:
         raise
 
 
-def _kept(spec: Spec, learned: Tensors, task: KnownTask) -> Tensors:
+def _of_views(spec: Spec, learned: Tensors, task: KnownTask) -> Tensors:
     """What stays of a part: of a head that also learned turned images, the rows of its views."""
     if not isinstance(spec, HeadSpec):
         return learned

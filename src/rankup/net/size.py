@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors, rounding
-from rankup.layers.spec import Spec
-from rankup.net.tasks import TaskList
+from rankup.layers import FactoredLayer, TaskHead, TaskNorm, Tensors, pruned, rounding
+from rankup.layers.spec import Shapes, Spec
+from rankup.net.tasks import KnownTask, TaskList
+from rankup.rank import Place
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Size:
     """Exact counts of numbers. All but `working` are as stored: seeded factors count nothing, a
-    task has as many selectors as factors it uses. `dense` is what is neither factored nor
-    per task, `working` what is held in memory, seeded factors and the padding of tables included.
-    `bytes` is the size of all that is stored, `router_bytes` what of it routers keep.
+    task has as many selectors as factors that it uses and has not dropped. `dense` is what is
+    neither factored nor per task, `working` what is held in memory, seeded and dropped factors and
+    the padding of tables included. `bytes` is the size of all that is stored, `router_bytes` what
+    of it routers keep.
     """
 
     factors: int
@@ -84,6 +86,7 @@ def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
     for part in net.parts:
         added = part.added(task)
         counts["bytes"] += rounding.bytes_of(part.spec, added, net.options.store)
+        added = rounding.stored(part.spec, added, net.options.store)
         if isinstance(part, FactoredLayer):
             counts["factors"] += _numel(_pick(added, "U", "V"))
             counts["selectors"] += _numel(_pick(added, "selector"))
@@ -115,7 +118,12 @@ def stored_by_task(specs: Sequence[Spec], known: TaskList) -> list[int]:
         sum(
             math.prod(shape)
             for spec in specs
-            for shape in spec.shapes(known.place(task, index), task.rows).values()
+            for shape in _stored_shapes(spec, known.place(task, index), task).values()
         )
         for index, task in enumerate(known.tasks)
     ]
+
+
+def _stored_shapes(spec: Spec, place: Place, task: KnownTask) -> Shapes:
+    shapes = spec.shapes(place, task.rows)
+    return pruned.shapes_of(shapes, task.kept[spec.name]) if spec.name in task.kept else shapes

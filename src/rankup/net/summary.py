@@ -52,9 +52,9 @@ def _row_of(spec: Spec) -> _Row:
     added = sum(math.prod(shape) for shape in spec.shapes(Place.number(1), 2).values())
     given = sum(math.prod(shape) for shape in spec.base_shapes().values())
     if isinstance(spec, WeightSpec):
-        return _Row(spec.name, "factors, in its layer's own forward", given, added)
+        return _Row(spec.name, f"{_factors(spec)}, in its layer's own forward", given, added)
     if isinstance(spec, FactoredSpec):
-        return _Row(spec.name, "factors", given, added)
+        return _Row(spec.name, _factors(spec), given, added)
     if isinstance(spec, HeadSpec):
         return _Row(spec.name, "a head for each task", 0, added)
     if isinstance(spec, NormSpec):
@@ -62,3 +62,7 @@ def _row_of(spec: Spec) -> _Row:
         return _Row(spec.name, per_task, given, added)
     assert isinstance(spec, TensorSpec)
     return _Row(spec.name, "a tensor for each task", math.prod(spec.shape), added)
+
+
+def _factors(spec: FactoredSpec) -> str:
+    return "factors, as few as a task needs" if spec.rank.prune else "factors"

@@ -2,7 +2,7 @@
 
 import operator
 import reprlib
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from rankup.data.tasks import MOST_CLASSES
 from rankup.data.transforms import TURNS
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Selection
+from rankup.layers.pruned import Kept
 from rankup.net.about import About, check_about
 from rankup.rank import Place
 from rankup.utils.text import is_printable
@@ -28,6 +29,7 @@ class KnownTask:
         about: what it says of itself.
         rotations: whether it is being learned from images in four turns.
         views: from how many turned views it answers.
+        kept: how many factors it kept of each layer that may drop some.
     """
 
     name: str
@@ -36,6 +38,7 @@ class KnownTask:
     about: About = field(default_factory=About)
     rotations: bool = False
     views: int = 1
+    kept: Mapping[str, Kept] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

@@ -27,7 +27,7 @@ from rankup.storage.seal import sealed
 _LOCK = ".lock"  # stays behind
 
 # Options that version 0.1 did not have, as it behaved without them.
-_SINCE_VERSION_0_1 = {"uses": "all", "router": ""}
+_SINCE_VERSION_0_1 = {"uses": "all", "router": "", "prune": False, "tolerance": 1.0}
 _RECIPE_SINCE_VERSION_0_1 = {"head": "drawn", "rotations": False, "views": 1}
 
 

@@ -20,6 +20,7 @@ from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
 from rankup.growing.routing import RouterRule
 from rankup.layers import name_of
+from rankup.layers.pruned import Kept
 from rankup.layers.spec import (
     DenseSpec,
     FactoredSpec,
@@ -142,8 +143,9 @@ class Manifest:
         if self.version == 1:
             return data
         uses = "all" if task.uses is None else list(task.uses)
-        views = {"views": task.views} if task.views > 1 else {}
-        return data | {"uses": uses, "about": task.about.to_json(), **views}
+        data |= {"uses": uses, "about": task.about.to_json()}
+        data |= {"views": task.views} if task.views > 1 else {}
+        return data | ({"kept": {k: list(v) for k, v in task.kept.items()}} if task.kept else {})
 
     @classmethod
     def read(cls, folder: Path, most_memory: int = MOST_MEMORY) -> "Manifest":
@@ -234,6 +236,7 @@ class Manifest:
         for name in self.updating:
             if name not in known:
                 raise ValueError(f"it has no tensor {name!r} that its module could change")
+        self._check_kept()
         if (needed := self.memory()) > most_memory:
             raise ValueError(
                 f"the network would take {needed:,} bytes of memory beyond what its files hold, "
@@ -248,9 +251,24 @@ class Manifest:
                 "trained with"
             )
 
+    def _check_kept(self) -> None:
+        """Refuse tasks that keep factors which they do not have, or do not say what they keep."""
+        specs = [s for s in self.specs if isinstance(s, FactoredSpec) and s.rank.prune]
+        known = self.task_list()
+        for index, task in enumerate(known.tasks):
+            if task.kept.keys() != {spec.name for spec in specs}:
+                raise ValueError(f"task {task.name!r} must say what it keeps of each such layer")
+            place = known.place(task, index)
+            for spec in specs:
+                (factors, own), rank = task.kept[spec.name], spec.rank
+                most_own = min(factors, rank.added(place))
+                if own > most_own or factors - own > rank.used(place) - rank.added(place):
+                    raise ValueError(f"task {task.name!r} has no such factors of {spec.name!r}")
+
     def memory(self) -> int:
-        """Bytes that the network takes beyond what its files hold: seeded factors, tables padded
-        to the last task's rank, and the weights of a built-in model, which are drawn first."""
+        """Bytes that the network takes beyond what its files hold: seeded factors, dropped ones,
+        tables padded to the last task's rank, and the weights of a built-in model, which are drawn
+        first."""
         count = models.parameter_count(self.model)
         roots = self.task_list().root_count()
         for spec in self.specs:
@@ -260,6 +278,8 @@ class Manifest:
                 others = spec.rank.step * (len(self.tasks) - roots)
                 factors = spec.rank.seeded + spec.rank.first * roots + others
                 count += len(self.tasks) * factors
+                if spec.rank.prune:
+                    count += (factors - spec.rank.seeded) * (spec.inputs + spec.outputs)
             elif isinstance(spec, HeadSpec):
                 widest = max((task.rows for task, _ in self.tasks), default=0)
                 count += len(self.tasks) * widest
@@ -340,7 +360,9 @@ def _task_from_json(entry: dict[str, Any], known: set[str]) -> KnownTask:
     about = About.from_json(entry.get("about", {}))
     check_about(name, entry["classes"], about)
     used = None if uses is None else tuple(uses)
-    return KnownTask(name, entry["classes"], used, about, views=entry.get("views", 1))
+    kept = {layer: Kept(*counts) for layer, counts in entry.get("kept", {}).items()}
+    views = entry.get("views", 1)
+    return KnownTask(name, entry["classes"], used, about, views=views, kept=kept)
 
 
 def _sums_from_json(entry: dict[str, Any] | None) -> tuple[File | None, int]:

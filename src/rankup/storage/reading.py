@@ -10,14 +10,15 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankup import models, seeds
 from rankup.errors import RankupError, StoreError
 from rankup.growing.heads import NEW, with_new_head
 from rankup.growing.names import folded
 from rankup.growing.planner import make_plan
-from rankup.layers import Tensors, rounding
+from rankup.layers import Tensors, pruned, rounding
+from rankup.layers.pruned import Kept
 from rankup.layers.rounding import Store
 from rankup.layers.spec import Shapes, Spec, tensor_name
 from rankup.net.moving import moved
@@ -81,7 +82,7 @@ def base_path(folder: Path, base_from: str | None) -> Path:
 
 
 def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
-    shapes = [(spec, spec.base_shapes()) for spec in manifest.specs]
+    shapes = [(spec, spec.base_shapes(), None) for spec in manifest.specs]
     if manifest.base is None:
         return [{} for _ in shapes]
     path = base_path(folder, manifest.base_from)
@@ -96,7 +97,9 @@ def read_task(
     manifest's tasks."""
     task, file = manifest.tasks[index]
     place = known.place(task, index)
-    shapes = [(spec, spec.shapes(place, task.rows)) for spec in manifest.specs]
+    shapes = [
+        (spec, spec.shapes(place, task.rows), task.kept.get(spec.name)) for spec in manifest.specs
+    ]
     path = folder / file.file
     content = read_content(path, file)
     said = _said_of_task(content)
@@ -175,15 +178,16 @@ def _is_of_task(said: object, known: TaskList, index: int) -> bool:
 def _by_part(
     path: Path,
     tensors: Tensors,
-    expected: Sequence[tuple[Spec, Shapes]],
+    expected: Sequence[tuple[Spec, Shapes, Kept | None]],
     form: Store,
     dtype_of: Callable[[Spec, str], torch.dtype],
 ) -> list[Tensors]:
-    """A file's tensors for each part of the network, every one checked against its spec."""
+    """A file's tensors for each part of the network, every one checked against its spec and, if
+    the task may have dropped factors of it, against how many it kept."""
     parts: list[Tensors] = []
-    for spec, shapes in expected:
+    for spec, shapes, kept in expected:
         part: Tensors = {}
-        for key, shape in shapes.items():
+        for key, shape in (shapes if kept is None else pruned.shapes_of(shapes, kept)).items():
             packed: Tensors = {}
             dtype = dtype_of(spec, key)
             for own, layout in rounding.layouts(spec, key, shape, form, dtype).items():
@@ -198,12 +202,33 @@ def _by_part(
                     allowed = " or ".join(map(str, layout.dtypes))
                     raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
             part[key] = rounding.unpack(spec, key, packed, dtype)
+        if kept is not None:
+            is_kept = kept_factors(path, spec, tensors, shapes, kept)
+            part = pruned.with_dropped(part, is_kept, len_of(shapes, "U"))
         parts.append(part)
     if tensors:
         raise StoreError(
             f"{path} holds tensors that the network has no place for: {', '.join(tensors)}"
         )
     return parts
+
+
+def kept_factors(path: Path, spec: Spec, tensors: Tensors, shapes: Shapes, kept: Kept) -> Tensor:
+    """Take from a file's tensors which factors of a layer a task kept."""
+    name, (factors,) = tensor_name(spec, pruned.KEPT), shapes["selector"]
+    if name not in tensors:
+        raise StoreError(f"{path} has no tensor {name!r}")
+    try:
+        is_kept = pruned.from_bits(tensors.pop(name), factors)
+    except ValueError as error:
+        raise StoreError(f"{path}: {name!r} is of {error}") from error
+    if pruned.count(is_kept, len_of(shapes, "U")) != kept:
+        raise StoreError(f"{path}: {name!r} does not keep {kept.factors} factors, {kept.own} own")
+    return is_kept
+
+
+def len_of(shapes: Shapes, key: str) -> int:
+    return shapes[key][0] if key in shapes else 0
 
 
 def read_checked(path: Path, file: File) -> Tensors:

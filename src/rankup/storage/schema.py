@@ -157,7 +157,9 @@ _RANK = fields(
         "step": number(0, 2**31),
         "seeded": either(_SEEDED, listed(_SEEDED, 1)),
         "of_outputs": boolean,
-    }
+        "prune": number(0, 1e9),
+    },
+    may_lack=("prune",),
 )
 
 _CONV = fields(
@@ -177,7 +179,10 @@ _FACTORED: dict[str, Check] = {
     "outputs": _SIZE,
     "inputs": _SIZE,
     "bias": boolean,
-    "rank": fields({"first": _COUNT, "step": _COUNT, "seeded": whole(0, 2**40)}),
+    "rank": fields(
+        {"first": _COUNT, "step": _COUNT, "seeded": whole(0, 2**40), "prune": boolean},
+        may_lack=("prune",),
+    ),
     "before_batch_norm": boolean,
     "conv": optional(_CONV),
 }
@@ -352,9 +357,10 @@ check_manifest: Check = fields(
                     "uses": either(one_of("all"), listed(name)),
                     "about": _ABOUT,
                     "views": one_of(4),
+                    "kept": mapping(pair(_COUNT, _COUNT)),
                     **_FILE,
                 },
-                may_lack=("uses", "about", "views"),
+                may_lack=("uses", "about", "views", "kept"),
             )
         ),
         "updating": listed(name),

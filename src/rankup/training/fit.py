@@ -19,7 +19,7 @@ from rankup.net.about import About
 from rankup.net.network import IncrementalNet
 from rankup.net.routers.base import Examples
 from rankup.net.tasks import Uses
-from rankup.rank import as_whole
+from rankup.rank import as_whole, tolerance_of
 from rankup.training.batches import CALIBRATION, Feed
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.class_means import start_heads_from_means
@@ -31,6 +31,7 @@ from rankup.training.evaluate import check_logits, fraction_correct
 from rankup.training.examples import divided
 from rankup.training.loop import Epoch, OnEpoch, learn
 from rankup.training.memory_format import convolves, for_answers
+from rankup.training.pruning import Pruning, with_held_out
 from rankup.training.recipe import Recipe, recipe_for
 from rankup.utils.torch_modes import evaluating, learning_on, modes_kept
 
@@ -68,6 +69,9 @@ class NetPupil:
             raise RankupError(
                 "rotations need labels: a teacher has no answers for turned classes; leave one out"
             )
+        self._tolerance = tolerance_of(net.options.rank)
+        self._opened: RankLearner | None = None  # of the open task
+        self._engine = Engine()  # for what it learns after dropping factors
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
@@ -90,7 +94,8 @@ class NetPupil:
         self.open(task)
         try:
             self.prepare(task)
-            return self._learner(task)
+            self._opened = self._learner(task)
+            return self._opened
         except BaseException:
             self.abandon()
             raise
@@ -124,6 +129,8 @@ class NetPupil:
         tried with such inputs."""
         net = self.net
         net.train()
+        if self._tolerance is not None:
+            task = with_held_out(task, net.options.seed)
         if net.routing is not None:
             task, self._examples = divided(task, self.recipe, net)
         self._feed = Feed(task, self.recipe, net.device, net.dtype, net.ranks)
@@ -166,15 +173,19 @@ class NetPupil:
         return logits
 
     def end(self) -> None:
+        if self._tolerance is not None:
+            learner = self._opened or self._learner(self._feed.task)
+            Pruning(self, learner, self._engine).run(self._tolerance)
         generator = seeds.generator(self.net.options.seed, "calibrate", self.draws_by)
         batches = self._feed.sample(CALIBRATION, generator)
         if ranks := self.net.ranks:
             batches = islice(batches, ranks.rank, None, ranks.size)
         inputs = (for_answers(self.net.body, x) for x in batches)
         self.net.commit_task(calibrate=inputs, examples=self._examples)
-        self._examples = None
+        self._examples = self._opened = None
 
     def abandon(self) -> None:
+        self._opened = None
         if self.net.learning is not None:
             self.net.abandon_task()
 

@@ -3,7 +3,7 @@ weights of convolutions are built on side streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,7 @@ class RankLearner(ModuleLearner):
         # `gradient` is overridden for convolutions only.
         self.replicas = "branches" if self._convolves or self.mutated else "vmap"
         self._builder: Builder | None = None
+        self._masks: dict[str, FactoredLayer] = {}  # by the names of tensors, whose they are
         # Weights that are built have their channels last, and so would their outputs.
         self._builds = self._convolves and self._takes_channels_last()
         self.register_buffer("seen", self._project())
@@ -124,6 +125,21 @@ class RankLearner(ModuleLearner):
             if extra:
                 padded = layer.new_selector.data
                 layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
+
+    def keep(self, kept: Mapping[str, Tensor]) -> None:
+        """From the next step on, selectors stay zero where `kept`, by layer, is not one."""
+        for number, (prefix, layer) in enumerate(self._factored.items()):
+            if (mask := kept.get(layer.spec.name)) is not None:
+                old, extra = len(layer.old_U), self._extra[prefix]
+                padded = torch.cat([F.pad(mask[:old], (0, extra)), mask[old:]])
+                self._masks[name := f"kept{number}"] = layer
+                self.register_input(name, padded.to(layer.new_selector))
+        self.replicas = "branches"
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        for name, layer in self._masks.items():
+            layer.new_selector.mul_(self.get_buffer(name))
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         if self.is_compiled or not (self.side_streams and self._builds):
@@ -276,5 +292,6 @@ class ApartLearner(RankLearner):
 
     @torch.no_grad()
     def after_step(self) -> None:
+        super().after_step()
         for layer in self._factored.values():
             layer.new_selector[layer.spec.rank.seeded : len(layer.old_U)] = 0

@@ -1,0 +1,37 @@
+"""How many factors a task kept of each layer that may drop some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rankup.layers.spec import Spec
+
+if TYPE_CHECKING:
+    from rankup.net.tasks import TaskList
+
+
+@dataclass(frozen=True)
+class KeptFactors:
+    """What a task kept of one layer.
+
+    Attributes:
+        factors: how many it kept.
+        of: from how many it could select.
+        own: how many of those it kept it has learned itself.
+    """
+
+    factors: int
+    of: int
+    own: int
+
+
+def kept_of_layers(specs: Sequence[Spec], known: TaskList, index: int) -> dict[str, KeptFactors]:
+    """What a task kept, by layer, from its description alone."""
+    task, place, found = known.tasks[index], known.place(known.tasks[index], index), {}
+    for spec in specs:
+        if (kept := task.kept.get(spec.name)) is not None:
+            (of,) = spec.shapes(place, task.classes)["selector"]
+            found[spec.name] = KeptFactors(kept.factors, of, kept.own)
+    return found
