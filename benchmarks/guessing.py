@@ -30,6 +30,7 @@ from rankup.data.heldout import hold_out
 from rankup.layers import TaskHead
 from rankup.net.guess import routing_of
 from rankup.net.routers.base import Looks
+from rankup.net.stages import append
 from rankup.training.examples import divided
 
 NAMES = ("energy", "mahalanobis", "analytic")
@@ -91,7 +92,7 @@ def with_one_view(
         for part, tensors in zip(net.parts, added, strict=True):
             if isinstance(part, TaskHead):
                 tensors.update({key: t[: known.rows] for key, t in tensors.items()})
-        other._append([known], [[tensors] for tensors in added])
+        append(other, [known], [[tensors] for tensors in added])
         _, examples = divided(task.to(given.device), recipe_of(given), other)
         with torch.no_grad():
             other.routing = other.routing.learned(other, examples)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import rankup
+from rankup.net.stages import append
 from rankup.net.tasks import KnownTask
 
 TASKS = 1000
@@ -36,7 +37,7 @@ def with_drawn_tasks(kind: str) -> rankup.IncrementalNet:
     added = [
         [{k: torch.randn_like(t) for k, t in own.items()} for _ in range(TASKS)] for own in values
     ]
-    net._append(tasks, added)
+    append(net, tasks, added)
     return net
 
 

@@ -19,6 +19,7 @@ from rankup.net.routers.base import Examples
 from rankup.net.routers.by_hand import answered_examples, kept_for_router
 from rankup.net.routers.routing import Routing
 from rankup.net.shared import SharedTensors
+from rankup.net.stages import append
 from rankup.net.tasks import KnownTask
 from rankup.utils.signals import undisturbed
 from rankup.utils.torch_modes import evaluating
@@ -60,7 +61,7 @@ def commit(
         form = net.options.store
         added = [rounding.rounded(part.spec, own, form) for part, own in pairs]
         task = replace(task, kept=_factors_kept(net, added))
-        net._append([task], [[own] for own in added])
+        append(net, [task], [[own] for own in added])
     if net.routing is not None:
         examples = examples or answered_examples(net, len(net.tasks) - 1, batches)
         _learn_routing(net, net.routing, examples)

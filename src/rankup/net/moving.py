@@ -10,6 +10,7 @@ import torch
 from rankup.errors import RankupError, TaskStateError
 from rankup.layers import Tensors
 from rankup.layers.spec import Spec, trained_with_first
+from rankup.net.stages import append
 from rankup.net.tasks import TaskList
 from rankup.utils.signals import undisturbed
 
@@ -79,7 +80,7 @@ def join(net: IncrementalNet, other: IncrementalNet) -> None:
     added = [[moved(part.added(index), net.device) for index in new] for part in other.parts]
     if tasks:
         routing = net.routing and other.routing and net.routing.joined(other.routing, new)
-        net._append(net._tasks.following(tasks), added, routing)
+        append(net, net._tasks.following(tasks), added, routing)
     net.notes = {name: other.notes[name] for name in other.notes} | net.notes
 
 

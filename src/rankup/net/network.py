@@ -1,7 +1,6 @@
 """A network that learns one task after another and cannot forget one."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -11,8 +10,6 @@ from torch import Tensor, nn
 
 from rankup.data.inputs import Input
 from rankup.distributed import sharding
-from rankup.distributed.gradients import average_gradients
-from rankup.distributed.ranks import Ranks, current
 from rankup.errors import RankupError, TaskStateError
 from rankup.growing.build import build_module
 from rankup.growing.heads import NEW, with_new_head
@@ -23,8 +20,6 @@ from rankup.layers import (
     LEARNING,
     TaskHead,
     TaskLayer,
-    TaskNorm,
-    Tensors,
     active,
     merging,
     refuse_other_dtype,
@@ -35,6 +30,7 @@ from rankup.net import size, summary, validate, views
 from rankup.net.about import About, Note, TaskDescription, annotate, describe
 from rankup.net.by_kind import by_kind
 from rankup.net.commit import commit
+from rankup.net.distributing import Distributing
 from rankup.net.for_task import TaskModule, for_task
 from rankup.net.graphs import Graphs
 from rankup.net.groups import Split
@@ -47,14 +43,14 @@ from rankup.net.routers.base import Examples
 from rankup.net.routers.routing import Routing
 from rankup.net.settings import TaskSettings, give_back
 from rankup.net.shared import SharedTensors
-from rankup.net.tasks import KnownTask, TaskList, Uses
+from rankup.net.stages import begin
+from rankup.net.tasks import TaskList, Uses
 from rankup.utils.compiling import call, growing_parameters, run_as_it_is
-from rankup.utils.signals import undisturbed
 
 TaskRef = str | int | Tensor | Sequence[str | int]
 
 
-class IncrementalNet(Guessing, nn.Module):
+class IncrementalNet(Guessing, Distributing, nn.Module):
     """A network that learns task after task; `grow` makes it.
 
     What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
@@ -91,7 +87,6 @@ class IncrementalNet(Guessing, nn.Module):
                 layer.in_place = options.draws == "number"
         self._tasks = TaskList()
         self.routing = None if options.router is None else Routing(options.router, options.seed)
-        self._together: bool | None = None  # whether the ranks of a process group learn as one
         self._mixed = MixedBatches(
             self._tasks, MixedLayers(self.layers), one_by_one=reads_one_task(self.body)
         )
@@ -189,56 +184,7 @@ class IncrementalNet(Guessing, nn.Module):
             selection=self._tasks.selection(task),
             place=self._tasks.place(task, len(self.tasks)),
         )
-        values = [part.start(task.rows, start) for part in self.parts]
-        try:
-            for part, tensors in zip(self.parts, values, strict=True):
-                part.open(tensors, start)
-            self._tasks.learning = task
-            for norm in (layer for layer in self.layers if isinstance(layer, TaskNorm)):
-                norm.ranks = self.ranks
-            if self.ranks is not None:
-                average_gradients(self.named_parameters(), self.ranks)
-        except BaseException:
-            for part in self.parts:
-                part.close()
-            raise
-
-    def distribute(self, together: bool = True, *, shard: bool = False) -> "IncrementalNet":
-        """Let all processes of torch's process group learn this network as one, or with
-        `together=False` each a network of its own; return the network.
-
-        As one, a task's gradients are averaged over all processes at the end of every backward
-        pass, without a wrapper; batch norms use the statistics of all their batches, in training
-        and at the commit; and a task is committed only if all have learned the same bits. Each
-        process takes samples of its own, as many as the others. Outside of a process group nothing
-        changes, so a script for several processes also runs in one.
-
-        Args:
-            shard: divide the weights that factored layers kept of a pretrained module among the
-                processes, for one that is too large for each. A layer's weight is gathered while
-                it runs, so all processes must run the network the same number of times.
-        """
-        if self.learning is not None:
-            raise TaskStateError("distribute the network between tasks, not while it learns one")
-        self._together = together
-        if shard and self.ranks is not None:
-            sharding.shard(self.layers)
-        return self
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Inside, all of a divided base is in every process, to save or merge the network; all
-        processes must enter."""
-        return sharding.unsharded(self.layers)
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """The processes that learn this network together, if there are several."""
-        return current() if self._together else None
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether nobody has said if the processes of a group learn this network together."""
-        return self._together is None and current() is not None
+        begin(self, task, start)
 
     def commit_task(
         self, calibrate: Iterable[Any] | None = None, *, examples: Examples | None = None
@@ -406,29 +352,6 @@ class IncrementalNet(Guessing, nn.Module):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.summary()}"
-
-    def _append(
-        self,
-        tasks: Sequence[KnownTask],
-        added: Sequence[Sequence[Tensors]],
-        routing: Routing | None = None,
-    ) -> None:
-        """Make tasks constant, the one just learned or those of a file: for each part, a dict of
-        tensors for each of them; and what the network guesses tasks by after them."""
-        # First everything that needs memory and may fail, then everything that cannot.
-        selections = self._tasks.selections(tasks)
-        extended = [
-            part.extended(*new, selections=selections)
-            for part, new in zip(self.parts, added, strict=True)
-        ]
-        with undisturbed():
-            for part, tables in zip(self.parts, extended, strict=True):
-                part.close()
-                part.install(tables, selections)
-            for task in tasks:
-                self._tasks.append(task)
-            self.routing = routing or self.routing
-            self._shared.hold_modes()
 
     def forget_file(self, task: str) -> None:
         """Let `save` remove the file of a task that the network no longer has."""

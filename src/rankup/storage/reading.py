@@ -25,6 +25,7 @@ from rankup.net.moving import moved
 from rankup.net.network import IncrementalNet
 from rankup.net.routers.routing import Routing, TaskRow
 from rankup.net.routers.sums import Sums
+from rankup.net.stages import append
 from rankup.net.tasks import TaskList
 from rankup.storage.manifest import BASE, File, Manifest
 from rankup.storage.routing import sums_of, taken_row
@@ -135,7 +136,7 @@ def append_tasks(
     rows = [row for _, row in read if row is not None]
     routing = _routing_after(net, folder, manifest, rows)
     tasks = net._tasks.following([known.explicit(index) for index in indices])
-    net._append(tasks, by_part, routing)
+    append(net, tasks, by_part, routing)
     for index in indices:
         task, file = manifest.tasks[index]
         net.saved_files[task.name] = file
