@@ -145,6 +145,19 @@ def assert_same_routing(net: rankup.IncrementalNet, other: rankup.IncrementalNet
     assert [row.name for row in routing(net).rows] == [row.name for row in routing(other).rows]
 
 
+def test_class_without_samples_changes_nothing_about_others() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(100, 128, (40, 6), generator=generator)  # far from zero
+    labels = torch.arange(40) % 2
+    sums = torch.zeros(3, 6, dtype=torch.int64).index_add_(0, labels, rows)
+    total = Sums.of([rows.float()])
+    alone = solve(total, sums[:2], torch.tensor([20, 20]))
+    beside = solve(total, sums, torch.tensor([20, 20, 0]))
+    assert torch.equal(beside.maps[:, :2], alone.maps)
+    assert torch.equal(beside.halves, torch.cat([alone.halves, torch.tensor([torch.inf])]))
+    assert torch.equal(beside.within, alone.within)
+
+
 @pytest.mark.parametrize("router", [APART, "analytic, features=48"])
 def test_joined_networks_guess_like_one_that_learned_all(router: str) -> None:
     net, other = taught(router, (0, 1)), taught(router, (2,))

@@ -126,9 +126,9 @@ def found_by(known: Discriminants, rows: Tensor) -> Found:
 
 def solve(total: Sums, sums: Tensor, counts: Tensor) -> Discriminants:
     """Discriminants from the sums over all samples and over each class, `[ΣC, D]`."""
-    gram, counted = total.gram.double(), counts.double().clamp(min=1)[:, None]
+    gram, counted = total.gram.double(), counts.double()[:, None]
     overall = sums.double().sum(0) / total.count
-    means = sums.double() / counted - overall
+    means = sums.double() / counted.clamp(min=1) - overall
     scatter = gram - total.count * torch.outer(overall, overall)
     between = (means * counted).t() @ means
     within = _inverse((scatter - between) / total.count)
