@@ -1,4 +1,5 @@
-"""What guessing tasks costs, and how right each mixture of routers is, on S-CIFAR100 with ResNet18.
+"""What guessing tasks costs, how right each mixture of routers is, and how well images of no known
+task are noticed, on S-CIFAR100 with ResNet18.
 
     PYTHONPATH=src python3 benchmarks/guessing.py DATA --seed 7001 --epochs 20
 
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import rankup
@@ -43,7 +45,7 @@ def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
         rankup.Rank(int(first), int(step), seeded=given.seeded),
         seed=given.seed,
         store="int8",
-        router=f"{','.join(NAMES)},features={given.features}{',patches' * given.patches}",
+        router=f"{given.router},features={given.features}{',patches' * given.patches}",
     ).to(given.device)
 
 
@@ -178,6 +180,27 @@ def costs(net: rankup.IncrementalNet, x: Tensor, device: str) -> None:
         print(f"{name}: {took:.2f} ms, {took / one:.1f} times", flush=True)
 
 
+@torch.no_grad()
+def strangers(net: rankup.IncrementalNet, known: Tensor, given: argparse.Namespace) -> None:
+    """How well images of no known task are told from known ones: of other data sets that lie beside
+    CIFAR-100, and noise."""
+    images = {"noise": torch.rand(2000, 3, 32, 32)}
+    for name in ("mnist", "clothing", "mini-imagenet"):
+        if (folder := Path(given.data) / name).exists():
+            (task,) = make_stream(f"split:{folder}@32", tasks=1, progress=False)
+            x = task.test_x[torch.randperm(len(task.test_x))[:2000]]
+            images[name] = to_float(x).expand(-1, 3, -1, -1)
+    own = strangeness(net, known, given)
+    for name, x in images.items():
+        scores = torch.cat([own, strangeness(net, x, given)])
+        is_strange = torch.arange(len(scores)) >= len(own)
+        print(f"AUROC against {name}: {roc_auc_score(is_strange, scores):.4f}", flush=True)
+
+
+def strangeness(net: rankup.IncrementalNet, x: Tensor, given: argparse.Namespace) -> Tensor:
+    return torch.cat([net.guess(x.to(given.device)).strangeness.cpu() for x in x.split(500)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
@@ -188,6 +211,9 @@ def main() -> None:
     parser.add_argument("--rank", default="8,1")
     parser.add_argument("--seeded", default="16x")
     parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument(
+        "--router", default=",".join(NAMES), help="their weights, such as energy=0.5,mahalanobis=…"
+    )
     parser.add_argument("--features", type=int, default=1200)
     parser.add_argument("--batch", type=int, help="samples per step: 64, with rotations 128")
     parser.add_argument("--rotations", action="store_true", help="learn images in four turns")
@@ -236,6 +262,7 @@ def report(
         votes |= {"task": task.cpu(), "label": label.cpu()}
         save_file(votes, given.votes / f"votes-{given.seed}-{name.replace(' ', '-')}.safetensors")
     mixtures(found, task, label)
+    strangers(net, to_float(torch.cat([task.test_x[:100] for task in stream])), given)
     costs(net, to_float(stream[0].test_x[:256].to(given.device)), given.device)
 
 
