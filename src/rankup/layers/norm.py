@@ -232,7 +232,7 @@ class TaskNorm(GatheringLayer):
         if self.spec.weight:
             rows, _ = self._gathered(tasks, self._wide)
             between = (1,) * (x.dim() - 1 - len(self.spec.shape))
-            weight, *bias = (row.view(len(tasks), *between, *self.spec.shape) for row in rows)
+            weight, *bias = (row.view(row.shape[0], *between, *self.spec.shape) for row in rows)
             y = torch.addcmul(bias[0], y, weight) if bias else y * weight
         # Where autocast is on, a GPU's own norm answers in full precision.
         autocast = x.is_cuda and torch.is_autocast_enabled("cuda")

@@ -23,6 +23,8 @@ RIVALS = [
     "nscl",
     "gpm",
     "ibpwf",
+    "vera",
+    "randlora",
 ]
 
 _PROTOCOL = (
