@@ -28,7 +28,7 @@ RATES = axis("lr", 0.01, 0.02)
 
 
 def few(budget: Budget) -> list[Contender]:
-    """Ours and two rivals, with two trials each."""
+    """Ours and two rivals, with two trials each, so that there are no heats."""
     return [
         Contender(budget, "rank, seeded", "rank", RATES, "0,0", budget.seeded),
         Contender(budget, "packnet", "packnet", RATES),
@@ -44,14 +44,12 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def score(results: Results, contender: Contender, *accuracies: float) -> None:
     """Results of trials, in their order."""
-    for trial, accuracy in zip(contender.trials(), accuracies, strict=True):
+    for trial, accuracy in zip(contender.finals(contender.tried), accuracies, strict=True):
         results.add(trial, [result(1000, [[accuracy]])])
 
 
 def shown(contender: Contender, values: Values) -> Experiment:
-    found = replace(contender, tried=[values]).row(None).stand_in
-    assert found is not None
-    return found
+    return replace(contender, tried=[values]).row(None).stand_ins[0]
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.title)
@@ -62,14 +60,56 @@ def test_all_have_one_budget_and_as_many_trials(budget: Budget) -> None:
     assert budget.our_best in {row.name for row in rows}
     asked = {"epochs": budget.epochs, "crop": budget.given.get("crop", 0), "schedule": "one-cycle"}
     for row in rows:
-        assert len(row.trials()) == len(set(row.trials())) == TRIALS
-        for experiment in (*row.trials(), *filter(None, [row.row(None).stand_in])):
+        assert len(row.tried) == TRIALS
+        heats, finals = row.heats(), row.finals(row.tried[: budgets.FINALISTS])
+        assert len(set(heats)) == (0 if row.scores else TRIALS)
+        assert {heat.epochs for heat in heats} <= {budget.heat_epochs}
+        assert {heat.learned for heat in heats} <= {5}
+        shown, *stand_ins = row.row(None).stand_ins
+        assert stand_ins == ([] if row.scores else finals)
+        for experiment in (*finals, shown):
             settings = {"crop": 0, **dict(experiment.settings)}
             assert {name: settings[name] for name in asked} == asked
             assert (experiment.width, experiment.net) == (budget.width, budget.net)
-        assert {trial.held_out for trial in row.trials()} == {budgets.HELD_OUT}
-        assert {seed for trial in row.trials() for seed in trial.all_seeds} == {1000}
-        assert row.row(None).stand_in.all_seeds == range(3 if budget.net == "resnet18" else 5)  # type: ignore[union-attr]
+        assert {trial.held_out for trial in (*heats, *finals)} == {budgets.HELD_OUT}
+        assert {seed for trial in (*heats, *finals) for seed in trial.all_seeds} == {1000}
+        assert shown.all_seeds == range(3 if budget.net == "resnet18" else 5)
+
+
+def test_the_best_of_the_heats_are_the_finalists(results: Results) -> None:
+    """With few epochs on few tasks all settings, with all epochs the best three."""
+    wide = replace(TINY, epochs=40, tasks=8)
+    contender = Contender(wide, "packnet", "packnet", axis("lr", 0.01, 0.02, 0.03, 0.04, 0.05))
+    heats = contender.heats()
+    assert [(heat.epochs, heat.first, heat.held_out) for heat in heats] == [(5, 5, 0.15)] * 5
+    for heat, accuracy in zip(heats, [0.5, 0.7, None, 0.9, 0.8], strict=True):
+        assert contender.finalists(results) is None
+        assert contender.row(results).trials == heats
+        failed = {"failed": "diverged"} if accuracy is None else {}
+        results.add(heat, [result(1000, [[accuracy]] if accuracy else [], **failed)])
+    finalists = contender.finalists(results)
+    assert finalists == axis("lr", 0.04, 0.05, 0.02)
+    finals = contender.finals(finalists)
+    assert contender.row(results).trials == [*heats, *finals]
+    assert [(final.epochs, final.first) for final in finals] == [(40, None)] * 3
+    for final, accuracy in zip(finals, [0.7, 0.6, 0.8], strict=True):
+        assert contender.row(results).experiment is None
+        results.add(final, [result(1000, [[accuracy]])])
+    assert contender.row(results).experiment == shown(contender, {"lr": 0.02})
+
+
+def test_settings_that_were_tried_before_need_no_heats() -> None:
+    tried = axis("lr", 0.01, 0.02, 0.03, 0.04)
+    contender = Contender(TINY, "hat", "hat", tried, scores=[0.5, 0.7, None, 0.6])
+    assert contender.heats() == []
+    assert contender.finalists(None) == axis("lr", 0.02, 0.04, 0.01)
+
+
+def test_trials_of_resnet18_learn_half_of_the_stream() -> None:
+    (cifar, _) = [budget for budget in BUDGETS if budget.net == "resnet18"]
+    firsts = {row.name: row.finals(row.tried[:1])[0].first for row in contenders(cifar)}
+    assert firsts["packnet"] == firsts["rank, both"] == 10
+    assert firsts["supsup"] == firsts["rank, seeded"] == 5
 
 
 def test_widths_and_epochs_are_those_of_our_best() -> None:
@@ -98,7 +138,7 @@ def test_rivals_to_come_have_a_row_once_they_are_registered(
 
 def test_trials_of_each_budget_are_kept_apart() -> None:
     wide = replace(TINY, width=32)
-    one, other = (few(budget)[1].trials()[0] for budget in (TINY, wide))
+    one, other = (few(budget)[1].finals(RATES)[0] for budget in (TINY, wide))
     assert str(one.folder().parent) == "trials/p-digits-mlp-width-16-epochs-2"
     assert one.folder().parent != other.folder().parent
     assert str(few(TINY)[1]._shown(RATES[0]).folder().parent) == "p-digits-mlp"
@@ -107,7 +147,7 @@ def test_trials_of_each_budget_are_kept_apart() -> None:
 def test_settings_tuned_for_other_budgets_are_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    experiment = few(TINY)[1].trials()[0]
+    experiment = few(TINY)[1].finals(RATES)[0]
     before = experiment.known()
     (tmp_path / "p-digits-mlp").mkdir()
     tuned = json.dumps({"chosen": {"retrain": 0.25, "weight_decay": 0.5}})
@@ -127,9 +167,9 @@ def test_settings_are_chosen_by_held_out_data_alone(results: Results) -> None:
     results.add(low, [result(seed, [[0.5]]) for seed in range(2)])
     results.add(high, [result(seed, [[0.9]]) for seed in range(2)])
     assert packnet.row(results).experiment is None
-    results.add(packnet.trials()[0], [result(1000, [[0.8]])])
+    results.add(packnet.finals(RATES)[0], [result(1000, [[0.8]])])
     assert packnet.row(results).experiment is None  # a trial is missing
-    results.add(packnet.trials()[1], [result(1000, [[0.7]])])
+    results.add(packnet.finals(RATES)[1], [result(1000, [[0.7]])])
     assert packnet.row(results).experiment == low
     with pytest.raises(ValueError, match="never chosen on test data"):
         best_of([low, high], results)
@@ -137,7 +177,7 @@ def test_settings_are_chosen_by_held_out_data_alone(results: Results) -> None:
 
 def test_failed_trial_is_never_chosen(results: Results) -> None:
     packnet = few(TINY)[1]
-    one, other = packnet.trials()
+    one, other = packnet.finals(RATES)
     results.add(one, [result(1000, [], failed="diverged")])
     assert cells(results, "packnet")[1] == "not run"
     results.add(other, [result(1000, [[0.1]])])
@@ -283,7 +323,7 @@ def test_command_tunes_then_runs_and_never_repeats(
             dict(experiment.settings)["lr"]
         }
         assert {run.config["held_out"] for run in measured.runs} == {0.0}
-        trial = results.of(contender.trials()[0])
+        trial = results.of(contender.finals(RATES)[0])
         assert trial is not None
         assert {run.config["held_out"] for run in trial.runs} == {0.15}
 
@@ -321,5 +361,8 @@ def test_time_left_by_hand(results: Results) -> None:
 
 def test_parts_know_their_trials() -> None:
     table = part("equal-budgets")
-    assert len(table.experiments()) == sum(TRIALS * len(contenders(b)) for b in BUDGETS)
+    rows = [row for budget in BUDGETS for row in contenders(budget)]
+    heats = [heat for row in rows for heat in row.heats()]
+    assert {*heats} < {*table.experiments()}
+    assert all(trial.held_out for trial in table.experiments())
     assert table.experiments() == part("figure-front").experiments()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from rankup.errors import RankupError
@@ -55,13 +56,16 @@ def settings_for(
     return Settings(overrides | dict(tuned.recipe), tuned.options)
 
 
-def tried_before(method: str, stream: str, net: str) -> list[dict[str, Any]]:
+def tried_before(method: str, stream: str, net: str) -> list[tuple[dict[str, Any], float | None]]:
     """The settings among which those of `settings_for` were chosen, with what all of them were
-    given; none if nothing was tuned."""
+    given, and how accurate each was, None if it failed; nothing if nothing was tuned."""
     case = f"{stream}-{net}"
     tuned = _read(TUNED / ALIKE.get(case, case) / f"{method}.json") or {}
     given = {name: v for name, v in tuned.get("given", {}).items() if name != "epochs"}
-    return [{**given, **trial["settings"]} for trial in tuned.get("trials", [])]
+    return [
+        ({**given, **trial["settings"]}, None if trial["failed"] else fmean(trial["accuracy"]))
+        for trial in tuned.get("trials", [])
+    ]
 
 
 def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankup.paper.budgets import BUDGETS, Budget, contenders, for_people
 from rankup.paper.experiment import Experiment
 from rankup.paper.plots import Figure, Lines
 from rankup.paper.results import Measured, Results
+from rankup.paper.tables import Row
 from rankup.report.figures import Theme, colour, marker, new_figure
 
 if TYPE_CHECKING:
@@ -47,38 +47,30 @@ def _is_beaten(point: tuple[float, float], points: Sequence[tuple[float, float]]
 @dataclass(frozen=True)
 class FrontFigure(Figure):
     budgets: Sequence[Budget] = BUDGETS
-    trials: Sequence[Experiment] = ()  # which come before the rows
+    rows: Sequence[Row] = ()  # of the tables
 
     def given(self, results: Results) -> FrontFigure:
-        return replace(self, panels=_panels(self.budgets, results))
+        return figure_front(self.budgets, results)
 
     def experiments(self) -> list[Experiment]:
-        return list(dict.fromkeys([*self.trials, *super().experiments()]))
+        trials = [trial for row in self.rows for trial in row.trials]
+        return list(dict.fromkeys([*trials, *super().experiments()]))
 
 
-def figure_front(budgets: Sequence[Budget] = BUDGETS) -> FrontFigure:
+def figure_front(
+    budgets: Sequence[Budget] = BUDGETS, results: Results | None = None
+) -> FrontFigure:
     """Accuracy over bytes at equal budgets, a picture for each stream and network."""
-    trials = [
-        trial
-        for budget in budgets
-        for contender in contenders(budget)
-        for trial in contender.trials()
-    ]
+    rows: list[Row] = []
+    panels: dict[str, dict[str, Experiment]] = {}
+    for budget in budgets:
+        panel = panels.setdefault(budget.pair, {})
+        for row in (contender.row(results) for contender in contenders(budget)):
+            rows.append(row)
+            if row.experiment is not None:
+                panel[f"{row.name}{_BETWEEN}{budget.width}"] = row.experiment
     title = "Accuracy over bytes at equal budgets"
-    return FrontFigure(title, _panels(budgets, None), draw, _NOTE, budgets, trials)
-
-
-def _panels(budgets: Sequence[Budget], results: Results | None) -> dict[str, dict[str, Experiment]]:
-    """What is shown of each stream and network, as far as trials have chosen its settings."""
-    return {
-        pair: {
-            f"{row.name}{_BETWEEN}{budget.width}": row.experiment
-            for budget in some
-            for row in (contender.row(results) for contender in contenders(budget))
-            if row.experiment is not None
-        }
-        for pair, some in groupby(budgets, key=lambda budget: budget.pair)
-    }
+    return FrontFigure(title, panels, draw, _NOTE, budgets, rows)
 
 
 def draw(pair: str, lines: Lines, theme: Theme) -> Drawing:

@@ -63,7 +63,8 @@ class Row:
     seeds: int | None = None  # show only this many, to compare with rows of as many
     # What must be run first, to choose the row's settings by. Until then it has no experiment.
     trials: Sequence[Experiment] = ()
-    stand_in: Experiment | None = None  # until then: as large a one, to estimate its time by
+    # Until then: as large ones as are still to come, to estimate their time by.
+    stand_ins: Sequence[Experiment] = ()
 
     @property
     def shown(self) -> Experiment | None:
@@ -97,7 +98,7 @@ class Table:
     def stand_ins(self) -> list[Experiment]:
         """In place of experiments whose settings are not chosen yet: others of their size."""
         rows = [row for section in self.sections for row in section.rows]
-        return [row.stand_in for row in rows if row.stand_in and not row.experiment]
+        return [each for row in rows if not row.experiment for each in row.stand_ins]
 
     def experiments(self) -> list[Experiment]:
         """All experiments that have to be run for it, each once, trials first."""
