@@ -1,5 +1,6 @@
 """Two processes that learn one network, by gloo on this machine."""
 
+import gc
 import importlib
 import os
 import subprocess
@@ -24,6 +25,7 @@ def run_ranks(folder: Path, module: str, jobs: list[str]) -> dict[str, list[Any]
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": "ignore",
+        "PYTHONFAULTHANDLER": "1",  # to see what a process that is aborted was doing
     }
     command = [sys.executable, "-m", "helpers.ranks", str(folder), module, *jobs]
     ranks = [
@@ -55,6 +57,7 @@ def main(folder: str, module: str, *jobs_and_rank: str) -> None:
             found[job] = traceback.format_exc()
         torch.distributed.barrier()
     torch.save(found, Path(folder) / f"{rank}.pt")
+    gc.collect()  # what jobs leave in cycles, as torch's wrapper, must not outlive the group
     torch.distributed.destroy_process_group()
 
 
