@@ -12,6 +12,7 @@ from torch.func import functional_call, jacrev
 import rankup
 from helpers.zoo import inputs, module, relative_error, teach
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
+from rankup.layers.dispatch import merging_is_cheaper
 from rankup.rank import Rank
 
 F64 = torch.float64
@@ -116,7 +117,10 @@ def test_frozen_tensors_leave_other_gradients_alone() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(3, 2), (3, 0), (0, 2)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_node_beside_kept_weight_has_second_derivatives(old: int, new: int, bias: bool) -> None:
+@pytest.mark.parametrize("merges", [True, False])
+def test_node_beside_kept_weight_has_second_derivatives(
+    old: int, new: int, bias: bool, merges: bool
+) -> None:
     draw = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, learned: bool = True) -> Tensor:
@@ -132,10 +136,13 @@ def test_node_beside_kept_weight_has_second_derivatives(old: int, new: int, bias
         values = {**learned, **dict(zip(keys, given, strict=True))}
         return by(x, *values.values(), *frozen)
 
+    def by_node(*given: Tensor | None) -> Tensor:
+        return KeptMap.apply(*given, merges)
+
     given = [x, *(learned[key] for key in keys)]
-    assert torch.autograd.gradcheck(lambda *given: run(KeptMap.apply, *given), given)
-    assert torch.autograd.gradgradcheck(lambda *given: run(KeptMap.apply, *given), given)
-    node, plain = run(KeptMap.apply, *given), run(kept_map, *given)
+    assert torch.autograd.gradcheck(lambda *given: run(by_node, *given), given)
+    assert torch.autograd.gradgradcheck(lambda *given: run(by_node, *given), given)
+    node, plain = run(by_node, *given), run(kept_map, *given)
     assert relative_error(node, plain) < 1e-12
     upstream = torch.randn(node.shape, generator=draw, dtype=F64)
     pairs = (torch.autograd.grad(y, given, upstream) for y in (node, plain))
@@ -143,21 +150,27 @@ def test_node_beside_kept_weight_has_second_derivatives(old: int, new: int, bias
         assert relative_error(one, other) < 1e-12
 
 
-def test_kept_layer_learns_in_autocast_dtype_with_gradients_in_full_one() -> None:
+@pytest.mark.parametrize(("rows", "merges"), [(9, True), (6, False)])
+def test_kept_layer_learns_in_autocast_dtype_with_gradients_in_full_one(
+    rows: int, merges: bool
+) -> None:
     torch.manual_seed(0)
     net = rankup.grow(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), Rank(2, 1), base="keep")
-    teach(net, "a", torch.randn(9, 6))
+    teach(net, "a", torch.randn(rows, 6))
     net.begin_task("b", 3)
     layer, saved = net.body[0], []
     with (
         torch.autocast("cpu", torch.bfloat16),
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
     ):
-        x = torch.randn(9, 6)
+        x = torch.randn(rows, 6)
         y = net(x, task="b")
     assert y.dtype == torch.bfloat16
     weight = layer.base_weight
-    # The base is kept as it is, not once more in the other dtype.
+    assert merging_is_cheaper(rows, 6, 8) is merges
+    hidden = [t for t in saved if t.shape == (rows, 3)]
+    assert len(hidden) == (not merges)
+    # The base is kept as it is, not once more in the other dtype or merged.
     assert any(t.untyped_storage().data_ptr() == weight.data_ptr() for t in saved)
     assert not any(t.shape == weight.shape and t.dtype != weight.dtype for t in saved)
     y.float().square().sum().backward()

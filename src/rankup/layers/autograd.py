@@ -86,6 +86,9 @@ def _parts(
 class KeptMap(torch.autograd.Function):
     """`x W₀ᵀ + ((x Vᵀ) · selector) U + bias`: the same beside a kept weight, which is frozen.
 
+    For many rows W₀ and the factors are merged into one weight, forward and again backward: one
+    product in place of three. No gradient of that weight is taken, only those of its parts.
+
     All is computed in the dtype of `x`; under autocast the others are cast here, without nodes of
     their own. New factors, the bias or the old factors may be missing.
     """
@@ -101,45 +104,57 @@ class KeptMap(torch.autograd.Function):
         old_U: Tensor,
         old_V: Tensor,
         base: Tensor,
+        merges: bool,
     ) -> Tensor:
         U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
-        hidden = x @ V.t()  # [N, R]
-        y = F.linear(x, base.to(x.dtype), None if bias is None else bias.to(x.dtype))
-        y.addmm_(hidden * selector.to(x.dtype), U)
+        scale = selector.to(x.dtype)
+        hidden = None if merges else x @ V.t()  # [N, R]
+        weight = base.to(x.dtype) if hidden is not None else _merged(base, scale, U, V)
+        y = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+        if hidden is not None:
+            y.addmm_(hidden * scale, U)
         ctx.new = 0 if new_U is None else len(new_U)
         ctx.dtypes = [None if t is None else t.dtype for t in (new_U, new_V, bias)]
-        # Neither the cast weight nor the scaled projection is kept: both are quick to make again.
+        # Neither the cast or merged weight nor the scaled projection is kept: all are quick to make
+        # again.
         ctx.save_for_backward(x, selector, base, hidden, U, V, new_U, new_V, old_U, old_V)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, selector, base, hidden, U, V, *factors = ctx.saved_tensors
+        merges = hidden is None
         if is_recorded := torch.is_grad_enabled():
             # To be differentiated as well: what was computed without recording is made again.
             new_U, new_V, old_U, old_V = factors
             U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
+        if merges or is_recorded:
             hidden = x @ V.t()
         new, grad, scale = ctx.new, grad.to(x.dtype), selector.to(x.dtype)
         to_U, to_V, to_bias = ctx.dtypes
         wants_x, _, wants_U, wants_V, wants_bias, *_ = ctx.needs_input_grad
         to_scaled = grad @ U.t()  # [N, R]
-        to_hidden = to_scaled * scale
         to_x = None
-        if wants_x:
-            to_x = grad @ base.to(x.dtype)
+        if wants_x and merges:
+            to_x = grad @ _merged(base, scale, U, V)
+        elif wants_x:
+            to_x, to_hidden = grad @ base.to(x.dtype), to_scaled * scale
             to_x = torch.addmm(to_x, to_hidden, V) if is_recorded else to_x.addmm_(to_hidden, V)
         scaled = hidden[:, -new:] * scale[-new:] if wants_U else None
+        to_new = to_scaled[:, -new:] * scale[-new:] if wants_V else None
         return (
             to_x,
             (to_scaled * hidden).sum(0, dtype=selector.dtype),
             None if scaled is None else (scaled.t() @ grad).to(to_U),
-            (to_hidden[:, -new:].t() @ x).to(to_V) if wants_V else None,
+            None if to_new is None else (to_new.t() @ x).to(to_V),
             grad.sum(0, dtype=to_bias) if wants_bias else None,
-            None,
-            None,
-            None,
+            *[None] * 4,
         )
+
+
+def _merged(base: Tensor, scale: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """`W₀ + Uᵀ diag(scale) V`, `[out, in]`."""
+    return torch.addmm(base.to(V.dtype), (U * scale[:, None]).t(), V)
 
 
 def kept_map(

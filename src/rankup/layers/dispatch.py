@@ -47,6 +47,13 @@ def dense_is_cheaper(
     return dense < factored
 
 
+def merging_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether a step merges a kept weight and the factors, forward and again backward, in place of
+    applying the factors beside it. Either way it needs the hidden channels and their gradients;
+    how many factors there are counts on both sides."""
+    return 2 * inputs * outputs < positions * (inputs + outputs)
+
+
 MixedWay = Literal["hidden", "factors", "weights"]
 
 

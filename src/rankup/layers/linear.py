@@ -10,7 +10,7 @@ from rankup.layers import beside_kept, merging
 from rankup.layers.applied import AppliedLayer
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
 from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
-from rankup.layers.dispatch import length_to_plan, samples_to_plan
+from rankup.layers.dispatch import length_to_plan, merging_is_cheaper, samples_to_plan
 from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import Tables, read_tables
@@ -63,13 +63,12 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         return y.view(*x.shape[:-1], self.out_features)
 
     def _adds_to_kept(self, x: Tensor, rank: int) -> bool:
-        """Whether a kept weight and all factors are applied side by side."""
+        """Whether a kept weight and all factors are applied without a gradient of their sum."""
         return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
 
     def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
-        by = kept_map if _is_mapped() else KeptMap.apply
         assert self.base_weight is not None
-        y: Tensor = by(
+        given = (
             x.reshape(-1, self.in_features).to(working_dtype(x)),
             self.new_selector,
             self.new_U if new else None,
@@ -79,6 +78,8 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
             self.old_V,
             self.base_weight,
         )
+        merges = merging_is_cheaper(self._positions(x), self.in_features, self.out_features)
+        y: Tensor = kept_map(*given) if _is_mapped() else KeptMap.apply(*given, merges)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self.out_features)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
