@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
 from rankup.errors import RankupError
 
 
@@ -34,7 +34,7 @@ def export(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a task as one file that needs no rankup: from prepared inputs, a batch of any size, to
     logits. With --all a file of all tasks, with a second input `task`: a task's number for each

@@ -1,11 +1,10 @@
 """The command `rankup info`."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPlace, network_place
 
 if TYPE_CHECKING:
     from rankup.net.kept import KeptFactors
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def info(
-    path: NetworkPath,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    path: NetworkPlace,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a network is made of: its layers with the rank of their factors, and what each task
     stores. Where tasks drop factors, the range of the shares that they kept of a layer, and that a
@@ -30,7 +29,7 @@ def info(
     from rankup.report.tables import print_line, print_table, right_aligned
     from rankup.storage.manifest import Manifest
 
-    manifest = Manifest.read(network_folder(path))
+    manifest = Manifest.read(Path(network_place(path)))
     if as_json:
         print(json.dumps(_told(manifest)))
         return

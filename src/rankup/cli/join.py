@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
 
 
 def join(
@@ -17,7 +17,7 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would come, and change nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take over all tasks of another network, or of a run, that was made alike: by the same
     options of `rankup new` and the same seed.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankup.cli.network import AsJson
 from rankup.cli.progress import bars
 from rankup.errors import RankupError
 from rankup.training.logs import Tool
@@ -57,7 +58,7 @@ def learn(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what was found, and learn nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Teach a network a task, from a folder per class or a table of texts.
 

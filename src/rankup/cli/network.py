@@ -1,13 +1,37 @@
-"""The argument that names a network, for `rankup info`, `verify` and `predict`."""
+"""The argument that names a network, and the option that most of its commands have."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankup.errors import RankupError
 
-NetworkPath = Annotated[Path, typer.Argument(help="A network's folder, or a run's.")]
+if TYPE_CHECKING:
+    from rankup.storage.store import StrPath
+
+NetworkPath = Annotated[
+    Path, typer.Argument(metavar="NETWORK", help="A network's folder, or a run's.")
+]
+# As text: a path would make one slash of two.
+NetworkPlace = Annotated[
+    str,
+    typer.Argument(
+        metavar="NETWORK",
+        help="A network's folder, or a run's; or hf://USER/NAME, on the Hugging Face Hub, and "
+        "with @ a branch, tag or commit.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def network_place(path: str) -> "StrPath":
+    """The folder of a network, or its copy in the cache of the Hub's client, where its manifest and
+    notes are then."""
+    from rankup.storage.store import located
+    from rankup.utils.hub import SCHEME
+
+    return located(path) if path.startswith(SCHEME) else network_folder(Path(path))
 
 
 def network_folder(path: Path) -> Path:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rankup.cli.network import AsJson
 from rankup.errors import RankupError
 
 
@@ -57,7 +58,7 @@ def new(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be made, and write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a network that knows nothing yet, to be taught with `rankup learn`.
 

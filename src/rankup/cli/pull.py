@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from rankup.cli.network import AsJson
+from rankup.cli.transfer import DryRun, Yes
+
 
 def pull(
     repository: Annotated[
@@ -17,13 +20,9 @@ def pull(
     folder: Annotated[
         Path | None, typer.Argument(help="Where to; else a folder of the repository's name here.")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before tasks are removed here.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a network from the Hugging Face Hub that `rankup push` has put there, or what is new.
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.transfer import DryRun, Yes
 from rankup.errors import RankupError
 
 
@@ -18,13 +19,9 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", help="Let only you see a repository that is made.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before tasks are removed there.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put a network on the Hugging Face Hub, with a page about its tasks.
 

@@ -1,18 +1,19 @@
 """The command `rankup tasks`."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import NetworkPlace, network_place
 
 if TYPE_CHECKING:
     from rankup.net.about import TaskDescription
 
 
 def tasks(
-    path: NetworkPath,
+    path: NetworkPlace,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all details.")] = False,
 ) -> None:
     """List what a network has learned: classes, accuracy on held-out data, samples, the tasks from
@@ -26,7 +27,7 @@ def tasks(
     from rankup.life.listing import described
     from rankup.report.tables import add_row, print_table, right_aligned
 
-    known = described(network_folder(path))
+    known = described(Path(network_place(path)))
     if as_json:
         print(json.dumps([task.to_json() for task in known]))
         return

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPlace, network_place
 
 
 def test(
-    path: NetworkPath,
+    path: NetworkPlace,
     data: Annotated[
         Path, typer.Argument(help="A folder per class with the task's names, or a table of texts.")
     ],
@@ -25,7 +25,7 @@ def test(
             "--held-out", help="Only with what `rankup learn` holds out of such a folder."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Test a task of a network with labelled images or texts: how many of each class are right.
 
@@ -39,7 +39,7 @@ def test(
     from rankup.life import asking
     from rankup.report.tables import add_row, print_table, right_aligned
 
-    tested = asking.test(asking.asked_task(network_folder(path), task), data, held_out)
+    tested = asking.test(asking.asked_task(network_place(path), task), data, held_out)
     if as_json:
         about = {"task": tested.asked.name, "accuracy": tested.accuracy}
         counts = {"right": tested.right, "samples": tested.counts, "broken": list(tested.broken)}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rankup.cli.network import AsJson
 from rankup.errors import RankupError
 
 
@@ -14,7 +15,7 @@ def verify(
     path: Annotated[
         Path, typer.Argument(help="A run's folder, one that holds several, or a network's.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that runs and networks are whole: every seal, hash, shape and name.
 

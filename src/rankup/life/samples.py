@@ -108,6 +108,8 @@ def read_task(
     """A task of what was found, and what is wrong with images that are left out of it."""
     (train_x, train_y), broken = read(found.train, inputs, advance)
     (test_x, test_y), more = read(found.test, inputs, advance)
+    if isinstance(inputs, TextInput):
+        train_x, test_x = texts.cut([train_x, test_x], inputs)
     for split, labels in (("to learn from", train_y), ("to test with", test_y)):
         left = torch.bincount(labels, minlength=len(found.classes))
         if not left.all():
