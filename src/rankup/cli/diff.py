@@ -15,10 +15,10 @@ def diff(
     second: Annotated[Path, typer.Argument(help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Tell how two networks differ: what they were made of, and their tasks, which are the same
-    only if they are so to the bit.
+    """Tell how two networks differ.
 
-    Like diff, it exits with 1 if they differ.
+    That is what they were made of, and their tasks, which are the same only if they are so to the
+    bit. Like diff, it exits with 1 if they differ.
 
     Example: rankup diff nets/shop colleague/shop
     """

@@ -15,9 +15,11 @@ def info(
     path: NetworkPlace,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a network is made of: its layers with the rank of their factors, and what each task
-    stores. Where tasks drop factors, the range of the shares that they kept of a layer, and that a
-    task kept of its layers; all of them with --json.
+    """Show what a network is made of: its layers, and what each task stores.
+
+    Of each layer: the rank of its factors, as the first and each later task add them. Where tasks
+    drop factors, the range of the shares that they kept of a layer, and that a task kept of its
+    layers; all of them with --json.
 
     Example: rankup info nets/shop
     """

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
 
 
 def join(
@@ -19,10 +20,10 @@ def join(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take over all tasks of another network, or of a run, that was made alike: by the same
-    options of `rankup new` and the same seed.
+    """Take over all tasks of another network, or of a run.
 
-    All tasks answer as before, to the bit. Those that both know must be equal.
+    It must have been made alike: by the same options of `rankup new` and the same seed. All tasks
+    answer as before, to the bit. Those that both know must be equal.
 
     Example: rankup join nets/shop colleague/shop
     """
@@ -35,9 +36,10 @@ def join(
     listed = ", ".join(map(repr, new)) or "no task that it does not know"
     told = {"network": str(path), "joined": new, "tasks": names}
     if dry_run:
-        print(json.dumps(told) if as_json else f"{path} would get {listed}; nothing was changed")
+        text = f"{path} would get {listed}; nothing was changed"
+        print(json.dumps(told)) if as_json else say(text)
         return
     edit.carry_out()
     count = f"{len(names)} task{'s' if len(names) != 1 else ''}"
     text = f"{path} got {listed} from {other}, and now knows {count}"
-    print(json.dumps(told) if as_json else text)
+    print(json.dumps(told)) if as_json else say(text)

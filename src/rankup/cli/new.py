@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rankup.cli.network import AsJson
+from rankup.cli.sentences import say
 from rankup.errors import RankupError
 
 
@@ -69,6 +70,7 @@ def new(
 
     Example: rankup new nets/shop --net timm:resnet18 --pretrained
     """
+    from rankup.data.inputs import TextInput
     from rankup.life.making import new_network
     from rankup.storage.manifest import is_of_network
     from rankup.storage.store import save
@@ -84,6 +86,8 @@ def new(
         save(made, path)
     if as_json:
         print(json.dumps({"network": str(path), "net": net, "inputs": takes, "seed": seed}))
-    else:
-        what = "would be" if dry_run else "is"
-        print(f"{path} {what} a new network, {net}, of {takes}")
+        return
+    say(f"{path} {'would be' if dry_run else 'is'} a new network, {net}, of {takes}")
+    if not dry_run:
+        data = "FILE.csv" if isinstance(made.inputs, TextInput) else "FOLDER"
+        say(f"Teach it a task: rankup learn {path} {data}")

@@ -46,11 +46,11 @@ def predict(
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a row for each image.")] = False,
 ) -> None:
-    """Say which class of a task images or texts belong to; without --task, of which task, too.
+    """Say which class of a task images or texts belong to.
 
-    Images are converted to the size and kind of pixels that the network learned from. Those that
-    cannot be read are named and left out; it then exits with 1. A run must be one that split its
-    stream's classes.
+    Without --task, a network with a router says of which task they are, too. Images are converted
+    to the size and kind of pixels that the network learned from. Those that cannot be read are
+    named and left out; it then exits with 1. A run must be one that split its stream's classes.
 
     Example: rankup predict nets/shop a.jpg b.jpg --task shoes
 

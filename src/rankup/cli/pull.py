@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankup.cli.network import AsJson
+from rankup.cli.sentences import say
 from rankup.cli.transfer import DryRun, Yes
 
 
@@ -52,7 +53,7 @@ def pull(
     }
     if dry_run:
         text = would(f"fetch {sizes(fetched)} to {folder}", plan.removed)
-        print(json.dumps(told) if as_json else text)
+        print(json.dumps(told)) if as_json else say(text)
         return
     confirm_removal(str(folder), plan.removed, str(address), yes)
     with hub_bars():
@@ -61,7 +62,7 @@ def pull(
     if as_json:
         print(json.dumps(told))
     else:
-        print(
+        say(
             f"Pulled {address} to {folder}: {sizes(fetched)}; it knows {count} "
             f"task{'s' if count != 1 else ''}"
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
 from rankup.cli.transfer import DryRun, Yes
 from rankup.errors import RankupError
 
@@ -54,7 +55,7 @@ def push(
         print(f"rankup: texts need the tokenizer in {tokenizer}, which stays here", file=sys.stderr)
     if dry_run:
         text = would(f"upload {sizes(plan.uploads)} to {repository}", plan.removed)
-        print(json.dumps(told) if as_json else text)
+        print(json.dumps(told)) if as_json else say(text)
         return
     confirm_removal(str(repository), plan.removed, str(path), yes)
     if plan.uploads or plan.deletes:
@@ -63,6 +64,6 @@ def push(
     if as_json:
         print(json.dumps(told))
     elif told["commit"] is None:
-        print(f"{repository} holds all of {path} already")
+        say(f"{repository} holds all of {path} already")
     else:
-        print(f"Pushed {path} to https://huggingface.co/{repository}: {sizes(plan.uploads)}")
+        say(f"Pushed {path} to https://huggingface.co/{repository}: {sizes(plan.uploads)}")

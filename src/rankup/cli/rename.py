@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
 
 
 def rename(
@@ -38,4 +39,4 @@ def rename(
     if as_json:
         print(json.dumps({"network": str(path), "task": task, **given}))
     else:
-        print(f"{task!r} of {path} {'would be' if dry_run else 'is now'} called {title!r}")
+        say(f"{task!r} of {path} {'would be' if dry_run else 'is now'} called {title!r}")

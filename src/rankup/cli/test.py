@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from rankup.cli.network import AsJson, NetworkPlace, network_place
+from rankup.cli.sentences import say
 
 
 def test(
     path: NetworkPlace,
     data: Annotated[
-        Path, typer.Argument(help="A folder per class with the task's names, or a table of texts.")
+        Path,
+        typer.Argument(
+            metavar="DATA", help="A folder per class with the task's names, or a table of texts."
+        ),
     ],
     task: Annotated[
         str | None, typer.Option(help="Task, by name or number; needed if there are several.")
@@ -27,7 +31,7 @@ def test(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test a task of a network with labelled images or texts: how many of each class are right.
+    """Count how many labelled images or texts of each class a task gets right.
 
     All that is in the folder counts, or its folder test if there is one. A folder that the task
     was learned from holds what it has seen: --held-out leaves that aside.
@@ -46,11 +50,11 @@ def test(
         print(json.dumps(about | counts))
         return
     for broken in tested.broken:
-        print(f"Left out: {broken}")
+        say(f"Left out: {broken}")
     table = right_aligned("class", "right", "of", "%")
     for name, count in tested.counts.items():
         share = f"{100 * tested.right[name] / count:.1f}" if count else "–"
         add_row(table, name, f"{tested.right[name]:,}", f"{count:,}", share)
     print_table(Console(), table)
     right, total = sum(tested.right.values()), sum(tested.counts.values())
-    print(f"{tested.asked.name!r}: {tested.accuracy:.1%} right, {right:,} of {total:,}")
+    say(f"{tested.asked.name!r}: {tested.accuracy:.1%} right, {right:,} of {total:,}")
