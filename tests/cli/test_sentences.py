@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import rankup
 from helpers.calling import Call
 from helpers.own_images import own_images
 from rankup.cli.sentences import say
@@ -41,3 +42,17 @@ def test_several_folders_are_verified(tmp_path: Path, call: Call) -> None:
     assert call("verify", tmp_path / "a", tmp_path / "b").out.count("is whole") == 2
     (tmp_path / "a" / "manifest.json").write_text("{}")
     assert call("verify", tmp_path / "b", tmp_path / "a").code == 1
+
+
+def test_info_tells_inputs_and_rule_in_words(tmp_path: Path, call: Call) -> None:
+    call("new", tmp_path / "net", "--net", "mlp", "--size", "6", "--width", "24", "--rank", "4,2")
+    lines = call("info", tmp_path / "net").out.splitlines()
+    assert lines[:2] == [
+        "mlp, takes RGB images of 6×6 pixels (lanczos)",
+        "The first task adds rank 4, later ones 2",
+    ]
+    rules = {"hidden.0": rankup.Rank(3, 1), "*": rankup.Rank(2, 1)}
+    net = rankup.grow(rankup.models.mlp(9, hidden=[9, 9]), rules)
+    rankup.save(net, tmp_path / "other")
+    shown = call("info", tmp_path / "other").out
+    assert "hidden.0: The first task adds rank 3, later ones 1" in shown

@@ -135,7 +135,7 @@ def _print_table(found: Sequence[_Answer]) -> None:
     table.add_column("or else", overflow="fold")
     guessed = [answer.guess for answer in found if answer.guess]
     if guessed:
-        table.add_column("task")
+        table.add_column("task", overflow="fold")
     for answer in found:
         first, second, *_ = answer.classes
         others = f"{second.name} ({100 * second.probability:.1f})"
