@@ -75,6 +75,13 @@ def test_wrong_address_is_refused_in_a_sentence(hub: FolderHub, root: Path, call
     assert f"hf://{SHOP} knows 2 tasks; name one with --task" in done.err
 
 
+@pytest.mark.parametrize("words", ["learn {} photos", "export {}", "serve {}", "join {} net"])
+def test_what_needs_a_folder_says_how_to_fetch_one(words: str, call: Call) -> None:
+    done = call(*words.format("hf://user/shop").split())
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert "fetch it with `rankup pull user/shop`" in done.err
+
+
 def test_images_that_cannot_be_read_are_named_and_the_others_answered(
     root: Path, call: Call
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder, refuse_address
 from rankup.cli.sentences import say
 
 
@@ -29,6 +29,7 @@ def join(
     """
     from rankup.life.moving import joined
 
+    refuse_address(path)
     folder = network_folder(path) if path.exists() else path
     edit = joined(folder, network_folder(other))
     names = [task.name for task, _ in edit.new.tasks]

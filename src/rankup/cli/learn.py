@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli.network import AsJson
+from rankup.cli.network import AsJson, refuse_address
 from rankup.cli.progress import bars
 from rankup.cli.sentences import say
 from rankup.errors import RankupError
@@ -163,6 +163,7 @@ def _network(path: Path) -> "tuple[IncrementalNet, bool]":
     from rankup.life.making import new_network
     from rankup.storage.store import load
 
+    refuse_address(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         return load(path), False
     return new_network(), True

@@ -34,10 +34,21 @@ def network_place(path: str) -> "StrPath":
     return located(path) if path.startswith(SCHEME) else network_folder(Path(path))
 
 
+def refuse_address(path: Path) -> None:
+    """Refuse hf://USER/NAME, of which a path has left one slash, where a folder is needed."""
+    if path.parts[:1] == ("hf:",):
+        repository = "/".join(path.parts[1:])
+        raise RankupError(
+            f"hf://{repository} is on the Hugging Face Hub, expected a folder: fetch it with "
+            f"`rankup pull {repository}`"
+        )
+
+
 def network_folder(path: Path) -> Path:
     """The folder of a network, which may be named by its run."""
     from rankup.runs.records import CONFIG, NET, read_config, runs_in
 
+    refuse_address(path)
     if not path.exists():
         raise RankupError(f"there is no folder {path}")
     if not (path / CONFIG).exists():
