@@ -270,7 +270,7 @@ def test_task_that_others_need_goes_only_with_them(root: Path, call: Call) -> No
     assert [task["uses"] for task in known] == [[], [], ["first"]]
     assert [task["numbers"] for task in known] == [net.size(name).total for name in net.tasks]
     refused = call("remove", root / "net", "first", "--yes")
-    assert "'third' selects from its factors" in refused.err
+    assert "'third' selects from its factors, and has to go first or with it" in refused.err
     assert call("remove", root / "net", "first", "third", "--yes").code == 0
     assert rankup.load(root / "net").tasks == ["second"]
 

@@ -185,7 +185,8 @@ def _to_onnx(module: nn.Module, given: Mapping[str, Tensor], file: Path) -> Run:
         raise RankupError(
             f"ONNX needs the package {error.name}, which comes with pip install 'rankup[export]'"
         ) from None
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    for chatty in ("torch.onnx", "onnxscript"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what its own libraries are going to change
         torch.onnx.export(
