@@ -371,6 +371,7 @@ def test_differences_are_told(root: Path, call: Call) -> None:
         ("join NET nowhere", "there is no folder nowhere"),
         ("diff NET EMPTY", "there is no network in"),
         ("tasks nowhere", "there is no folder nowhere"),
+        ("tasks .", "there is no network in .: it has no manifest.json; there is one in net"),
         ("export NET --task first --out a.bin", "--out must end with .onnx"),
     ],
 )
