@@ -270,7 +270,7 @@ def test_task_that_others_need_goes_only_with_them(root: Path, call: Call) -> No
     assert [task["uses"] for task in known] == [[], [], ["first"]]
     assert [task["numbers"] for task in known] == [net.size(name).total for name in net.tasks]
     refused = call("remove", root / "net", "first", "--yes")
-    assert "'third' selects from its factors" in refused.err
+    assert "'third' selects from its factors, and has to go first or with it" in refused.err
     assert call("remove", root / "net", "first", "third", "--yes").code == 0
     assert rankup.load(root / "net").tasks == ["second"]
 
@@ -348,9 +348,17 @@ def test_differences_are_told(root: Path, call: Call) -> None:
         ("new x --pretrained", "--pretrained is for published networks"),
         ("new x --rank many", "rank must be written like 11,1"),
         ("learn NET nowhere", "there is no folder nowhere"),
-        ("learn NET PHOTOS --name first", "there is already a task 'first'"),
+        (
+            "learn NET PHOTOS --name first",
+            "knows a task 'first' already: give this one another",
+        ),
         ("learn NET PHOTOS --name x --uses none", "--uses names a task 'none', but the network"),
         ("learn NET EMPTY --name x", "holds no folders of images, expected one for each class"),
+        ("learn NET ABOVE --name x", "holds no folders of images, but photos/first does"),
+        ("test NET ABOVE --task first", "holds no folders of images, but photos/first does"),
+        ("learn NET CLASS --name x", "but images themselves: name the folder that it lies in, "),
+        ("learn NET TEXTS --name x", "holds texts, but the network takes RGB images"),
+        ("learn FILE/net PHOTOS --name x", "nothing can be saved to"),
         ("learn NET ONE --name x", "has one class, 'a', expected at least 2"),
         ("learn NET PHOTOS --name x --lr -1", "lr must be positive"),
         ("predict NET a.png", "knows 2 tasks; name one with --task: 'first', 'second'"),
@@ -363,6 +371,7 @@ def test_differences_are_told(root: Path, call: Call) -> None:
         ("join NET nowhere", "there is no folder nowhere"),
         ("diff NET EMPTY", "there is no network in"),
         ("tasks nowhere", "there is no folder nowhere"),
+        ("tasks .", "there is no network in .: it has no manifest.json; there is one in net"),
         ("export NET --task first --out a.bin", "--out must end with .onnx"),
     ],
 )
@@ -372,7 +381,10 @@ def test_bad_input_gets_one_sentence(
     monkeypatch.chdir(root)
     (root / "empty").mkdir()
     shutil.copytree(root / "photos" / "first" / "a", root / "one" / "a")
+    (root / "texts.csv").write_text("text,label\nhello,a\n")
     places = {"NET": "net", "PHOTOS": "photos/first", "EMPTY": "empty", "ONE": "one"}
+    places |= {"ABOVE": "photos", "CLASS": "photos/first/a", "TEXTS": "texts.csv"}
+    places |= {"FILE/net": "texts.csv/net"}
     done = call(*(places.get(word, word) for word in words.split()))
     assert done.code == 1
     assert sentence in done.err

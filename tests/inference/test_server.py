@@ -148,6 +148,15 @@ def test_other_machines_need_a_token(call: Any, folder: Path) -> None:
     assert "a token must be printable ASCII without spaces" in done.err
 
 
+def test_port_in_use_is_one_sentence(call: Any, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = call("serve", folder, "--port", port)
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert f"port {port} of 127.0.0.1 cannot be used (Address already in use)" in done.err
+    assert "name another with --port" in done.err
+
+
 def test_folder_without_a_network_is_one_sentence(call: Any, tmp_path: Path) -> None:
     done = call("serve", tmp_path)
     assert (done.code, done.err.count("\n")) == (1, 1)

@@ -45,6 +45,12 @@ def test_images_are_written_by_class_under_names_of_our_own(tmp_path: Path) -> N
     assert (tmp_path / "b" / "00003.png").read_bytes() == image(2)
 
 
+def test_images_keep_the_order_of_their_names_whatever_the_zips_is(tmp_path: Path) -> None:
+    unpack_images(zipped(GOOD[::-1]), tmp_path)
+    for number in range(3):
+        assert (tmp_path / "a" / f"0000{number + 1}.png").read_bytes() == image(number)
+
+
 def test_folder_around_the_classes_is_dropped(tmp_path: Path) -> None:
     inside: Entries = [(f"photos/{name}", content) for name, content in GOOD]
     assert unpack_images(zipped(inside), tmp_path) == {"a": 3, "b": 3}

@@ -86,6 +86,18 @@ def test_file_that_exists_is_kept(folder: Path, tmp_path: Path, call: Call) -> N
     assert (tmp_path / "a.pt2").read_text() == "mine"
 
 
+def test_both_kinds_of_files_share_what_is_said_of_a_task(
+    folder: Path, tmp_path: Path, call: Call
+) -> None:
+    said = tmp_path / "a.json"
+    asked = ("export", folder, "--task", "a", "--to", "torch", "--out", tmp_path / "a.pt2")
+    assert call(*asked).code == 0
+    (tmp_path / "a.pt2").unlink()
+    assert call(*asked, "--dry-run").code == 0
+    said.write_text(said.read_text() + " ")  # somebody else's
+    assert "a.json exists already" in call(*asked, "--dry-run").err
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_all_tasks_in_one_file_answer_as_in_the_network(
     small: Path, tmp_path: Path, call: Call

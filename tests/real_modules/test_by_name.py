@@ -249,6 +249,14 @@ def test_wrong_names_get_a_sentence(make: Any, sentence: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+def test_package_that_does_not_load_is_told_with_the_reason() -> None:
+    lazy = ModuleNotFoundError("Could not import module 'BertModel'.")
+    lazy.__cause__ = RuntimeError("operator nms does not exist\nin torchvision")
+    sentence = "hf:x needs a package that does not load: operator nms does not exist$"
+    with pytest.raises(RankupError, match=sentence), from_hf._one_sentence("hf:x"):
+        raise lazy
+
+
 def test_manifest_with_a_model_by_name_is_checked(network: Path) -> None:
     data = json.loads((network / "manifest.json").read_text())
     data.pop("sha256")

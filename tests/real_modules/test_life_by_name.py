@@ -12,6 +12,7 @@ from helpers.calling import Call
 from helpers.own_images import own_images
 from helpers.words import COLOURS, VOCABULARY, text_csv, tokenizer_folder
 from rankup.data.inputs import ImageInput, TextInput
+from rankup.life.samples import find, read_task
 
 pytest.importorskip("timm")
 T: Any = pytest.importorskip("transformers")
@@ -32,7 +33,11 @@ def test_texts_are_taught_asked_tested_and_exported(call: Call) -> None:
     tokenizer_folder(Path("bert"))
     text_csv(Path("texts.csv"), 10)
     assert call("new", "net", "--net", "hf:bert", "--pretrained").code == 0
-    assert isinstance(rankup.load("net").inputs, TextInput)
+    inputs = rankup.load("net").inputs
+    assert isinstance(inputs, TextInput)
+    found = find(Path("texts.csv"), inputs)
+    task, _ = read_task("words", found, inputs, lambda count: None)
+    assert task.train_x.shape[1] == task.test_x.shape[1] == 8 < inputs.length  # two words each
     done = call("learn", "net", "texts.csv", "--name", "words", "--lr", "0.02", "--json")
     assert done.code == 0, done.err
     assert len(json.loads(done.out)["classes"]) == 6
@@ -42,6 +47,8 @@ def test_texts_are_taught_asked_tested_and_exported(call: Call) -> None:
         f"{word}_intent" for word in COLOURS
     ]
     assert "100.0% right, 60 of 60" in call("test", "net", "texts.csv").out
+    refused = call("predict", "net", "texts.csv")
+    assert "texts.csv is a file, but the network is asked about texts" in refused.err
     done = call("export", "net")
     assert done.code == 0, done.err
     _assert_exported(Path("words.onnx"), "net", list(COLOURS))

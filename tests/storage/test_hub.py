@@ -379,6 +379,13 @@ def test_no_connection_is_told_in_one_sentence(
     with pytest.raises(rankup.StoreError, match="hf://user/shop cannot be loaded: Name or"):
         rankup.load(HF)
 
+    def find_nothing(*_: object, **__: object) -> NoReturn:
+        raise errors.LocalEntryNotFoundError("An error happened. Please check your connection.")
+
+    monkeypatch.setattr(pushed, "hf_hub_download", find_nothing)
+    with pytest.raises(rankup.StoreError, match="cannot be reached, and its cache does not hold"):
+        rankup.load(HF)
+
 
 def test_gated_repository_is_not_taken_for_a_missing_one(
     hub: FolderHub,

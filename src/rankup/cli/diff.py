@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import network_folder
+from rankup.cli.network import AsJson, network_folder
 
 
 def diff(
     first: Annotated[Path, typer.Argument(help="A network's folder, or a run's.")],
     second: Annotated[Path, typer.Argument(help="Another one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Tell how two networks differ: what they were made of, and their tasks, which are the same
-    only if they are so to the bit.
+    """Tell how two networks differ.
 
-    Like diff, it exits with 1 if they differ.
+    That is what they were made of, and their tasks, which are the same only if they are so to the
+    bit. Like diff, it exits with 1 if they differ.
 
     Example: rankup diff nets/shop colleague/shop
     """

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
 from rankup.errors import RankupError
 
 
@@ -34,11 +35,12 @@ def export(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a task as one file that needs no rankup: from prepared inputs, a batch of any size, to
-    logits. With --all a file of all tasks, with a second input `task`: a task's number for each
-    sample, from 0 on.
+    """Write a task, or all, as one file that needs no rankup: ONNX or torch.export.
+
+    It leads from prepared inputs, a batch of any size, to logits. With --all it has a second input
+    `task`: a task's number for each sample, from 0 on.
 
     Beside it, a JSON file of the same name has the names of the classes and how inputs are
     prepared. The file is loaded and compared with the network before it is kept: logits differ by
@@ -61,12 +63,11 @@ def export(
     out = out or Path(f"{name}{suffix}")
     if out.suffix != suffix:
         raise RankupError(f"--out must end with {suffix} for --to {to}, got {out}")
-    for file in (out, out.with_suffix(".json")):
-        if file.exists():
-            raise RankupError(f"{file} exists already: name another file with --out")
+    if taken := exporting.taken(out, exporting.said_of(asked, all_tasks)):
+        raise RankupError(f"{taken} exists already: name another file with --out")
     told: dict[str, Any] = {"tasks": [each.name for each in asked], "file": str(out)}
     if dry_run:
-        print(json.dumps(told) if as_json else f"Would write {name!r} to {out}")
+        print(json.dumps(told)) if as_json else say(f"Would write {name!r} to {out}")
         return
     with waiting(f"exporting {name}"):
         if all_tasks:
@@ -75,4 +76,4 @@ def export(
             gap = exporting.export(asked[0], to.value, out)
     told |= {"bytes": out.stat().st_size, "gap": gap}
     said = f"Wrote {name!r} to {out} ({told['bytes']:,} bytes); logits differ by {gap:.1e} at most"
-    print(json.dumps(told) if as_json else said)
+    print(json.dumps(told)) if as_json else say(said)

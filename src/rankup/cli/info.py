@@ -1,24 +1,28 @@
 """The command `rankup info`."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPlace, network_place
+from rankup.cli.sentences import say
 
 if TYPE_CHECKING:
     from rankup.net.kept import KeptFactors
+    from rankup.rank import Rank
     from rankup.storage.manifest import Manifest
 
 
 def info(
-    path: NetworkPath,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    path: NetworkPlace,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what a network is made of: its layers with the rank of their factors, and what each task
-    stores. Where tasks drop factors, the range of the shares that they kept of a layer, and that a
-    task kept of its layers; all of them with --json.
+    """Show what a network is made of: its layers, and what each task stores.
+
+    Of each layer: the rank of its factors, as the first and each later task add them. Where tasks
+    drop factors, the range of the shares that they kept of a layer, and that a task kept of its
+    layers; all of them with --json.
 
     Example: rankup info nets/shop
     """
@@ -27,16 +31,19 @@ def info(
 
     from rankup.layers.spec import FactoredSpec
     from rankup.net.size import kept_from_module, stored_by_task
-    from rankup.report.tables import print_line, print_table, right_aligned
+    from rankup.report.tables import print_table, right_aligned
     from rankup.storage.manifest import Manifest
 
-    manifest = Manifest.read(network_folder(path))
+    manifest = Manifest.read(Path(network_place(path)))
     if as_json:
         print(json.dumps(_told(manifest)))
         return
     console = Console()
-    rank = manifest.options.rank
-    print_line(console, f"{manifest.model['model'] or manifest.model['class']}, {rank}")
+    takes = manifest.inputs or "inputs that it does not know"
+    say(f"{manifest.model['model'] or manifest.model['class']}, takes {takes}")
+    rules = manifest.options.rank
+    for pattern, rank in rules.items() if isinstance(rules, Mapping) else [("", rules)]:
+        say(f"{pattern}: {_rule(rank)}" if pattern else _rule(rank))
     kept = _kept(manifest)
     more = ["% kept"] if any(kept) else []
     layers = right_aligned("layer", "outputs", "inputs", "seeded", "first", "step", *more)
@@ -64,6 +71,19 @@ def info(
         f"{number} task{'s' if number != 1 else ''}, {sum(counts):,} numbers stored{form} in "
         f"{size:,} bytes of files"
     )
+
+
+def _rule(rank: "Rank") -> str:
+    """What a task adds to each layer, in words.
+
+    >>> from rankup.rank import Rank
+    >>> _rule(Rank(0.1, 0.02, seeded="4x", of_outputs=True))
+    "The first task adds rank 0.1 of a layer's outputs, later ones 0.02; seeded factors: 4x"
+    """
+    share = " of a layer's outputs" if rank.of_outputs else ""
+    text = f"The first task adds rank {rank.first:g}{share}, later ones {rank.step:g}"
+    text += f"; seeded factors: {rank.seeded}" if rank.seeded else ""
+    return text + ("; tasks drop factors that they can do without" if rank.prune else "")
 
 
 def _kept(manifest: "Manifest") -> "list[dict[str, KeptFactors]]":

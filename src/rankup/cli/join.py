@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder, refuse_address
+from rankup.cli.sentences import say
 
 
 def join(
@@ -17,17 +18,18 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would come, and change nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Take over all tasks of another network, or of a run, that was made alike: by the same
-    options of `rankup new` and the same seed.
+    """Take over all tasks of another network, or of a run.
 
-    All tasks answer as before, to the bit. Those that both know must be equal.
+    It must have been made alike: by the same options of `rankup new` and the same seed. All tasks
+    answer as before, to the bit. Those that both know must be equal.
 
     Example: rankup join nets/shop colleague/shop
     """
     from rankup.life.moving import joined
 
+    refuse_address(path)
     folder = network_folder(path) if path.exists() else path
     edit = joined(folder, network_folder(other))
     names = [task.name for task, _ in edit.new.tasks]
@@ -35,9 +37,10 @@ def join(
     listed = ", ".join(map(repr, new)) or "no task that it does not know"
     told = {"network": str(path), "joined": new, "tasks": names}
     if dry_run:
-        print(json.dumps(told) if as_json else f"{path} would get {listed}; nothing was changed")
+        text = f"{path} would get {listed}; nothing was changed"
+        print(json.dumps(told)) if as_json else say(text)
         return
     edit.carry_out()
     count = f"{len(names)} task{'s' if len(names) != 1 else ''}"
     text = f"{path} got {listed} from {other}, and now knows {count}"
-    print(json.dumps(told) if as_json else text)
+    print(json.dumps(told)) if as_json else say(text)

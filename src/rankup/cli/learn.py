@@ -1,7 +1,7 @@
 """The command `rankup learn`."""
 
 import json
-import sys
+import shlex
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankup.cli.network import AsJson, refuse_address
 from rankup.cli.progress import bars
+from rankup.cli.sentences import say
 from rankup.errors import RankupError
 from rankup.training.logs import Tool
 
@@ -28,8 +30,9 @@ def learn(
     data: Annotated[
         Path,
         typer.Argument(
+            metavar="DATA",
             help="A folder with a folder of images for each class; for a network of texts, a CSV "
-            "file or a folder of parquet files."
+            "file or a folder of parquet files.",
         ),
     ],
     name: Annotated[
@@ -57,7 +60,7 @@ def learn(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what was found, and learn nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Teach a network a task, from a folder per class or a table of texts.
 
@@ -76,6 +79,7 @@ def learn(
     from rankup.life.learning import learn as teach
     from rankup.life.samples import find
     from rankup.net.tasks import checked_name
+    from rankup.storage.atomic import refuse_unwritable
     from rankup.storage.store import save
     from rankup.training.logs import Log, check_tool
 
@@ -85,7 +89,12 @@ def learn(
         check_tool(log)
     began = time.monotonic()
     net, is_new = _network(path)
-    name = checked_name(name if name is not None else data.resolve().stem, net.tasks)
+    name = checked_name(name if name is not None else data.resolve().stem, ())
+    if name in net.tasks:
+        raise RankupError(
+            f"{path} knows a task {name!r} already: give this one another name with --name, or "
+            f"remove that one first with `rankup remove {path} {shlex.quote(name)}`"
+        )
     selected = _uses(uses, net)
     found = find(data, net.inputs)
     told: dict[str, Any] = {
@@ -98,11 +107,14 @@ def learn(
     }
     if not as_json:
         if is_new:
-            print(f"{path} is a new network, resnet18, of {net.inputs}")
+            what = "would be" if dry_run else "will be"
+            say(f"{path} {what} a new network, resnet18, of {net.inputs}")
         _describe(found)
     if dry_run:
-        print(json.dumps(told) if as_json else f"{name!r} would be learned; nothing was written")
+        text = f"{name!r} would be learned; nothing was written"
+        print(json.dumps(told)) if as_json else say(text)
         return
+    refuse_unwritable(path)
     options = {"epochs": epochs, "batch": batch, "lr": lr}
     assert net.inputs is not None  # else nothing was found
     curves = None if log is None else Log(log, name=f"{path.resolve().name}/{name}")
@@ -136,11 +148,14 @@ def learn(
         print(json.dumps(told))
         return
     if learned.broken:
-        print(f"Left out: {_some(learned.broken)}")
-    print(
+        say(f"Left out: {_some(learned.broken)}")
+    say(
         f"Learned {name!r} in {seconds:.1f} s: {learned.accuracy:.1%} of {len(found.test):,} "
         f"held-out {found.what} are right; it added {numbers:,} numbers"
     )
+    if len(net.tasks) == 1:
+        what = "TEXT" if found.what == "texts" else "IMAGE"
+        say(f"Ask it: rankup predict {path} {what}")
 
 
 def _network(path: Path) -> "tuple[IncrementalNet, bool]":
@@ -148,6 +163,7 @@ def _network(path: Path) -> "tuple[IncrementalNet, bool]":
     from rankup.life.making import new_network
     from rankup.storage.store import load
 
+    refuse_address(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         return load(path), False
     return new_network(), True
@@ -165,13 +181,12 @@ def _uses(given: str, net: "IncrementalNet") -> "Uses":
 
 def _describe(found: "Found") -> None:
     counts = [f"{name} ({count:,})" for name, count in found.counts.items()]
-    print(
+    say(
         f"{found.root}: {len(found):,} {found.what} of {len(counts)} classes, {_some(counts)}; "
         f"{len(found.train):,} to learn from, {len(found.test):,} held out"
     )
     if found.odd:
-        print(f"No images, left out: {_some(found.odd)}")
-    sys.stdout.flush()
+        say(f"No images, left out: {_some(found.odd)}")
 
 
 def _some(names: "list[str] | tuple[str, ...]") -> str:

@@ -15,15 +15,17 @@ from typer.core import TyperGroup
 
 from rankup.cli.options import in_paragraphs, offer_outside_options
 from rankup.cli.progress import STOPPED
+from rankup.cli.sentences import say
 from rankup.distributed.torchrun import is_follower
 from rankup.errors import RankupError, plain_warnings, want_of_memory
 
 # In the order of `rankup --help`: each is the function of its name in the module of its name.
-COMMANDS = (
-    *("new", "learn", "predict", "test", "tasks", "rename", "remove", "join", "diff", "export"),
-    *("push", "pull", "serve", "info", "verify", "seal"),
-    *("run", "compare", "tune", "paper", "report", "streams", "methods"),
+_OF_A_NETWORK = (
+    *("learn", "predict", "test", "tasks", "new", "rename", "remove", "join", "diff", "export"),
+    *("push", "pull", "serve", "info", "verify"),
 )
+_OF_RESEARCH = ("run", "compare", "tune", "paper", "report", "streams", "methods", "seal")
+COMMANDS = (*_OF_A_NETWORK, *_OF_RESEARCH)
 
 
 class Commands(TyperGroup):
@@ -38,7 +40,8 @@ class Commands(TyperGroup):
             return None
         command = getattr(import_module(f"rankup.cli.{name}"), name)
         alone = typer.Typer(add_completion=False)
-        alone.command(name, help=in_paragraphs(command))(command)
+        panel = "A network's life" if name in _OF_A_NETWORK else "Research"
+        alone.command(name, help=in_paragraphs(command), rich_help_panel=panel)(command)
         return typer.main.get_command(alone)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -141,7 +144,7 @@ def _nowhere() -> TextIO:
 
 
 def _end(sentence: str, code: int = 1) -> NoReturn:
-    print(f"rankup: {sentence}", file=sys.stderr)
+    say(f"rankup: {sentence}", sys.stderr)
     sys.exit(code)
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rankup.cli.network import AsJson
+from rankup.cli.sentences import say
 from rankup.errors import RankupError
 
 
@@ -57,7 +59,7 @@ def new(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be made, and write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a network that knows nothing yet, to be taught with `rankup learn`.
 
@@ -68,6 +70,7 @@ def new(
 
     Example: rankup new nets/shop --net timm:resnet18 --pretrained
     """
+    from rankup.data.inputs import TextInput
     from rankup.life.making import new_network
     from rankup.storage.manifest import is_of_network
     from rankup.storage.store import save
@@ -83,6 +86,8 @@ def new(
         save(made, path)
     if as_json:
         print(json.dumps({"network": str(path), "net": net, "inputs": takes, "seed": seed}))
-    else:
-        what = "would be" if dry_run else "is"
-        print(f"{path} {what} a new network, {net}, of {takes}")
+        return
+    say(f"{path} {'would be' if dry_run else 'is'} a new network, {net}, of {takes}")
+    if not dry_run:
+        data = "FILE.csv" if isinstance(made.inputs, TextInput) else "FOLDER"
+        say(f"Teach it a task: rankup learn {path} {data}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli.network import network_folder
+from rankup.cli.network import NetworkPlace, network_place
 from rankup.errors import RankupError
 
 if TYPE_CHECKING:
@@ -22,13 +22,11 @@ _UNLIKE = 0.99  # of a task's own inputs fit better: an input is marked as unlik
 
 
 def predict(
-    path: Annotated[
-        Path, typer.Argument(metavar="NETWORK", help="A network's folder, or a run's.")
-    ],
+    path: NetworkPlace,
     items: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGES",
+            metavar="INPUTS",
             help="Files of images or folders of them; for a network of texts, texts. A - stands "
             "for the lines of the standard input.",
         ),
@@ -48,10 +46,11 @@ def predict(
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a row for each image.")] = False,
 ) -> None:
-    """Say which class of a task images or texts belong to; without --task, of which task, too.
+    """Say which class of a task images or texts belong to.
 
-    Images are converted to the size and kind of pixels that the network learned from. A run must
-    be one that split its stream's classes.
+    Without --task, a network with a router says of which task they are, too. Images are converted
+    to the size and kind of pixels that the network learned from. Those that cannot be read are
+    named and left out; it then exits with 1. A run must be one that split its stream's classes.
 
     Example: rankup predict nets/shop a.jpg b.jpg --task shoes
 
@@ -63,7 +62,8 @@ def predict(
     items = [each for item in items for each in (lines if item == "-" else [item])]
     if not items:
         raise RankupError("the standard input has no lines, expected a file or a text in each")
-    found = _predictions(path, task, items)
+    broken: list[str] = []
+    found = _predictions(path, task, items, broken)
     if as_json:
         print(json.dumps([answer.to_json() for answer in found]))
     elif as_csv:
@@ -78,6 +78,11 @@ def predict(
             _write_line(answer.item, first.name, f"{first.probability:.4f}")
     else:
         _print_table(found)
+    if broken:
+        sys.stdout.flush()
+        for each in broken:
+            print(f"rankup: left out: {each}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
@@ -97,46 +102,47 @@ class _Answer:
         return said | {"task_probability": self.guess.probability, "none": self.guess.none}
 
 
-def _predictions(path: Path, task: str | None, items: list[str]) -> list[_Answer]:
-    """What the network says of each input."""
+def _predictions(
+    given: str, task: str | None, items: list[str], broken: list[str]
+) -> list[_Answer]:
+    """What the network says of each input that can be read."""
     from rankup.life import asking
     from rankup.runs.predict import predict_classes
     from rankup.runs.records import unsealed_note
 
-    if network_folder(path) == path:
-        if task is None and (untold := asking.untold(path)) is not None:
-            items = asking.expanded(items, untold.inputs)
-            pairs = zip(items, asking.guess(untold, items), strict=True)
-            return [_Answer(item, found.task, found.classes, found) for item, found in pairs]
-        asked = asking.asked_task(path, task)
-        items, task = asking.expanded(items, asked.inputs), asked.name
-        seen = asking.predict(asked, items)
-    else:
-        if old := unsealed_note([path]):
+    place, run = network_place(given), Path(given)
+    if isinstance(place, Path) and place != run:
+        if old := unsealed_note([run]):
             print(f"rankup: {old}", file=sys.stderr)
-        seen = predict_classes(path, task, list(map(Path, items)))
-    return [_Answer(item, task or "", classes) for item, classes in zip(items, seen, strict=True)]
+        seen = zip(items, predict_classes(run, task, list(map(Path, items))), strict=True)
+        return [_Answer(item, task or "", classes) for item, classes in seen]
+    if task is None and (untold := asking.untold(place)) is not None:
+        guessed = asking.guess(untold, asking.expanded(items, untold.inputs), broken)
+        return [_Answer(item, each.task, each.classes, each) for item, each in guessed]
+    asked = asking.asked_task(place, task)
+    answers = asking.predict(asked, asking.expanded(items, asked.inputs), broken)
+    return [_Answer(item, asked.name, classes) for item, classes in answers]
 
 
 def _print_table(found: Sequence[_Answer]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from rankup.report.tables import right_aligned
+    from rankup.report.tables import print_table, right_aligned
 
-    table = right_aligned("image", "%")
+    table = right_aligned("input", "%")
     table.add_column("class")
-    table.add_column("or else")
+    table.add_column("or else", overflow="fold")
     guessed = [answer.guess for answer in found if answer.guess]
     if guessed:
-        table.add_column("task")
+        table.add_column("task", overflow="fold")
     for answer in found:
         first, second, *_ = answer.classes
         others = f"{second.name} ({100 * second.probability:.1f})"
         share = f"{100 * first.probability:.1f}"
         task = [_task_of(answer.guess)] if answer.guess else []
         table.add_row(*map(Text, (answer.item, share, first.name, others, *task)))
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def _task_of(guess: "Guessed") -> str:

@@ -6,6 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rankup.cli.network import AsJson
+from rankup.cli.sentences import say
+from rankup.cli.transfer import DryRun, Yes
+
 
 def pull(
     repository: Annotated[
@@ -17,13 +21,9 @@ def pull(
     folder: Annotated[
         Path | None, typer.Argument(help="Where to; else a folder of the repository's name here.")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before tasks are removed here.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a network from the Hugging Face Hub that `rankup push` has put there, or what is new.
 
@@ -53,7 +53,7 @@ def pull(
     }
     if dry_run:
         text = would(f"fetch {sizes(fetched)} to {folder}", plan.removed)
-        print(json.dumps(told) if as_json else text)
+        print(json.dumps(told)) if as_json else say(text)
         return
     confirm_removal(str(folder), plan.removed, str(address), yes)
     with hub_bars():
@@ -62,7 +62,7 @@ def pull(
     if as_json:
         print(json.dumps(told))
     else:
-        print(
+        say(
             f"Pulled {address} to {folder}: {sizes(fetched)}; it knows {count} "
             f"task{'s' if count != 1 else ''}"
         )

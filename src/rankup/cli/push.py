@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
+from rankup.cli.transfer import DryRun, Yes
 from rankup.errors import RankupError
 
 
@@ -18,13 +20,9 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", help="Let only you see a repository that is made.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before tasks are removed there.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put a network on the Hugging Face Hub, with a page about its tasks.
 
@@ -57,7 +55,7 @@ def push(
         print(f"rankup: texts need the tokenizer in {tokenizer}, which stays here", file=sys.stderr)
     if dry_run:
         text = would(f"upload {sizes(plan.uploads)} to {repository}", plan.removed)
-        print(json.dumps(told) if as_json else text)
+        print(json.dumps(told)) if as_json else say(text)
         return
     confirm_removal(str(repository), plan.removed, str(path), yes)
     if plan.uploads or plan.deletes:
@@ -66,6 +64,6 @@ def push(
     if as_json:
         print(json.dumps(told))
     elif told["commit"] is None:
-        print(f"{repository} holds all of {path} already")
+        say(f"{repository} holds all of {path} already")
     else:
-        print(f"Pushed {path} to https://huggingface.co/{repository}: {sizes(plan.uploads)}")
+        say(f"Pushed {path} to https://huggingface.co/{repository}: {sizes(plan.uploads)}")

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
 
 
 def remove(
@@ -15,12 +16,12 @@ def remove(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove tasks from a network: nothing of them is left in its folder, and all others answer as
-    before, to the bit.
+    """Remove tasks from a network; nothing of them is left in its folder.
 
-    A task from whose factors others select cannot be removed alone: name these, too.
+    All others answer as before, to the bit. A task from whose factors others select cannot be
+    removed alone: name these, too.
 
     Example: rankup remove nets/shop shoes --yes
     """
@@ -33,9 +34,10 @@ def remove(
     told = {"network": str(path), "removed": names, "tasks": [t.name for t, _ in edit.new.tasks]}
     if dry_run:
         text = f"{listed} would go from {path}, which would keep {left}; nothing was changed"
-        print(json.dumps(told) if as_json else text)
+        print(json.dumps(told)) if as_json else say(text)
         return
     if not yes:
         typer.confirm(f"Remove {listed} from {path} for good?", abort=True, err=True)
     edit.carry_out()
-    print(json.dumps(told) if as_json else f"Removed {listed} from {path}, which keeps {left}")
+    text = f"Removed {listed} from {path}, which keeps {left}"
+    print(json.dumps(told)) if as_json else say(text)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPath, network_folder
+from rankup.cli.sentences import say
 
 
 def rename(
@@ -17,7 +18,7 @@ def rename(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give a task a name for people, a description or tags.
 
@@ -38,4 +39,4 @@ def rename(
     if as_json:
         print(json.dumps({"network": str(path), "task": task, **given}))
     else:
-        print(f"{task!r} of {path} {'would be' if dry_run else 'is now'} called {title!r}")
+        say(f"{task!r} of {path} {'would be' if dry_run else 'is now'} called {title!r}")

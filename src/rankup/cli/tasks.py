@@ -1,23 +1,26 @@
 """The command `rankup tasks`."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import NetworkPlace, network_place
+from rankup.cli.sentences import say
 
 if TYPE_CHECKING:
     from rankup.net.about import TaskDescription
 
 
 def tasks(
-    path: NetworkPath,
+    path: NetworkPlace,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all details.")] = False,
 ) -> None:
-    """List what a network has learned: classes, accuracy on held-out data, samples, the tasks from
-    whose factors each selects, how many numbers it added and, where tasks drop factors, the share
-    of them that it kept.
+    """List what a network has learned.
+
+    For each task: classes, accuracy on held-out data, samples, how many numbers it added, the tasks
+    from whose factors it selects and, where tasks drop factors, the share of them that it kept.
 
     Example: rankup tasks nets/shop
     """
@@ -26,12 +29,12 @@ def tasks(
     from rankup.life.listing import described
     from rankup.report.tables import add_row, print_table, right_aligned
 
-    known = described(network_folder(path))
+    known = described(Path(network_place(path)))
     if as_json:
         print(json.dumps([task.to_json() for task in known]))
         return
     if not known:
-        print(f"{path} knows no task yet: teach it one with `rankup learn {path} FOLDER`")
+        say(f"{path} knows no task yet: teach it one with `rankup learn {path} FOLDER`")
         return
     prunes = any(task.kept for task in known)
     more = ["% kept"] if prunes else []

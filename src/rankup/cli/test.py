@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-from rankup.cli.network import NetworkPath, network_folder
+from rankup.cli.network import AsJson, NetworkPlace, network_place
+from rankup.cli.sentences import say
 
 
 def test(
-    path: NetworkPath,
+    path: NetworkPlace,
     data: Annotated[
-        Path, typer.Argument(help="A folder per class with the task's names, or a table of texts.")
+        Path,
+        typer.Argument(
+            metavar="DATA", help="A folder per class with the task's names, or a table of texts."
+        ),
     ],
     task: Annotated[
         str | None, typer.Option(help="Task, by name or number; needed if there are several.")
@@ -25,9 +29,9 @@ def test(
             "--held-out", help="Only with what `rankup learn` holds out of such a folder."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Test a task of a network with labelled images or texts: how many of each class are right.
+    """Count how many labelled images or texts of each class a task gets right.
 
     All that is in the folder counts, or its folder test if there is one. A folder that the task
     was learned from holds what it has seen: --held-out leaves that aside.
@@ -39,18 +43,18 @@ def test(
     from rankup.life import asking
     from rankup.report.tables import add_row, print_table, right_aligned
 
-    tested = asking.test(asking.asked_task(network_folder(path), task), data, held_out)
+    tested = asking.test(asking.asked_task(network_place(path), task), data, held_out)
     if as_json:
         about = {"task": tested.asked.name, "accuracy": tested.accuracy}
         counts = {"right": tested.right, "samples": tested.counts, "broken": list(tested.broken)}
         print(json.dumps(about | counts))
         return
     for broken in tested.broken:
-        print(f"Left out: {broken}")
+        say(f"Left out: {broken}")
     table = right_aligned("class", "right", "of", "%")
     for name, count in tested.counts.items():
         share = f"{100 * tested.right[name] / count:.1f}" if count else "–"
         add_row(table, name, f"{tested.right[name]:,}", f"{count:,}", share)
     print_table(Console(), table)
     right, total = sum(tested.right.values()), sum(tested.counts.values())
-    print(f"{tested.asked.name!r}: {tested.accuracy:.1%} right, {right:,} of {total:,}")
+    say(f"{tested.asked.name!r}: {tested.accuracy:.1%} right, {right:,} of {total:,}")

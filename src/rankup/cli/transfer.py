@@ -1,10 +1,19 @@
-"""What `rankup push` and `rankup pull` say of files and tasks, and the Hub's own bars."""
+"""What `rankup push` and `rankup pull` have in common: options, what they say of files and tasks,
+and the Hub's own bars."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
+
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask before tasks are removed where it goes.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be transferred, and change nothing.")
+]
 
 
 @contextmanager

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
+from rankup.cli.network import AsJson
 from rankup.errors import RankupError
 
 
 def verify(
-    path: Annotated[
-        Path, typer.Argument(help="A run's folder, one that holds several, or a network's.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...", help="A network's folder, a run's, or one that holds several."
+        ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that runs and networks are whole: every seal, hash, shape and name.
 
@@ -25,10 +29,11 @@ def verify(
     from rankup.runs.records import runs_below, unlisted_note
     from rankup.runs.verify import verify_all
 
-    if not path.exists():
-        raise RankupError(f"there is no folder {path}")
+    for path in paths:
+        if not path.exists():
+            raise RankupError(f"there is no folder {path}")
     told = []
-    for verdict in verify_all(path):
+    for verdict in (verdict for path in paths for verdict in verify_all(path)):
         told.append({"path": str(verdict.path), "problems": list(verdict.problems)})
         if not as_json:
             print(verdict, file=sys.stdout if verdict else sys.stderr)
@@ -36,5 +41,5 @@ def verify(
         print(json.dumps(told))
     if any(each["problems"] for each in told):
         raise typer.Exit(1)
-    if note := unlisted_note(runs_below(path)):
+    if note := unlisted_note([run for path in paths for run in runs_below(path)]):
         print(f"rankup: {note}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Image folders, one per class: `train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`
 without splits."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,12 +77,26 @@ def find(root: Path) -> ImageFolder | None:
     )
 
 
+def where_else(root: Path) -> str:
+    """What to name instead of a folder that holds no folders of images: one above it, if it holds
+    images itself, or one inside it. Empty if neither helps."""
+    if _images(root):
+        above = os.path.normpath(root / "..")
+        return f"but images themselves: name the folder that it lies in, {above}"
+    inner = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
+    holds = next((f for f in inner if any(_images(g) for g in f.iterdir() if g.is_dir())), None)
+    return f"but {holds} does: name that one" if holds else ""
+
+
 def to_test(root: Path) -> tuple[tuple[str, ...], tuple[tuple[Path, int], ...]]:
     """The classes and images of a folder to test with: those of a split of that name, else all."""
     splits = (root / name for name in TEST_FOLDERS if (root / name).is_dir())
     folder = next((split for split in splits if _classes(split)), root)
     if not (classes := _classes(folder)):
-        raise DataError(f"{root} holds no folders of images, expected one for each class")
+        raise DataError(
+            f"{root} holds no folders of images, "
+            f"{where_else(root) or 'expected one for each class'}"
+        )
     return classes, _labelled(folder, classes)
 
 

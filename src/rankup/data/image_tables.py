@@ -11,7 +11,7 @@ import numpy as np
 from rankup.data import parquet
 from rankup.data.folders import TEST_FOLDERS
 from rankup.data.sources import TEST_EVERY, every_fifth
-from rankup.data.texts import CLASS_COLUMNS, columns_of_csv, named_column
+from rankup.data.texts import CLASS_COLUMNS, TEXT_COLUMNS, columns_of_csv, named_column
 from rankup.errors import DataError
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "file_name", "filename")
@@ -59,6 +59,14 @@ def find(root: Path) -> ImageTable | None:
     )
 
 
+def is_of_texts(root: Path) -> bool:
+    """Whether a file is a table of texts, not of images."""
+    if not root.is_file() or root.suffix.lower() not in SUFFIXES:
+        return False
+    names = _columns(root)
+    return not names & {*IMAGE_COLUMNS} and bool(names & {*TEXT_COLUMNS})
+
+
 def _tables(root: Path) -> tuple[Path, Path | None] | None:
     """The table to learn from and, if there is one, the table to test with."""
     if root.is_file():
@@ -80,11 +88,15 @@ def _tables(root: Path) -> tuple[Path, Path | None] | None:
 def _names_images(file: Path) -> bool:
     """Whether a table in a folder is of images and their classes."""
     try:
-        is_csv = file.suffix.lower() == ".csv"
-        names = {*(columns_of_csv(file) if is_csv else parquet.columns(file))}
+        names = _columns(file)
     except DataError:  # nobody said that it is to be read
         return False
     return bool(names & {*IMAGE_COLUMNS}) and bool(names & {*CLASS_COLUMNS})
+
+
+def _columns(file: Path) -> set[str]:
+    is_csv = file.suffix.lower() == ".csv"
+    return {*(columns_of_csv(file) if is_csv else parquet.columns(file))}
 
 
 def _rows(file: Path) -> list[tuple[Image, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from rankup.data import parquet
 from rankup.data.inputs import TextInput
@@ -117,12 +117,9 @@ def text_source(files: TextFiles, inputs: TextInput) -> Source:
     for index, (task, _) in enumerate(pairs):
         tasks.setdefault(task, []).append(index)
     ids = [inputs.batch(rows.texts) for rows in (train, test)]
-    # No longer than they have to be, which is what a network's time depends on.
-    used = int(torch.cat(ids).ne(inputs.pad).any(0).sum())  # padding is behind a text
-    length = min(inputs.length, max(8, -8 * (-used // 8)))
     learned, tested = (
-        Split(x[:, :length].numpy(), np.array([number[pair] for pair in _pairs(rows)]))
-        for x, rows in zip(ids, (train, test), strict=True)
+        Split(x.numpy(), np.array([number[pair] for pair in _pairs(rows)]))
+        for x, rows in zip(cut(ids, inputs), (train, test), strict=True)
     )
     return Source(
         files.root.resolve().stem,
@@ -131,6 +128,14 @@ def text_source(files: TextFiles, inputs: TextInput) -> Source:
         tuple(name for _, name in pairs),
         tasks={} if set(tasks) == {""} else tasks,
     )
+
+
+def cut(ids: Sequence[Tensor], inputs: TextInput) -> list[Tensor]:
+    """Token ids without the padding that none of the texts needs: no longer than they have to be,
+    which is what a network's time depends on, and a multiple of 8."""
+    used = max(int(x.ne(inputs.pad).any(0).sum()) for x in ids)  # padding is behind a text
+    length = min(inputs.length, max(8, -8 * (-used // 8)))
+    return [x[:, :length] for x in ids]
 
 
 def _pairs(rows: Texts) -> list[tuple[str, str]]:

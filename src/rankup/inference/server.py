@@ -1,14 +1,18 @@
 """Running the application with uvicorn until somebody ends it."""
 
 import asyncio
+import errno
 import ipaddress
 import json
 import signal
+import socket
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from rankup.errors import RankupError
 
 _GRACE = 30  # seconds for requests in flight once the server is to end
 _KEEP = 30  # seconds that a connection stays open without a request
@@ -23,6 +27,7 @@ def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None
         patience: seconds in which a request's headers must have come.
         started: called with the URL once connections are taken; port 0 takes any that is free.
     """
+    _refuse_taken(host, port)
     config = uvicorn.Config(
         app,
         host=host,
@@ -48,6 +53,26 @@ def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on in one sentence, where uvicorn logs an error."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise RankupError(f"{host} is no address of this machine: {error.strerror}") from None
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+            try:
+                tried.bind(address)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # uvicorn may find a way
+                    continue
+                raise RankupError(
+                    f"port {port} of {host} cannot be used ({error.strerror}): name another with "
+                    "--port, or 0 for any that is free"
+                ) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -56,6 +56,8 @@ def _unpacked(opened: zipfile.ZipFile, folder: Path) -> dict[str, int]:
             f"the zip has {len(counts)} folders of images, expected 2 to {_MOST_CLASSES}, one for "
             "each class"
         )
+    # In the order of a folder's images, so that the same are held out as of a folder.
+    chosen.sort(key=lambda each: (each[1], PurePosixPath(each[0].filename).name))
     left = _MOST_UNPACKED
     numbers: Counter[str] = Counter()
     for entry, name in chosen:

@@ -10,13 +10,14 @@ from torch import Tensor
 from rankup.data import folders, image_tables
 from rankup.data.decode import progress_bar
 from rankup.data.inputs import ImageInput, Input, TextInput
+from rankup.data.texts import cut
 from rankup.errors import DataError, RankupError
 from rankup.life.samples import Found, find, read, scaling_of
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import KnownTask, listed
 from rankup.runs.predict import Prediction
 from rankup.storage.manifest import Manifest
-from rankup.storage.store import load
+from rankup.storage.store import StrPath, load
 from rankup.training.batches import as_floats
 from rankup.training.memory_format import for_answers
 
@@ -27,28 +28,28 @@ _TOGETHER = 256  # samples
 class Asked:
     """A task of a network on disk that is asked."""
 
-    folder: Path
+    folder: StrPath
     name: str
     class_names: tuple[str, ...]
     inputs: Input
 
 
-def asked_task(folder: Path, name: str | None) -> Asked:
+def asked_task(folder: StrPath, name: str | None) -> Asked:
     """The task of that name or number, from 1 on, or the only one; nothing but the manifest is
     read."""
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(Path(folder))
     return _asked(folder, manifest, _chosen(folder, manifest, name))
 
 
-def all_asked(folder: Path) -> list[Asked]:
+def all_asked(folder: StrPath) -> list[Asked]:
     """All tasks of a network."""
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(Path(folder))
     if not manifest.tasks:
         raise _knows_nothing(folder)
     return [_asked(folder, manifest, task) for task, _ in manifest.tasks]
 
 
-def _asked(folder: Path, manifest: Manifest, task: KnownTask) -> Asked:
+def _asked(folder: StrPath, manifest: Manifest, task: KnownTask) -> Asked:
     inputs = task.about.inputs or manifest.inputs
     if inputs is None:
         raise RankupError(f"{folder} does not say what inputs task {task.name!r} takes")
@@ -56,7 +57,7 @@ def _asked(folder: Path, manifest: Manifest, task: KnownTask) -> Asked:
     return Asked(folder, task.name, names, inputs)
 
 
-def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
+def _chosen(folder: StrPath, manifest: Manifest, name: str | None) -> KnownTask:
     tasks = {task.name: task for task, _ in manifest.tasks}
     by_number = {str(number): task for number, task in enumerate(tasks.values(), start=1)}
     if not tasks:
@@ -72,22 +73,60 @@ def _chosen(folder: Path, manifest: Manifest, name: str | None) -> KnownTask:
     return (by_number | tasks)[name]  # names take precedence
 
 
-def _knows_nothing(folder: Path) -> RankupError:
+def _knows_nothing(folder: StrPath) -> RankupError:
     return RankupError(f"{folder} knows no task yet: teach it one with `rankup learn`")
 
 
 def expanded(items: Sequence[str], inputs: Input) -> list[str]:
     """What was named: texts as they are, files of images, and all images in folders."""
-    if not isinstance(inputs, ImageInput):
-        return list(items)
-    return [file for item in items for file in _files(Path(item))]
+    if isinstance(inputs, ImageInput):
+        return [file for item in items for file in _files(Path(item))]
+    if isinstance(inputs, TextInput) and (files := [i for i in items if _is_text_file(i)]):
+        raise DataError(
+            f"{files[0]} is a file, but the network is asked about texts: give it the file's "
+            f"lines, with - in place of the name and < {files[0]}"
+        )
+    return list(items)
+
+
+def _is_text_file(item: str) -> bool:
+    return len(item) < 256 and bool(Path(item).suffix) and Path(item).is_file()
+
+
+def _readable(
+    items: Sequence[str], inputs: ImageInput | TextInput, broken: list[str]
+) -> Iterator[tuple[list[str], Tensor]]:
+    """Batches of what can be read, with its names; what is wrong with the others is added to
+    `broken`. If nothing can be read, that is an error."""
+    total = len(items)
+    with progress_bar("asking", total, show=True) as advance:
+        for start in range(0, total, _TOGETHER):
+            part = list(items[start : start + _TOGETHER])
+            try:
+                yield part, inputs.batch(part)
+            except DataError:
+                each = [(item, _one(item, inputs, broken)) for item in part]
+                whole = [(item, x) for item, x in each if x is not None]
+                if whole:
+                    yield [item for item, _ in whole], torch.cat([x for _, x in whole])
+            advance(len(part))
+    if len(broken) == total:
+        raise DataError(broken[0])
+
+
+def _one(item: str, inputs: ImageInput | TextInput, broken: list[str]) -> Tensor | None:
+    try:
+        return inputs.batch([item])
+    except DataError as error:
+        broken.append(str(error))
+        return None
 
 
 @dataclass(frozen=True)
 class Untold:
     """A network on disk that is asked without being told the task."""
 
-    folder: Path
+    folder: StrPath
     class_names: tuple[tuple[str, ...], ...]  # of each task
     inputs: Input
 
@@ -102,10 +141,10 @@ class Guessed:
     classes: list[Prediction]
 
 
-def untold(folder: Path) -> Untold | None:
+def untold(folder: StrPath) -> Untold | None:
     """The network, if it has several tasks and can guess them; else None. Nothing but the manifest
     is read."""
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(Path(folder))
     if manifest.options.router is None or len(manifest.tasks) < 2:
         return None
     tasks = [task for task, _ in manifest.tasks]
@@ -119,19 +158,16 @@ def untold(folder: Path) -> Untold | None:
     return Untold(folder, tuple(names), ways[0])
 
 
-def guess(asked: Untold, items: Sequence[str]) -> list[Guessed]:
-    """For each image or text the likeliest task and its classes, the likeliest first."""
+def guess(asked: Untold, items: Sequence[str], broken: list[str]) -> Iterator[tuple[str, Guessed]]:
+    """For each image or text the likeliest task and its classes, the likeliest first. What cannot
+    be read is left out, and what is wrong with it added to `broken`."""
     if not isinstance(asked.inputs, ImageInput | TextInput):
         raise RankupError(
             f"{asked.folder} takes {asked.inputs}, and only images and texts can be asked here"
         )
-    net, found = load(asked.folder), list[Guessed]()
-    with progress_bar("asking", len(items), show=True) as advance:
-        for start in range(0, len(items), _TOGETHER):
-            part = items[start : start + _TOGETHER]
-            found += _guessed(net, asked, asked.inputs.batch(part))
-            advance(len(part))
-    return found
+    net = load(asked.folder)
+    for part, x in _readable(items, asked.inputs, broken):
+        yield from zip(part, _guessed(net, asked, x), strict=True)
 
 
 @torch.no_grad()
@@ -158,23 +194,21 @@ def _files(path: Path) -> Iterator[str]:
     yield from map(str, inside)
 
 
-def predict(asked: Asked, items: Sequence[str]) -> list[list[Prediction]]:
-    """The classes of a task for each image or text, the likeliest first."""
+def predict(
+    asked: Asked, items: Sequence[str], broken: list[str]
+) -> Iterator[tuple[str, list[Prediction]]]:
+    """The classes of a task for each image or text, the likeliest first. What cannot be read is
+    left out, and what is wrong with it added to `broken`."""
     if not isinstance(asked.inputs, ImageInput | TextInput):
         raise RankupError(
             f"task {asked.name!r} takes {asked.inputs}, and only images and texts can be asked here"
         )
     net = load(asked.folder, tasks=[asked.name])
-    predictions = []
-    with progress_bar("asking", len(items), show=True) as advance:
-        for start in range(0, len(items), _TOGETHER):
-            part = items[start : start + _TOGETHER]
-            for row in answers(net, asked.name, asked.inputs.batch(part)).softmax(1):
-                order = row.argsort(descending=True).tolist()
-                names = asked.class_names
-                predictions.append([Prediction(names[index], float(row[index])) for index in order])
-            advance(len(part))
-    return predictions
+    names = asked.class_names
+    for part, x in _readable(items, asked.inputs, broken):
+        for item, row in zip(part, answers(net, asked.name, x).softmax(1), strict=True):
+            order = row.argsort(descending=True).tolist()
+            yield item, [Prediction(names[index], float(row[index])) for index in order]
 
 
 @torch.no_grad()
@@ -216,6 +250,8 @@ def test(asked: Asked, root: Path, held_out: bool) -> Tested:
     if not len(labels):
         raise DataError(f"{root} holds nothing that can be read: {broken[0]}")
     number = torch.tensor([asked.class_names.index(name) for name in found.classes])
+    if isinstance(asked.inputs, TextInput):
+        (inputs,) = cut([inputs], asked.inputs)
     said = []
     for part in torch.split(inputs, _TOGETHER):
         x = as_floats(part, net.dtype)

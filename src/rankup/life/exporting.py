@@ -20,6 +20,7 @@ from rankup.errors import RankupError
 from rankup.life.asking import Asked, answers
 from rankup.net.network import IncrementalNet
 from rankup.storage.store import load
+from rankup.utils.files import read_regular
 
 Format = Literal["onnx", "torch"]
 Run = Callable[..., Tensor]
@@ -27,6 +28,29 @@ Run = Callable[..., Tensor]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 MOST = 1e-5  # of the largest logit, by which an export may differ from the network
 _TRIED = (1, 3)  # samples of the batches that an export is tried with
+
+
+def said_of(tasks: Sequence[Asked], together: bool) -> dict[str, Any]:
+    """What is said in JSON of an export: of one task, or of several in one file."""
+    each: list[dict[str, Any]] = [
+        {"task": asked.name, "class_names": list(asked.class_names)}
+        | {"inputs": asked.inputs.to_json()}
+        for asked in tasks
+    ]
+    return {"tasks": each} if together else each[0]
+
+
+def taken(out: Path, about: Mapping[str, Any]) -> Path | None:
+    """A file of another content in the place of an export, or of what is said of it. The same is
+    said of a task whatever it is exported to."""
+    said = out.with_suffix(".json")
+    if out.exists():
+        return out
+    return said if said.exists() and read_regular(said) != _as_text(about).encode() else None
+
+
+def _as_text(about: Mapping[str, Any]) -> str:
+    return json.dumps(about, indent=1) + "\n"
 
 
 def export(asked: Asked, to: Format, out: Path) -> float:
@@ -41,9 +65,7 @@ def export(asked: Asked, to: Format, out: Path) -> float:
         run = write(net.merged(asked.name), {"inputs": batches[-1]}, file)
         return max(_gap(run(inputs=x), answers(net, asked.name, x)) for x in batches)
 
-    said = {"task": asked.name, "class_names": list(asked.class_names)}
-    about = said | {"inputs": asked.inputs.to_json()}
-    return _kept_if_right(f"task {asked.name!r}", to, out, gap, about)
+    return _kept_if_right(f"task {asked.name!r}", to, out, gap, said_of([asked], False))
 
 
 def export_all(tasks: Sequence[Asked], out: Path) -> float:
@@ -71,12 +93,7 @@ def export_all(tasks: Sequence[Asked], out: Path) -> float:
             worst = max(worst, _gap(mixed[row : row + 1], expected))
         return worst
 
-    about = [
-        {"task": asked.name, "class_names": list(asked.class_names)}
-        | {"inputs": asked.inputs.to_json()}
-        for asked in tasks
-    ]
-    return _kept_if_right(str(tasks[0].folder), "onnx", out, gap, {"tasks": about})
+    return _kept_if_right(str(tasks[0].folder), "onnx", out, gap, said_of(tasks, True))
 
 
 class _Mixed(nn.Module):
@@ -92,7 +109,7 @@ class _Mixed(nn.Module):
 
 
 def _kept_if_right(
-    what: str, to: Format, out: Path, gap: Callable[[Path], float], about: dict[str, Any]
+    what: str, to: Format, out: Path, gap: Callable[[Path], float], about: Mapping[str, Any]
 ) -> float:
     """Let `gap` write a file and compare it; keep it, and what is said about it, if it is right."""
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +123,7 @@ def _kept_if_right(
                 f"largest, expected at most {MOST:.0e}"
             )
         said = file.with_suffix(".json")
-        said.write_text(json.dumps(about, indent=1) + "\n")
+        said.write_text(_as_text(about))
         os.replace(said, out.with_suffix(".json"))
         os.replace(file, out)
     return worst
@@ -168,7 +185,8 @@ def _to_onnx(module: nn.Module, given: Mapping[str, Tensor], file: Path) -> Run:
         raise RankupError(
             f"ONNX needs the package {error.name}, which comes with pip install 'rankup[export]'"
         ) from None
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    for chatty in ("torch.onnx", "onnxscript"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what its own libraries are going to change
         torch.onnx.export(

@@ -1,5 +1,6 @@
 """Teaching a network a task: read, learn, test, commit, describe."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from rankup.training.loop import Epoch
 from rankup.training.recipe import Recipe
 
 _LEAST = 8  # samples in a batch, whose statistics norms take
+_STEPS = 700  # that a network needs at least which keeps no pretrained module
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ def learn(
 
 
 def _recipe(net: IncrementalNet, task: Task) -> Recipe:
-    """The default recipe, but with at least five steps an epoch if samples are few."""
-    recipe = default_recipe(net, task)
-    return replace(recipe, batch=min(recipe.batch, max(_LEAST, len(task.train_y) // 5)))
+    """The default recipe, but with at least five steps an epoch if samples are few; and, unless a
+    pretrained module is kept, with so many epochs that few photographs are learned at all."""
+    recipe, samples = default_recipe(net, task), len(task.train_y)
+    recipe = replace(recipe, batch=min(recipe.batch, max(_LEAST, samples // 5)))
+    if net.options.base == "keep":
+        return recipe
+    steps = math.ceil(samples / recipe.batch)
+    return replace(recipe, epochs=max(recipe.epochs, math.ceil(_STEPS / steps)))

@@ -53,6 +53,11 @@ def find(root: Path, inputs: Input | None) -> Found:
     if not isinstance(inputs, ImageInput):
         takes = "is not known" if inputs is None else f"is {inputs}"
         raise DataError(f"what the network takes {takes}, and only images and texts can be taught")
+    if image_tables.is_of_texts(root):
+        raise DataError(
+            f"{root} holds texts, but the network takes {inputs}: make one for texts with `rankup "
+            "new NETWORK --net hf:NAME --pretrained`"
+        )
     if (table := image_tables.find(root)) is not None:
         _refuse_one_class(root, table.classes)
         return Found(root, "images", table.classes, table.train, table.test)
@@ -63,10 +68,8 @@ def find(root: Path, inputs: Input | None) -> Found:
         )
     found = folders.find(root)
     if found is None:
-        raise DataError(
-            f"{root} holds no folders of images, expected one for each class, such as "
-            f"{root / 'boots'} and {root / 'sandals'}"
-        )
+        such = f"expected one for each class, such as {root / 'boots'} and {root / 'sandals'}"
+        raise DataError(f"{root} holds no folders of images, {folders.where_else(root) or such}")
     _refuse_one_class(root, found.classes)
     odd = _odd_files(root, {*found.files})
     return Found(root, "images", found.classes, found.train, found.test, odd)
@@ -108,6 +111,8 @@ def read_task(
     """A task of what was found, and what is wrong with images that are left out of it."""
     (train_x, train_y), broken = read(found.train, inputs, advance)
     (test_x, test_y), more = read(found.test, inputs, advance)
+    if isinstance(inputs, TextInput):
+        train_x, test_x = texts.cut([train_x, test_x], inputs)
     for split, labels in (("to learn from", train_y), ("to test with", test_y)):
         left = torch.bincount(labels, minlength=len(found.classes))
         if not left.all():

@@ -286,12 +286,22 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 @contextmanager
 def _one_sentence(wanted_by: str) -> Iterator[None]:
     try:
         yield
     except RankupError:
         raise
+    except ModuleNotFoundError as error:  # of transformers, which names neither package nor reason
+        raise RankupError(
+            f"{wanted_by} needs a package that does not load: {first_line(_first_cause(error))}"
+        ) from error
     # Downloads and configurations raise errors of many kinds.
     except Exception as error:
         raise RankupError(f"{wanted_by} cannot be made: {first_line(error)}") from error

@@ -31,6 +31,6 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """An error's first line, or what kind it is if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -50,7 +50,7 @@ def refuse_removal(
     adds_factors = any("U" in spec.shapes(place, task.classes) for spec in specs)
     why = ""
     if adds_factors and (users := known.users(index)):
-        why = f"{_listed(users)} selects from its factors"
+        why = f"{_listed(users)} selects from its factors, and has to go first or with it"
     elif index == 0 and (shared := trained_with_first(specs)):
         why = f"{shared!r} was trained with it and serves all tasks"
     elif options.draws == "number" and index < len(known.tasks) - 1:

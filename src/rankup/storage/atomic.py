@@ -2,9 +2,14 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
+from rankup.errors import StoreError
+
 UNFINISHED = ".tmp"
+
+_ROOM = 1 << 20  # bytes that there have to be
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -35,6 +40,17 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync(path.parent)
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Refuse a folder to which nothing can be saved, before something takes minutes that is then
+    lost. Nothing is left there."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        raise StoreError(f"nothing can be saved to {folder}: {error.strerror}") from error
 
 
 def sync(folder: Path) -> None:

@@ -90,7 +90,8 @@ def _refuse_sums(manifest: Manifest, what: str) -> None:
     """Sums over all tasks cannot be mended without the tensors that are in them."""
     if manifest.sums is not None:
         raise RankupError(
-            f"tasks of a network whose router keeps one sum over all of them cannot be {what}"
+            f"tasks of a network whose router keeps one sum over all of them cannot be {what}; "
+            "those of one made with --router analytic,apart can"
         )
 
 

@@ -24,29 +24,38 @@ from rankup.utils.hub import SCHEME, Address, in_one_sentence
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A network in the Hub's cache, at one commit, to be loaded from there."""
+class Snapshot(os.PathLike[str]):
+    """A network in the Hub's cache, at one commit. As a path it is a folder in which manifest and
+    notes lie; other files are there once they were fetched."""
 
     address: Address
     folder: Path
 
     @classmethod
     def of(cls, path: str) -> "Snapshot":
-        """Fetch the manifest of `hf://user/name@revision`."""
+        """Fetch the manifest and the notes of `hf://user/name@revision`."""
         address = Address.parse(path)
         with in_one_sentence(f"{path} cannot be loaded", StoreError):
-            return cls(address, _cached(address, MANIFEST).parent)
+            folder = _cached(address, MANIFEST).parent
+            # The cache has a folder for each commit: whatever the branch does now, files fit
+            # together.
+            _cached(Address(address.repository, folder.name), notes.NOTES, may_be_missing=True)
+        return cls(address, folder)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.address}"
 
     def fetch(self, files: Sequence[str], manifest: Manifest) -> None:
-        """Fetch files of the same commit, the notes, and the base unless that lies elsewhere."""
-        # The cache has a folder for each commit: whatever the branch does now, files fit together.
+        """Fetch files of the same commit, and the base unless that lies elsewhere."""
         address = Address(self.address.repository, self.folder.name)
         has_base = manifest.base is not None and not (manifest.base_from or "").startswith(SCHEME)
-        with in_one_sentence(f"{SCHEME}{self.address} cannot be loaded", StoreError):
+        with in_one_sentence(f"{self} cannot be loaded", StoreError):
             sums = [manifest.sums.file] if manifest.sums is not None else []
             for name in [*files, *sums, *([BASE] if has_base else [])]:
                 _cached(address, name)
-            _cached(address, notes.NOTES, may_be_missing=True)
 
 
 def _cached(address: Address, name: str, may_be_missing: bool = False) -> Path:

@@ -158,8 +158,8 @@ class Manifest:
         try:
             content = read_regular(path, _LARGEST)
         except (FileNotFoundError, NotADirectoryError):
-            inside = folder / "net"
-            hint = f"; there is one in {inside}" if is_of_network(inside) else ""
+            inside = next(filter(is_of_network, sorted(folder.glob("*"))), None)
+            hint = f"; there is one in {inside}" if inside else ""
             raise StoreError(
                 f"there is no network in {folder}: it has no {MANIFEST}{hint}"
             ) from None

@@ -118,8 +118,9 @@ def load(
         most_memory: bytes that the network may take beyond what its files hold, for seeded
             factors and the like: a folder from a stranger may ask for any number of them.
     """
-    remote = Snapshot.of(path) if isinstance(path, str) and path.startswith(SCHEME) else None
-    folder = remote.folder if remote else _folder(path)
+    place = located(path)
+    remote = place if isinstance(place, Snapshot) else None
+    folder = Path(place)
     manifest = Manifest.read(folder, most_memory)
     known = manifest.task_list()
     wanted = _wanted(folder, manifest, known, tasks)
@@ -137,6 +138,14 @@ def load(
     if manifest.base is not None:
         net.saved_files[BASE] = manifest.base
     return net.eval()
+
+
+def located(path: StrPath) -> StrPath:
+    """A path at which manifest and notes of a network lie: those of `hf://user/name` are fetched,
+    and what `load` is given then stays at that commit."""
+    if isinstance(path, str) and path.startswith(SCHEME):
+        return Snapshot.of(path)
+    return path if isinstance(path, Snapshot) else _folder(path)
 
 
 def _wanted(

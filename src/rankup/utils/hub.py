@@ -56,6 +56,8 @@ def _reason(error: Exception) -> str:
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "the Hub cannot be reached, and its cache does not hold what is needed"
     if isinstance(error, errors.RevisionNotFoundError):
         return "it has no such revision"
     if isinstance(error, errors.GatedRepoError):

@@ -222,7 +222,7 @@ function draw(names, shares) {
     }
     group.append(drawn("circle", { class: `s${colour(task)}`, cx: label, cy: y(task), r: 5 }));
     const title = titleOf(names[task]);
-    const most = width < 500 ? 13 : 19;
+    const most = width < 500 ? 13 : 17;
     const short = title.length > most ? `${title.slice(0, most - 1)}…` : title;
     group.append(drawn("text", { x: label - 14, y: y(task) + 4, "text-anchor": "end" }, short));
     group.append(drawn("rect", { class: "hit", x: 0, y: y(task) - row / 2, width: label + 8, height: row }));
