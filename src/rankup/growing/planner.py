@@ -39,7 +39,7 @@ from rankup.growing.supported import (
 from rankup.growing.trace import trace
 from rankup.layers.spec import DenseSpec, LayerSpec, TensorSpec
 from rankup.layers.substitute import STATISTICS
-from rankup.rank import LayerRank, Shape, capped, is_match, resolve
+from rankup.rank import LayerRank, Shape, capped, is_match, resolve, tolerance_of
 
 _NORMS: tuple[type[nn.Module], ...] = tuple(NORMS)
 _ATTENTION = "attention"  # a preset of include
@@ -64,7 +64,11 @@ class _Planner:
         self.readings = self._readings()
         heads = choose_heads(self.modules, options.heads, self.training, self.evaluation)
         self._check_patterns(heads)
-        self.heads = {name: head_spec(name, self.modules, self.training.read) for name in heads}
+        prunes = tolerance_of(options.rank) is not None
+        self.heads = {
+            name: replace(head_spec(name, self.modules, self.training.read), prune=prunes)
+            for name in heads
+        }
 
     @property
     def shares_vectors(self) -> bool:
