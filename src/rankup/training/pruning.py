@@ -3,7 +3,7 @@ accuracy and loss on held-out data stay the same.
 
 What may be dropped are selectors, and with them the task's own factors, biases and the weights of
 its heads. All are compared by what the loss would gain by them for each byte that they take: the
-mean square of a number's gradient times its own square, which is twice that of a quadratic loss.
+squares of a number's gradients times its own square, as of a quadratic loss.
 How many of the best are kept is found by bisection: each time the others are dropped, the task
 learns an epoch with what is left, and is tested.
 """
@@ -28,6 +28,7 @@ from rankup.training.engine.module import losses_of
 from rankup.training.engine.rank import RankLearner
 from rankup.training.engine.select import Engine
 from rankup.training.loop import OpenTask, train
+from rankup.training.optim import flattened, views
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
@@ -166,22 +167,22 @@ class Pruning:
         }
 
     def _squares(self, number: int) -> Tensors:
-        """The mean square of each number's gradient over steps as they are learned from."""
+        """The squares of each number's gradients, summed over steps as they are learned from."""
         learner, pupil, feed = self.learner, self.pupil, self.learner.feed
         seed = seeds.number(pupil.seed, "gradients", pupil.draws_by, number)
         draws = learner.sample_epoch(seeds.epoch_generator(seed, pupil.draws_by, 0, feed.device))
         (tensors,) = Eager([learner]).tensors
-        sums = {name: torch.zeros_like(tensors[name]) for name in learner.learned()}
+        total = torch.zeros((), device=feed.device)
         seed += feed.ranks.rank if feed.ranks else 0
         with learner.bound(tensors), seeds.seeded_rng(feed.device, seed):
             for step in range(min(_STEPS, len(draws["rows"]))):
                 _, gradients = learner.gradient({key: t[step] for key, t in draws.items()})
-                for total, gradient in zip(sums.values(), gradients, strict=True):
-                    if feed.ranks:
-                        feed.ranks.average_(gradient, feed.share)
-                    total += gradient.square()
+                gradient = flattened(gradients, 0)
+                if feed.ranks:
+                    feed.ranks.average_(gradient, feed.share)
+                total = total + gradient.square()
                 learner.sync_buffers(tensors)
-        return learner.unpadded(sums)
+        return learner.unpadded(views(total, learner.learned()))
 
     def _numbers(self) -> Tensors:
         learned = dict(self.pupil.net.body.named_parameters(prefix="body"))
