@@ -39,7 +39,7 @@ from rankup.growing.supported import (
 from rankup.growing.trace import trace
 from rankup.layers.spec import DenseSpec, LayerSpec, TensorSpec
 from rankup.layers.substitute import STATISTICS
-from rankup.rank import LayerRank, Shape, capped, is_match, resolve, tolerance_of
+from rankup.rank import LayerRank, Shape, capped, is_match, resolve
 
 _NORMS: tuple[type[nn.Module], ...] = tuple(NORMS)
 _ATTENTION = "attention"  # a preset of include
@@ -64,11 +64,7 @@ class _Planner:
         self.readings = self._readings()
         heads = choose_heads(self.modules, options.heads, self.training, self.evaluation)
         self._check_patterns(heads)
-        prunes = tolerance_of(options.rank) is not None
-        self.heads = {
-            name: replace(head_spec(name, self.modules, self.training.read), prune=prunes)
-            for name in heads
-        }
+        self.heads = {name: head_spec(name, self.modules, self.training.read) for name in heads}
 
     @property
     def shares_vectors(self) -> bool:
@@ -92,6 +88,7 @@ class _Planner:
         shapes = {name: self._matrix(name) for name in factored}
         asked = resolve(self.options.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
+        prunes = any(rank.prune for rank in ranks.values())
         layers: list[LayerSpec] = []
         for name, layer in self.modules.items():
             if name in ranks:
@@ -101,7 +98,8 @@ class _Planner:
             elif name in norms:
                 layers.append(norm_spec(name, layer, shared=name in early))
             elif name in self.heads:
-                layers += [self.heads[name], *self._substituted(name, layer, ranks, factored)]
+                layers.append(replace(self.heads[name], prune=prunes))
+                layers += self._substituted(name, layer, ranks, factored)
             elif not self._is_left_out(name):
                 layers += self._substituted(name, layer, ranks, factored)
         reader, chain = self.training.reads_inputs(), self.training.chain()
