@@ -25,8 +25,9 @@ class Rank:
     a sequence with one of these per layer in the order in which the layers run. With `of_outputs`
     the first two are shares of a layer's outputs, as in `Rank.proportional`.
 
-    With `prune` a task that `fit` has learned keeps the fewest factors with which its accuracy on
-    held-out data stays within one standard error, or within that many if a number is given.
+    With `prune` a task that `fit` has learned keeps the fewest numbers, of its selectors, factors,
+    biases and heads, with which its accuracy and loss on held-out data stay within one standard
+    error, or within that many if a number is given.
 
     >>> Rank(first=11, step=1)
     Rank(first=11, step=1, seeded=0, of_outputs=False, prune=False)

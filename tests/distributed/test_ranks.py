@@ -24,7 +24,7 @@ JOBS = [
     *("plain_gradients", "norm_gradients", "own_loop", "own_loop_int8", "stale_wrapper"),
     *("without_deciding", "each_its_own", "different_steps", "different_networks"),
     *("gradients_of_some", "batches_of_one_fail", "fit_two", "fit_uneven", "fit_int8"),
-    *("fit_chain", "fit_diverges", "fully_sharded", "sharded"),
+    *("fit_chain", "fit_pruned", "fit_diverges", "fully_sharded", "sharded"),
 ]
 
 
@@ -67,6 +67,12 @@ def test_fit_commits_the_same_bits_as_good_as_in_one_process(found: Found, job: 
     assert gap(state, other) == 0
     _, alone = getattr(rank_jobs, job)()
     assert float((logits - alone).abs().max()) < (0.5 if job == "fit_int8" else 2e-3)
+
+
+def test_processes_drop_the_same_numbers(found: Found) -> None:
+    one, other = found["fit_pruned"]
+    assert gap(one, other) == 0
+    assert any(bool((table == 0).any()) for name, table in one.items() if name.endswith("weights"))
 
 
 @pytest.mark.parametrize(

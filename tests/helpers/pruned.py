@@ -5,7 +5,7 @@ from torch import nn
 
 import rankup
 from helpers.zoo import inputs, module
-from rankup.layers import FactoredLayer
+from rankup.layers import FactoredLayer, TaskHead
 from rankup.layers.rounding import Store
 
 
@@ -18,13 +18,17 @@ def grown(
 
 
 def drop(net: rankup.IncrementalNet, name: str, kind: str = "mlp", **begin: object) -> None:
-    """Add a task that drops every third factor, its own last one among them."""
+    """Add a task that drops every third factor, its own last one among them, and every other bias
+    and weight of its head."""
     net.begin_task(name, 3, **begin)
     draw = torch.Generator().manual_seed(len(net.tasks))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw))
         for layer in net.layers:
+            for key in ("bias", "weight"):
+                if isinstance(layer, FactoredLayer | TaskHead) and hasattr(layer, f"new_{key}"):
+                    getattr(layer, f"new_{key}").view(-1)[::2] = 0
             if isinstance(layer, FactoredLayer):
                 layer.new_selector[::3] = 0
                 layer.new_selector[-1] = 0

@@ -162,8 +162,13 @@ def fit_int8(rank: int | None = None) -> Any:
     return fit_two(rank, store="int8")
 
 
-def fit_chain(rank: int | None = None) -> Any:
-    net = rankup.grow(rankup.models.mlp(64, hidden=[32, 32]), RANK)
+def fit_pruned(rank: int | None = None) -> Any:
+    state, _ = fit_chain(rank, replace(RANK, seeded=64, prune=True))
+    return state
+
+
+def fit_chain(rank: int | None = None, rule: rankup.Rank = RANK) -> Any:
+    net = rankup.grow(rankup.models.mlp(64, hidden=[32, 32]), rule)
     for task in make_stream("s-digits", tasks=2):
         rankup.fit(net, task, rankup.Recipe(epochs=3, batch=64))
     x = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,7 @@
 machine without a GPU records the call itself in place of a graph."""
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,6 +95,28 @@ def test_commit_captures_again(recorded: list[str]) -> None:
     found = net(x, task=ids)
     assert recorded == ["record", "replay", "replay", "record", "replay"]  # the stale one, too
     assert_same_bits(found, net.capture(0)(x, task=ids))
+
+
+def test_commit_drops_all_graphs_and_what_they_held(
+    recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch refuses to capture into a pool whose graphs are all gone, so there is a new one."""
+    pools: list[object] = []
+    monkeypatch.setattr(graphs, "new_memory", lambda device: pools.append(object()) or pools[-1])
+    net, x = learned()
+    net.capture()
+    for few in (5, 5, 4, 4):
+        net(x[:few], task=IDS[:few])
+    assert len(pools) == 1
+    table = weakref.ref(next(layer for layer in net.layers if hasattr(layer, "S")).S)
+    commit(net)
+    net(x, task=IDS)
+    assert table() is None
+    assert len(pools) == 2
+    assert recorded.count("record") == 3
+    net(x[:4], task=IDS[:4])
+    assert recorded.count("record") == 4
+    assert len(pools) == 2
 
 
 def test_weights_changed_in_place_are_captured_again(recorded: list[str]) -> None:

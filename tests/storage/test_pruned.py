@@ -16,6 +16,7 @@ from helpers.zoo import assert_same_bits, hashes, inputs, logits, module
 from rankup.layers.pruned import from_bits
 from rankup.layers.rounding import STORES, Store
 from rankup.net.kept import KeptFactors
+from rankup.net.size import stored_by_task
 from rankup.storage.editing import joining, removal
 from rankup.storage.manifest import File
 from rankup.utils.seal import seal
@@ -67,6 +68,21 @@ def test_files_hold_what_was_kept_and_size_counts_it(store: Store, tmp_path: Pat
         assert net.describe("b").kept[layer.spec.name] == KeptFactors(16, of=25, own=1)
     assert net.size("a").selectors == 14 * len(layers)
     assert net.size("a").factors == sum(s.spec.inputs + s.spec.outputs for s in layers)
+    assert net.size("a").biases == sum(s.spec.outputs // 2 for s in layers)
+    weight, bias = 3 * layers[-1].spec.outputs, 3
+    assert net.size("a").heads == weight // 2 + bias // 2
+    assert sum(stored_by_task(net.plan.specs, net._tasks)) == net.size().total
+
+
+def test_what_drops_nothing_takes_no_bits() -> None:
+    nets = [grown(prune=prune) for prune in (True, False)]
+    for net in nets:
+        net.begin_task("a", 3)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(0.5)
+        net.commit_task()
+    assert nets[0].size() == nets[1].size()
 
 
 def test_dropped_own_factors_are_zero_in_memory() -> None:
@@ -129,18 +145,25 @@ def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     (folder / "manifest.json").write_text(json.dumps({**data, "sha256": seal(data)}))
 
 
-def of_first(data: dict[str, Any]) -> list[int]:
-    counts: list[int] = next(iter(data["tasks"][0]["kept"].values()))
+def of_first(data: dict[str, Any]) -> dict[str, int]:
+    counts: dict[str, int] = next(iter(data["tasks"][0]["kept"].values()))
     return counts
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "more than there are": (lambda data: of_first(data).__setitem__(0, 24), "no such factors"),
-    "more own ones than there are": (lambda d: of_first(d).__setitem__(1, 4), "no such factors"),
-    "others than in the file": (lambda data: of_first(data).__setitem__(0, 13), r"is \[14\], not"),
-    "other own ones": (lambda data: of_first(data).__setitem__(1, 2), r"is \[1, \d+\], not"),
+    "more than there are": (lambda data: of_first(data).update(selector=24), "no such numbers"),
+    "more own ones than there are": (lambda data: of_first(data).update(U=4), "no such numbers"),
+    "more biases than there are": (lambda data: of_first(data).update(bias=999), "no such numbers"),
+    "nothing of biases": (lambda data: of_first(data).pop("bias"), "no such numbers"),
+    "others than in the file": (lambda data: of_first(data).update(selector=13), "not keep 13 of"),
+    "all, other than the file": (
+        lambda data: of_first(data).update(selector=23),
+        r"is \[14\], not \[23\]",
+    ),
+    "other own ones": (lambda data: of_first(data).update(U=2), "does not keep 2 of U"),
     "nothing": (lambda data: data["tasks"][0].pop("kept"), "must say what it keeps"),
-    "another layer": (lambda d: d["tasks"][0]["kept"].update(x=[1, 1]), "must say what it keeps"),
+    "another layer": (lambda d: d["tasks"][0]["kept"].update(x={}), "must say what it keeps"),
+    "halves": (lambda data: of_first(data).update(selector=0.5), "expected a whole number"),
     "a text": (lambda data: data["tasks"][0].update(kept="all"), "expected an object"),
     "millions of own ones": (
         lambda data: [part["rank"].update(first=10**8) for part in data["parts"] if "rank" in part],
@@ -162,8 +185,8 @@ def test_manifest_that_keeps_something_else_is_refused(case: str, tmp_path: Path
 @pytest.mark.parametrize("bits", [[0, 0, 128], [1], [0, 0, 1, 0]])
 def test_bits_that_do_not_fit_are_refused(bits: list[int]) -> None:
     """Three bytes for 23 factors: the last bit of the third is of none."""
-    with pytest.raises(ValueError, match="more than 23 factors|3 bytes for 23"):
-        from_bits(torch.tensor(bits, dtype=torch.uint8), 23)
+    with pytest.raises(ValueError, match="more than 23 numbers|3 bytes for 23"):
+        from_bits(torch.tensor(bits, dtype=torch.uint8), (23,))
 
 
 def test_file_with_other_bits_is_refused(tmp_path: Path) -> None:
@@ -173,11 +196,11 @@ def test_file_with_other_bits_is_refused(tmp_path: Path) -> None:
     with safetensors.safe_open(path, "pt") as file:
         about = file.metadata()
     tensors = safetensors.torch.load_file(path)
-    name = next(name for name in tensors if name.endswith(".kept"))
+    name = next(name for name in tensors if name.endswith("selector.kept"))
     tensors[name][0] = 0
     content = safetensors.torch.save(tensors, about)
     path.write_bytes(content)
     written = File.of(f"tasks/{path.name}", content)
     edited(tmp_path, lambda data: data["tasks"][0].update(vars(written)))
-    with pytest.raises(rankup.StoreError, match="does not keep 14 factors"):
+    with pytest.raises(rankup.StoreError, match="does not keep 14 of selector"):
         rankup.load(tmp_path)

@@ -44,8 +44,8 @@ def new(
         bool,
         typer.Option(
             "--prune",
-            help="Tasks keep the fewest factors with which their accuracy on a held-out tenth of "
-            "the training data stays the same.",
+            help="Tasks keep the fewest factors, biases and weights of heads with which their "
+            "accuracy and loss on a held-out tenth of the training data stay the same.",
         ),
     ] = False,
     router: Annotated[

@@ -88,6 +88,7 @@ class _Planner:
         shapes = {name: self._matrix(name) for name in factored}
         asked = resolve(self.options.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
+        prunes = any(rank.prune for rank in ranks.values())
         layers: list[LayerSpec] = []
         for name, layer in self.modules.items():
             if name in ranks:
@@ -97,7 +98,8 @@ class _Planner:
             elif name in norms:
                 layers.append(norm_spec(name, layer, shared=name in early))
             elif name in self.heads:
-                layers += [self.heads[name], *self._substituted(name, layer, ranks, factored)]
+                layers.append(replace(self.heads[name], prune=prunes))
+                layers += self._substituted(name, layer, ranks, factored)
             elif not self._is_left_out(name):
                 layers += self._substituted(name, layer, ranks, factored)
         reader, chain = self.training.reads_inputs(), self.training.chain()

@@ -1,6 +1,7 @@
 """Linear layers whose weights are a sum of factors."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,43 +44,41 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
     def _learning(self, x: Tensor) -> Tensor:
         given, rank = PROJECTED.value, len(self.new_selector)
         seen = given[1] if given is not None and given[0] == self.spec.name else None
-        new = "new_U" in self._parameters
         if self._adds_to_kept(x, rank):
-            return self._learning_kept(x, new)
+            return self._learning_kept(x)
         if not self._takes_node(x, rank, seen):
             if seen is None:
                 return self._of_one_task(x, LEARNING)
             return self._projected_by_autograd(x, seen)
         y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
-            x.reshape(-1, self.in_features),
+            x.reshape(-1, self.in_features), *self._read_by_nodes(), seen
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def _read_by_nodes(self) -> tuple[Tensor | None, ...]:
+        """The selector, new factors, bias and old factors, as nodes of autograd take them."""
+        new = "new_U" in self._parameters
+        return (
             self.new_selector,
             self.new_U if new else None,
             self.new_V if new else None,
             self._bias(LEARNING) if self.spec.bias else None,
             self.old_U,
             self.old_V,
-            seen,
         )
-        return y.view(*x.shape[:-1], self.out_features)
 
     def _adds_to_kept(self, x: Tensor, rank: int) -> bool:
         """Whether a kept weight and all factors are applied without a gradient of their sum."""
         return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
 
-    def _learning_kept(self, x: Tensor, new: bool) -> Tensor:
-        assert self.base_weight is not None
-        given = (
-            x.reshape(-1, self.in_features).to(working_dtype(x)),
-            self.new_selector,
-            self.new_U if new else None,
-            self.new_V if new else None,
-            self._bias(LEARNING) if self.spec.bias else None,
-            self.old_U,
-            self.old_V,
-            self.base_weight,
-        )
-        merges = merging_is_cheaper(self._positions(x), self.in_features, self.out_features)
-        y: Tensor = kept_map(*given) if _is_mapped() else KeptMap.apply(*given, merges)  # type: ignore[no-untyped-call]
+    def _learning_kept(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, self.in_features).to(working_dtype(x))
+        given: tuple[Any, ...] = (flat, *self._read_by_nodes(), self.base_weight)
+        if _is_mapped():
+            y = kept_map(*given)
+        else:
+            merges = merging_is_cheaper(self._positions(x), self.in_features, self.out_features)
+            y = KeptMap.apply(*given, merges)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self.out_features)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:

@@ -1,103 +1,125 @@
-"""What a file holds of a layer that has dropped factors: which ones the task kept, a bit for each,
-and the numbers of these alone.
+"""What a file holds of a part that has dropped numbers: which of them the task kept, a bit for
+each, and these alone.
 
-A factor is dropped where its selector is zero as stored. In memory all tables stay as they are,
-with zeros for what was dropped, so answers come from the same shapes and have the same bits.
+A number is dropped where it is zero as stored. With the selector of a factor that the task has
+learned itself, the factor is dropped, too. In memory all tensors stay as they are, with zeros for
+what was dropped, so answers come from the same shapes and have the same bits.
 """
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rankup.layers.base import Tensors
-from rankup.layers.spec import FactoredSpec, Shapes, Spec
+from rankup.layers.spec import FactoredSpec, HeadSpec, Shapes, Spec
+from rankup.rank import Place
 
-KEPT = "kept"  # a file's name for the bits
+KEPT = ".kept"  # suffix to a tensor's name: a file's bits of it
+OWN = ("U", "V")  # whose rows go with their selectors
 
-
-class Kept(NamedTuple):
-    """How many factors a task kept of a layer, and how many of these it has learned itself."""
-
-    factors: int
-    own: int
+Kept = Mapping[str, int]  # of each tensor of a part, how many numbers a task kept, or rows of U
 
 
-def prunes(spec: Spec) -> bool:
-    return isinstance(spec, FactoredSpec) and spec.rank.prune
+def keys_of(spec: Spec) -> tuple[str, ...]:
+    """The tensors of a part of which a task drops numbers that it can do without."""
+    if isinstance(spec, FactoredSpec) and spec.rank.prune:
+        return ("selector", "bias") if spec.has_own_bias else ("selector",)
+    if isinstance(spec, HeadSpec) and spec.prune:
+        return ("weight", "bias") if spec.bias else ("weight",)
+    return ()
 
 
-def count(is_kept: Tensor, own: int) -> Kept:
-    """What a task kept that adds that many factors, which are its last."""
-    return Kept(int(is_kept.sum()), int(_of_own(is_kept, own).sum()))
+def masks_of(spec: Spec, values: Tensors) -> Tensors:
+    """What a task keeps of its tensors, as they are stored: of U and V one entry for each row. Of
+    tensors that no task has learned, such as a kept bias, nothing is dropped."""
+    keys = keys_of(spec)
+    if not values.keys() >= {*keys}:
+        return {}
+    masks = {key: values[key] != 0 for key in keys}
+    if masks and "U" in values:
+        masks |= dict.fromkeys(OWN, of_own(masks["selector"], len(values["U"])))
+    return masks
+
+
+def of_own(is_kept: Tensor, own: int) -> Tensor:
+    """Which of a task's own factors it keeps: those are the last ones."""
+    return is_kept[len(is_kept) - own :]
+
+
+def count(masks: Tensors) -> dict[str, int]:
+    return {key: int(mask.sum()) for key, mask in masks.items() if key != "V"}
+
+
+def most_of(spec: Spec, place: Place, rows: int) -> dict[str, int]:
+    """How many numbers a task could keep of each tensor."""
+    shapes = spec.shapes(place, rows)
+    most = {key: math.prod(shapes[key]) for key in keys_of(spec)}
+    return most | ({"U": shapes["U"][0]} if "U" in shapes else {})
 
 
 def shapes_of(shapes: Shapes, kept: Kept) -> Shapes:
-    """The shapes of a task's tensors in a file, where it keeps that many factors.
+    """The shapes of a task's tensors without what it dropped.
 
-    >>> shapes_of({"selector": (9,), "U": (2, 4), "V": (2, 3), "bias": (4,)}, Kept(5, 1))
-    {'selector': (5,), 'U': (1, 4), 'V': (1, 3), 'bias': (4,)}
+    >>> kept = {"selector": 5, "U": 1, "bias": 2}
+    >>> shapes_of({"selector": (9,), "U": (2, 4), "V": (2, 3), "bias": (4,)}, kept)
+    {'selector': (5,), 'U': (1, 4), 'V': (1, 3), 'bias': (2,)}
     """
-    stored = dict(shapes) | {"selector": (kept.factors,)}
-    return stored | {key: (kept.own, *shapes[key][1:]) for key in ("U", "V") if key in shapes}
+    return {
+        key: (kept["U"], *shape[1:]) if key in OWN else (kept.get(key, math.prod(shape)),)
+        for key, shape in shapes.items()
+    }
 
 
-def without_dropped(values: Tensors, is_kept: Tensor) -> Tensors:
-    """A task's tensors without what belongs to factors that it dropped."""
-    own = _of_own(is_kept, len(values.get("U", ())))
-    kept = dict(values) | {"selector": values["selector"][is_kept]}
-    return kept | {key: values[key][own] for key in ("U", "V") if key in values}
+def covers(mask: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a mask is of a tensor of that shape, such as one with a scale for each row."""
+    return shape[: mask.dim()] == mask.shape
 
 
-def with_dropped(kept: Tensors, is_kept: Tensor, own: int) -> Tensors:
-    """The inverse of `without_dropped`: zeros for what was dropped, of that many own factors.
+def zeroed(values: Tensors, masks: Tensors) -> Tensors:
+    """Values with zeros for what was dropped.
 
-    >>> values = {"selector": torch.tensor([0.0, 3, 0, 2]), "U": torch.tensor([[0.0], [5]])}
-    >>> is_kept = values["selector"] != 0
-    >>> with_dropped(without_dropped(values, is_kept), is_kept, own=2)["U"]
-    tensor([[0.],
-            [5.]])
+    >>> zeroed({"U": torch.ones(2, 1)}, {"U": torch.tensor([True, False])})["U"]
+    tensor([[1.],
+            [0.]])
     """
-    rows = {"selector": is_kept, **dict.fromkeys(("U", "V"), _of_own(is_kept, own))}
-    return {key: _spread(value, rows[key]) if key in rows else value for key, value in kept.items()}
+    return {
+        key: restored(value[masks[key]], masks[key], value.shape) if key in masks else value
+        for key, value in values.items()
+    }
 
 
-def to_bits(is_kept: Tensor) -> Tensor:
-    """A bit for each factor, the first one the lowest of its byte.
+def restored(kept: Tensor, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of that shape of which only this was kept, and zeros."""
+    whole = kept.new_zeros(shape)
+    whole[mask.to(kept.device)] = kept
+    return whole
+
+
+def to_bits(mask: Tensor) -> Tensor:
+    """A bit for each number, the first one the lowest of its byte.
 
     >>> to_bits(torch.tensor([True, False, True, False, False, False, False, False, True]))
     tensor([5, 1], dtype=torch.uint8)
     """
-    return torch.from_numpy(np.packbits(is_kept.cpu().numpy(), bitorder="little"))
+    return torch.from_numpy(np.packbits(mask.cpu().numpy(), bitorder="little"))
 
 
-def from_bits(bits: Tensor, factors: int) -> Tensor:
-    """The inverse of `to_bits` for that many factors; ValueError if these are not its bits.
+def from_bits(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `to_bits` for that shape; ValueError if these are not its bits.
 
-    >>> from_bits(torch.tensor([5], dtype=torch.uint8), 3)
+    >>> from_bits(torch.tensor([5], dtype=torch.uint8), (3,))
     tensor([ True, False,  True])
     """
-    if bits.dtype != torch.uint8 or list(bits.shape) != [bytes_of(factors)]:
+    numbers = math.prod(shape)
+    size = -(-numbers // 8)
+    if bits.dtype != torch.uint8 or list(bits.shape) != [size]:
         raise ValueError(
-            f"{list(bits.shape)} of {bits.dtype}, not {bytes_of(factors)} bytes for {factors} "
-            "factors"
+            f"{list(bits.shape)} of {bits.dtype}, not {size} bytes for {numbers} numbers"
         )
     unpacked = np.unpackbits(bits.cpu().numpy(), bitorder="little").astype(bool)
-    if unpacked[factors:].any():
-        raise ValueError(f"more than {factors} factors")
-    return torch.from_numpy(unpacked[:factors])
-
-
-def bytes_of(factors: int) -> int:
-    return -(-factors // 8)
-
-
-def _of_own(is_kept: Tensor, own: int) -> Tensor:
-    return is_kept[len(is_kept) - own :]
-
-
-def _spread(kept: Tensor, is_kept: Tensor) -> Tensor:
-    table = kept.new_zeros(len(is_kept), *kept.shape[1:])
-    table[is_kept.to(kept.device)] = kept
-    return table
+    if unpacked[numbers:].any():
+        raise ValueError(f"more than {numbers} numbers")
+    return torch.from_numpy(unpacked[:numbers]).view(shape)

@@ -32,37 +32,30 @@ class Layout(NamedTuple):
 
 def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
     """Values as they will come back from a file."""
-    packed = pack(spec, values, store)
+    packed = _packed(spec, values, store)
     back = {key: unpack(spec, key, packed, value.dtype) for key, value in values.items()}
-    is_kept = kept_of(spec, values, store)
-    own = len(values.get("U", ()))
-    return back if is_kept is None else pruned.with_dropped(back, is_kept, own)
+    return pruned.zeroed(back, pruned.masks_of(spec, packed))
 
 
-def kept_of(spec: Spec, values: Tensors, store: Store) -> Tensor | None:
-    """Which factors a task keeps of a layer that may drop some: those whose selectors are not zero
-    once they are rounded. None for a layer that drops none."""
-    if not pruned.prunes(spec) or "selector" not in values:
-        return None
-    selector = {"selector": values["selector"]}
-    packed = _packed(spec, selector, store)
-    return unpack(spec, "selector", packed, values["selector"].dtype) != 0
-
-
-def stored(spec: Spec, values: Tensors, store: Store) -> Tensors:
-    """Values without those of factors that a task has dropped."""
-    is_kept = kept_of(spec, values, store)
-    return values if is_kept is None else pruned.without_dropped(values, is_kept)
+def stored(spec: Spec, values: Tensors) -> Tensors:
+    """Values, rounded before, without those that a task has dropped."""
+    masks = pruned.masks_of(spec, values)
+    return {key: value[masks[key]] if key in masks else value for key, value in values.items()}
 
 
 def pack(spec: Spec, values: Tensors, store: Store) -> Tensors:
     """A part's tensors as a file holds them: each under its own name and its scale, if any, under
-    another, and of a layer that may drop factors which are kept."""
-    is_kept = kept_of(spec, values, store)
-    if is_kept is None:
-        return _packed(spec, values, store)
-    packed = _packed(spec, pruned.without_dropped(values, is_kept), store)
-    return packed | {pruned.KEPT: pruned.to_bits(is_kept)}
+    another; of one of which numbers were dropped the others, and under a third name which."""
+    packed = _packed(spec, values, store)
+    for key, mask in pruned.masks_of(spec, packed).items():
+        if mask.all():
+            continue
+        for name in (key, key + _SCALE):
+            if name in packed and pruned.covers(mask, packed[name].shape):
+                packed[name] = packed[name][mask]
+        if key not in pruned.OWN:
+            packed[key + pruned.KEPT] = pruned.to_bits(mask)
+    return packed
 
 
 def _packed(spec: Spec, values: Tensors, store: Store) -> Tensors:
@@ -119,12 +112,11 @@ def layouts(
 
 
 def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
-    """How many bytes `pack` would make of them. Only those that it may leave in full are packed."""
+    """How many bytes `pack` would make of them. Only those that it may leave in full, or of which
+    it may drop some, are packed."""
+    if pruned.keys_of(spec):
+        return sum(tensor.nbytes for tensor in pack(spec, values, store).values())
     total, uncertain = 0, Tensors()
-    is_kept = kept_of(spec, values, store)
-    if is_kept is not None:
-        total = pruned.bytes_of(len(is_kept))
-        values = pruned.without_dropped(values, is_kept)
     for key, value in values.items():
         for layout in layouts(spec, key, tuple(value.shape), store, value.dtype).values():
             if layout.dtypes is not None and len(layout.dtypes) == 1:
@@ -132,6 +124,12 @@ def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
             else:
                 uncertain[key] = value
     return total + sum(tensor.nbytes for tensor in _packed(spec, uncertain, store).values())
+
+
+def bytes_of_each(spec: Spec, key: str, value: Tensor, store: Store) -> int:
+    """How many bytes a number of a tensor takes, without scales."""
+    form = _form(spec, key, tuple(value.shape), store)
+    return {"full": value.itemsize, "float16": 2, "int8": 1}[form]
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:

@@ -161,6 +161,7 @@ class HeadSpec:
     taps: Sizes = ()
     own_forward: bool = False
     dtypes: Dtypes | None = field(default=None, kw_only=True)
+    prune: bool = field(default=False, kw_only=True)  # whether tasks drop numbers of it
 
     def shapes(self, place: Place, classes: int) -> Shapes:
         shapes: Shapes = {"weight": (classes, self.inputs)}
@@ -223,7 +224,7 @@ def tensor_name(spec: Spec, key: str) -> str:
 
 # Fields that came later, and are written only where they say something.
 _LATER = {"taps": (), "own_forward": False, "transposed": False, "index": None, "dtypes": None}
-_LATER |= {"shared_bias": False}
+_LATER |= {"shared_bias": False, "prune": False}
 
 
 def to_json(spec: Spec) -> dict[str, Any]:

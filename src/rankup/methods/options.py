@@ -94,11 +94,12 @@ class RankOptions(Options):
     )
     prune: bool = option(
         False,
-        "After learning keep the fewest factors with which accuracy on a held-out tenth of the "
-        "training data stays the same; takes up to five more epochs.",
+        "After learning keep the fewest selectors, factors, biases and weights of heads with which "
+        "accuracy and loss on a held-out tenth of the training data stay the same; takes up to "
+        "five more epochs.",
     )
     tolerance: float = option(
-        1.0, "With --prune: how many standard errors lower an accuracy is still the same.", least=0
+        1.0, "With --prune: how many standard errors worse is still the same.", least=0
     )
     router: str = option(
         "",

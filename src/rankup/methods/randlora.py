@@ -10,21 +10,15 @@ from rankup import seeds
 from rankup.growing.plan import Plan
 from rankup.layers.spec import FactoredSpec, Shapes
 from rankup.methods.options import RandLoraOptions
-from rankup.methods.shared.layout import Layouts
-from rankup.methods.shared.scales import ScaledWeight
-from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod
+from rankup.methods.shared.scales import ScaledWeight, ScalesMethod
+from rankup.methods.shared.weights import TaskWeight
 
 
-class RandLora(TaskWeightMethod):
-    """Random matrices come from the seed and are never stored. Each task stores its scales, biases,
-    head and norms."""
-
+class RandLora(ScalesMethod):
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
-        rank = self.setting.options_of(RandLoraOptions).block_rank
-        return BlocksWeight(spec, rank, self.seed, plan.dtype, plan.device)
-
-    def kept_layouts(self, learned: int) -> Layouts:
-        return {}
+        return BlocksWeight(
+            spec, plan, self.seed, self.setting.options_of(RandLoraOptions).block_rank
+        )
 
 
 class BlocksWeight(ScaledWeight):
@@ -35,23 +29,11 @@ class BlocksWeight(ScaledWeight):
     of which `B [long, n·r]` has all side by side.
     """
 
-    A: Tensor
-    B: Tensor
-
-    reads = ("A", "B")
-
-    def __init__(
-        self,
-        spec: FactoredSpec,
-        rank: int,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: FactoredSpec, plan: Plan, seed: int, rank: int) -> None:
         short, long = sorted((spec.inputs, spec.outputs))
         blocks = math.ceil(short / rank)
         scales: Shapes = {"lambdas": (blocks, rank), "gammas": (blocks, short)}
-        super().__init__(spec, seed, dtype, device, scales)
+        super().__init__(spec, plan, seed, scales)
         B = [seeds.uniform(seed, "randlora", f"B{j}", long, rank) for j in range(blocks)]
         self.freeze("A", seeds.uniform(seed, "randlora", "A", short, rank).t(), self.kaiming)
         self.freeze("B", torch.cat(B, 1), 1 / (blocks * rank))

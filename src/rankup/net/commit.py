@@ -60,20 +60,20 @@ def commit(
         pairs = zip(net.parts, learned, strict=True)
         form = net.options.store
         added = [rounding.rounded(part.spec, own, form) for part, own in pairs]
-        task = replace(task, kept=_factors_kept(net, added))
+        task = replace(task, kept=_kept(net, added))
         append(net, [task], [[own] for own in added])
     if net.routing is not None:
         examples = examples or answered_examples(net, len(net.tasks) - 1, batches)
         _learn_routing(net, net.routing, examples)
 
 
-def _factors_kept(net: "IncrementalNet", added: Sequence[Tensors]) -> dict[str, pruned.Kept]:
-    """How many factors a task keeps of each layer that may drop some."""
+def _kept(net: "IncrementalNet", added: Sequence[Tensors]) -> dict[str, pruned.Kept]:
+    """How many numbers a task keeps of each part of which it may drop some."""
     specs = (part.spec for part in net.parts)
     return {
-        spec.name: pruned.count(own["selector"] != 0, len(own.get("U", ())))
+        spec.name: pruned.count(pruned.masks_of(spec, own))
         for spec, own in zip(specs, added, strict=True)
-        if pruned.prunes(spec)
+        if pruned.keys_of(spec)
     }
 
 

@@ -25,15 +25,17 @@ _MOST_SEEN = 1000  # kinds of calls that are remembered
 class Graphs:
     """The graphs of a network, one for each kind of call: shapes, dtypes, options and autocast.
 
-    A kind is captured when it comes for the second time. A graph answers from the tensors that it
-    was captured with, so it is captured again once one of them was exchanged or changed, as by a
-    commit. All graphs share their memory, so only one runs at a time.
+    A kind is captured when it comes for the second time. Graphs answer from the tensors that they
+    were captured with, so all of them go once one of these was exchanged or changed, as by a
+    commit: else they would hold the old ones in memory. They share theirs, so only one runs at a
+    time.
     """
 
     def __init__(self, body: nn.Module, most: int) -> None:
         self.body, self.most = body, most
         self._modules = [*body.modules()]
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()  # the least recently used first
+        self._made_of: list[tuple[Tensor, int]] = []  # what all graphs read, and its versions
         self._seen: dict[Hashable, bool] = {}  # whether it can be captured
         self._lock = threading.Lock()
         self._memory: Any = None  # a pool and the stream that captures
@@ -52,13 +54,14 @@ class Graphs:
             return run(x, options, tasks)
         with self._lock:
             graph = self._graphs.pop(kind, None)
-            # It is checked while it runs: it holds all that it reads.
+            # It is checked while it runs: all that it reads is held.
             answer = None if graph is None else self._replay(graph, leaves, tasks)
-            tensors = self._tensors()
-            if graph is None or not graph.is_made_of(tensors):
-                graph = answer = None  # its memory is free for the next one
+            if self._is_stale():
+                graph = answer = None  # their memory is free for the next ones
+                self._graphs.clear()
+            if graph is None:
                 try:
-                    graph = self._capture(leaves, form, tasks, run, tensors)
+                    graph = self._capture(leaves, form, tasks, run)
                 except Exception as error:  # a module's own code: it may wait for the device
                     self._seen[kind] = False
                     reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -91,17 +94,24 @@ class Graphs:
         self._seen[kind] = True
         return False
 
-    def _tensors(self) -> list[Tensor]:
+    def _is_stale(self) -> bool:
+        """Whether the network has other tensors than graphs were captured with; from now on they
+        are captured with these."""
         buffers = (t for module in self._modules for t in module._buffers.values())
-        return [tensor for tensor in buffers if tensor is not None]
+        tensors = [tensor for tensor in buffers if tensor is not None]
+        if len(tensors) == len(self._made_of) and all(
+            tensor is own and cached.version(tensor) == was
+            for tensor, (own, was) in zip(tensors, self._made_of, strict=True)
+        ):
+            return False
+        self._made_of = [(tensor, cached.version(tensor)) for tensor in tensors]
+        return True
 
-    def _capture(
-        self, leaves: Sequence[Any], form: Any, tasks: Tensor, run: Pass, tensors: list[Tensor]
-    ) -> _Graph:
+    def _capture(self, leaves: Sequence[Any], form: Any, tasks: Tensor, run: Pass) -> _Graph:
         with torch.inference_mode(False), torch.no_grad():
-            if self._memory is None:
+            if not self._graphs:  # torch refuses a pool once all of its graphs are gone
                 self._memory = new_memory(tasks.device)
-            return _Graph(leaves, form, tasks, run, tensors, self._memory)
+            return _Graph(leaves, form, tasks, run, self._memory)
 
     def _replay(self, graph: _Graph, leaves: Sequence[Any], tasks: Tensor) -> Any:
         stream = torch.cuda.current_stream(tasks.device) if tasks.is_cuda else None
@@ -114,26 +124,13 @@ class Graphs:
 
 class _Graph:
     def __init__(
-        self,
-        leaves: Sequence[Any],
-        form: Any,
-        tasks: Tensor,
-        run: Pass,
-        tensors: list[Tensor],
-        memory: Any,
+        self, leaves: Sequence[Any], form: Any, tasks: Tensor, run: Pass, memory: Any
     ) -> None:
-        self._made_of = [(tensor, cached.version(tensor)) for tensor in tensors]
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._tasks = tasks.clone()
         x, options = tree_unflatten(self._inputs, form)
         with cached.held() as self._held:  # what is cached elsewhere must stay with the graph
             self._start, self._answer = record(lambda: run(x, options, self._tasks), tasks, memory)
-
-    def is_made_of(self, tensors: Sequence[Tensor]) -> bool:
-        return len(tensors) == len(self._made_of) and all(
-            tensor is own and cached.version(tensor) == was
-            for tensor, (own, was) in zip(tensors, self._made_of, strict=True)
-        )
 
     def __call__(self, leaves: Sequence[Any], tasks: Tensor) -> Any:
         for own, given in zip((*self._inputs, self._tasks), (*leaves, tasks), strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankup.layers.spec import Spec
+from rankup.layers.spec import FactoredSpec, Spec
 
 if TYPE_CHECKING:
     from rankup.net.tasks import TaskList
@@ -31,7 +31,7 @@ def kept_of_layers(specs: Sequence[Spec], known: TaskList, index: int) -> dict[s
     """What a task kept, by layer, from its description alone."""
     task, place, found = known.tasks[index], known.place(known.tasks[index], index), {}
     for spec in specs:
-        if (kept := task.kept.get(spec.name)) is not None:
-            (of,) = spec.shapes(place, task.classes)["selector"]
-            found[spec.name] = KeptFactors(kept.factors, of, kept.own)
+        if isinstance(spec, FactoredSpec) and (kept := task.kept.get(spec.name)) is not None:
+            of = spec.rank.used(place)
+            found[spec.name] = KeptFactors(kept["selector"], of, kept.get("U", 0))
     return found

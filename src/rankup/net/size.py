@@ -86,7 +86,7 @@ def _add_task(counts: dict[str, int], net: IncrementalNet, task: int) -> None:
     for part in net.parts:
         added = part.added(task)
         counts["bytes"] += rounding.bytes_of(part.spec, added, net.options.store)
-        added = rounding.stored(part.spec, added, net.options.store)
+        added = rounding.stored(part.spec, added)
         if isinstance(part, FactoredLayer):
             counts["factors"] += _numel(_pick(added, "U", "V"))
             counts["selectors"] += _numel(_pick(added, "selector"))

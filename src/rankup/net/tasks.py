@@ -29,7 +29,7 @@ class KnownTask:
         about: what it says of itself.
         rotations: whether it is being learned from images in four turns.
         views: from how many turned views it answers.
-        kept: how many factors it kept of each layer that may drop some.
+        kept: how many numbers it kept of each part of which it may drop some, by tensor.
     """
 
     name: str

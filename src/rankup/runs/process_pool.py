@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from rankup.errors import RankupError, plain_warnings
@@ -58,12 +57,7 @@ class ProcessPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._kill()  # none of them is busy
 
     def run(

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from rankup.errors import RankupError
@@ -96,12 +95,7 @@ class RayPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with undisturbed():
             if self._mailbox is not None:
                 self._ray.kill(self._mailbox)

@@ -280,32 +280,17 @@ def _read_task(
     place: "Place",
 ) -> dict[str, Array]:
     """A task's selectors by layer, whatever form they are stored in."""
-    from rankup.layers import rounding
-    from rankup.layers.pruned import with_dropped
-    from rankup.layers.spec import tensor_name
-    from rankup.storage.reading import kept_factors, read_checked
+    from rankup.storage.reading import part_of, read_checked
 
     task, file = manifest.tasks[index]
-    path, key, selectors = folder / file.file, "selector", dict[str, Array]()
+    path, selectors = folder / file.file, dict[str, Array]()
     tensors = read_checked(path, file)
     for spec in layers:
         shapes, dtype = spec.shapes(place, task.rows), manifest.learned_dtype(spec)
-        shape, kept = shapes[key], task.kept.get(spec.name)
-        there = shape if kept is None else (kept.factors,)
-        names = rounding.layouts(spec, key, there, manifest.options.store, dtype)
-        try:
-            packed = {name: tensors[tensor_name(spec, name)] for name in names}
-            row = rounding.unpack(spec, key, packed, dtype)
-        except (KeyError, RankupError) as error:
-            raise RankupError(f"{path} has no selector of {spec.name!r}") from error
-        if row.shape != there:
-            raise RankupError(
-                f"{path}: the selector of {spec.name!r} is {list(row.shape)}, not {list(there)}"
-            )
-        if kept is not None:
-            is_kept = kept_factors(path, spec, tensors, shapes, kept)
-            row = with_dropped({key: row}, is_kept, 0)[key]
-        selectors[spec.name] = row.double().numpy()
+        kept, store = task.kept.get(spec.name), manifest.options.store
+        wanted = {"selector": shapes["selector"]}
+        part = part_of(path, tensors, spec, wanted, kept, store, {"selector": dtype})
+        selectors[spec.name] = part["selector"].double().numpy()
     return selectors
 
 

@@ -19,8 +19,7 @@ from rankup.data.inputs import from_json as from_json_input
 from rankup.errors import RankupError, StoreError
 from rankup.growing.options import GrowOptions
 from rankup.growing.routing import RouterRule
-from rankup.layers import name_of
-from rankup.layers.pruned import Kept
+from rankup.layers import name_of, pruned
 from rankup.layers.spec import (
     DenseSpec,
     FactoredSpec,
@@ -145,7 +144,7 @@ class Manifest:
         uses = "all" if task.uses is None else list(task.uses)
         data |= {"uses": uses, "about": task.about.to_json()}
         data |= {"views": task.views} if task.views > 1 else {}
-        return data | ({"kept": {k: list(v) for k, v in task.kept.items()}} if task.kept else {})
+        return data | ({"kept": task.kept} if task.kept else {})
 
     @classmethod
     def read(cls, folder: Path, most_memory: int = MOST_MEMORY) -> "Manifest":
@@ -252,18 +251,17 @@ class Manifest:
             )
 
     def _check_kept(self) -> None:
-        """Refuse tasks that keep factors which they do not have, or do not say what they keep."""
-        specs = [s for s in self.specs if isinstance(s, FactoredSpec) and s.rank.prune]
+        """Refuse tasks that keep numbers which they do not have, or do not say what they keep."""
+        specs = [spec for spec in self.specs if pruned.keys_of(spec)]
         known = self.task_list()
         for index, task in enumerate(known.tasks):
             if task.kept.keys() != {spec.name for spec in specs}:
                 raise ValueError(f"task {task.name!r} must say what it keeps of each such layer")
             place = known.place(task, index)
             for spec in specs:
-                (factors, own), rank = task.kept[spec.name], spec.rank
-                most_own = min(factors, rank.added(place))
-                if own > most_own or factors - own > rank.used(place) - rank.added(place):
-                    raise ValueError(f"task {task.name!r} has no such factors of {spec.name!r}")
+                kept, most = task.kept[spec.name], pruned.most_of(spec, place, task.rows)
+                if kept.keys() != most.keys() or any(kept[key] > most[key] for key in most):
+                    raise ValueError(f"task {task.name!r} has no such numbers of {spec.name!r}")
 
     def memory(self) -> int:
         """Bytes that the network takes beyond what its files hold: seeded factors, dropped ones,
@@ -280,9 +278,11 @@ class Manifest:
                 count += len(self.tasks) * factors
                 if spec.rank.prune:
                     count += (factors - spec.rank.seeded) * (spec.inputs + spec.outputs)
+                    count += len(self.tasks) * spec.outputs
             elif isinstance(spec, HeadSpec):
-                widest = max((task.rows for task, _ in self.tasks), default=0)
-                count += len(self.tasks) * widest
+                rows = [task.rows for task, _ in self.tasks]
+                count += len(rows) * max(rows, default=0)
+                count += sum(rows) * (spec.inputs + 1) * spec.prune
         widest = max(self.learned_dtype(spec).itemsize for spec in self.specs)
         return count * max(widest, self.dtype.itemsize)
 
@@ -360,9 +360,8 @@ def _task_from_json(entry: dict[str, Any], known: set[str]) -> KnownTask:
     about = About.from_json(entry.get("about", {}))
     check_about(name, entry["classes"], about)
     used = None if uses is None else tuple(uses)
-    kept = {layer: Kept(*counts) for layer, counts in entry.get("kept", {}).items()}
-    views = entry.get("views", 1)
-    return KnownTask(name, entry["classes"], used, about, views=views, kept=kept)
+    more = {"views": entry.get("views", 1), "kept": entry.get("kept", {})}
+    return KnownTask(name, entry["classes"], used, about, **more)
 
 
 def _sums_from_json(entry: dict[str, Any] | None) -> tuple[File | None, int]:

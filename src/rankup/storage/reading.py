@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from errno import EFBIG
 from pathlib import Path
 
@@ -183,30 +183,11 @@ def _by_part(
     form: Store,
     dtype_of: Callable[[Spec, str], torch.dtype],
 ) -> list[Tensors]:
-    """A file's tensors for each part of the network, every one checked against its spec and, if
-    the task may have dropped factors of it, against how many it kept."""
-    parts: list[Tensors] = []
-    for spec, shapes, kept in expected:
-        part: Tensors = {}
-        for key, shape in (shapes if kept is None else pruned.shapes_of(shapes, kept)).items():
-            packed: Tensors = {}
-            dtype = dtype_of(spec, key)
-            for own, layout in rounding.layouts(spec, key, shape, form, dtype).items():
-                name = tensor_name(spec, own)
-                if name not in tensors:
-                    raise StoreError(f"{path} has no tensor {name!r}")
-                packed[own] = tensor = tensors.pop(name)
-                if tensor.shape != layout.shape:
-                    there, wanted = list(tensor.shape), list(layout.shape)
-                    raise StoreError(f"{path}: {name!r} is {there}, not {wanted}")
-                if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
-                    allowed = " or ".join(map(str, layout.dtypes))
-                    raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
-            part[key] = rounding.unpack(spec, key, packed, dtype)
-        if kept is not None:
-            is_kept = kept_factors(path, spec, tensors, shapes, kept)
-            part = pruned.with_dropped(part, is_kept, len_of(shapes, "U"))
-        parts.append(part)
+    """A file's tensors for each part of the network."""
+    parts = [
+        part_of(path, tensors, spec, shapes, kept, form, {k: dtype_of(spec, k) for k in shapes})
+        for spec, shapes, kept in expected
+    ]
     if tensors:
         raise StoreError(
             f"{path} holds tensors that the network has no place for: {', '.join(tensors)}"
@@ -214,22 +195,66 @@ def _by_part(
     return parts
 
 
-def kept_factors(path: Path, spec: Spec, tensors: Tensors, shapes: Shapes, kept: Kept) -> Tensor:
-    """Take from a file's tensors which factors of a layer a task kept."""
-    name, (factors,) = tensor_name(spec, pruned.KEPT), shapes["selector"]
-    if name not in tensors:
-        raise StoreError(f"{path} has no tensor {name!r}")
-    try:
-        is_kept = pruned.from_bits(tensors.pop(name), factors)
-    except ValueError as error:
-        raise StoreError(f"{path}: {name!r} is of {error}") from error
-    if pruned.count(is_kept, len_of(shapes, "U")) != kept:
-        raise StoreError(f"{path}: {name!r} does not keep {kept.factors} factors, {kept.own} own")
-    return is_kept
+def part_of(
+    path: Path,
+    tensors: Tensors,
+    spec: Spec,
+    shapes: Shapes,
+    kept: Kept | None,
+    form: Store,
+    dtypes: Mapping[str, torch.dtype],
+) -> Tensors:
+    """Take a part's tensors from those of a file, every one checked against its shape and, if the
+    task may have dropped numbers of it, against how many it kept."""
+    part, masks = Tensors(), Tensors()
+    for key, shape in shapes.items():
+        if kept is not None:
+            masks[key] = _mask(path, tensors, spec, key, shape, kept, masks)
+        packed: Tensors = {}
+        for own, layout in rounding.layouts(spec, key, shape, form, dtypes[key]).items():
+            name, mask, there = tensor_name(spec, own), masks.get(key), layout.shape
+            if name not in tensors:
+                raise StoreError(f"{path} has no tensor {name!r}")
+            if mask is not None and pruned.covers(mask, there) and not mask.all():
+                there = int(mask.sum()), *there[mask.dim() :]
+            tensor = tensors.pop(name)
+            if tensor.shape != there:
+                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(there)}")
+            if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
+                allowed = " or ".join(map(str, layout.dtypes))
+                raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
+            if there != layout.shape and mask is not None:
+                tensor = pruned.restored(tensor, mask, layout.shape)
+            packed[own] = tensor
+        part[key] = rounding.unpack(spec, key, packed, dtypes[key])
+    return part
 
 
-def len_of(shapes: Shapes, key: str) -> int:
-    return shapes[key][0] if key in shapes else 0
+def _mask(
+    path: Path,
+    tensors: Tensors,
+    spec: Spec,
+    key: str,
+    shape: tuple[int, ...],
+    kept: Kept,
+    known: Tensors,
+) -> Tensor:
+    """What a task kept of a tensor: where it dropped anything, the file says it by bits, but of U
+    and V those of the selector say it."""
+    name, wanted = tensor_name(spec, key + pruned.KEPT), kept["U" if key == "V" else key]
+    mask = torch.ones(shape, dtype=torch.bool)
+    if key in pruned.OWN:
+        mask = pruned.of_own(known["selector"], shape[0])
+    elif wanted < mask.numel():
+        if name not in tensors:
+            raise StoreError(f"{path} has no tensor {name!r}")
+        try:
+            mask = pruned.from_bits(tensors.pop(name), shape)
+        except ValueError as error:
+            raise StoreError(f"{path}: {name!r} is of {error}") from error
+    if int(mask.sum()) != wanted:
+        raise StoreError(f"{path}: {name!r} does not keep {wanted} of {key}")
+    return mask
 
 
 def read_checked(path: Path, file: File) -> Tensors:

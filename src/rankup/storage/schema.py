@@ -238,8 +238,9 @@ _PARTS: dict[Any, Check] = {
             "taps": _SIZES,
             "own_forward": boolean,
             "dtypes": _DTYPES,
+            "prune": boolean,
         },
-        may_lack=("taps", "own_forward", "dtypes"),
+        may_lack=("taps", "own_forward", "dtypes", "prune"),
     ),
     "dense": fields(
         {
@@ -357,7 +358,7 @@ check_manifest: Check = fields(
                     "uses": either(one_of("all"), listed(name)),
                     "about": _ABOUT,
                     "views": one_of(4),
-                    "kept": mapping(pair(_COUNT, _COUNT)),
+                    "kept": mapping(mapping(_COUNT)),
                     **_FILE,
                 },
                 may_lack=("uses", "about", "views", "kept"),

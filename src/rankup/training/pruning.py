@@ -1,16 +1,18 @@
-"""Capacity by itself: of the factors that a task has learned with, the fewest are kept with which
-its accuracy on held-out data stays the same.
+"""Capacity by itself: of the numbers that a task has learned, the fewest are kept with which its
+accuracy and loss on held-out data stay the same.
 
-Factors of all layers are compared by their part in their layer's weight, the length of
-`selector · u vᵀ` over that of W. How many of the largest are kept is found by bisection: each time
-the others are dropped, the task learns an epoch with what is left, and is tested.
+What may be dropped are selectors, and with them the task's own factors, biases and the weights of
+its heads. All are compared by what the loss would gain by them for each byte that they take: the
+squares of a number's gradients times its own square, as of a quadratic loss.
+How many of the best are kept is found by bisection: each time the others are dropped, the task
+learns an epoch with what is left, and is tested.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +22,13 @@ from rankup import seeds
 from rankup.data.heldout import hold_out
 from rankup.data.streams import Stream
 from rankup.errors import RankupError
-from rankup.layers import LEARNING, FactoredLayer, Tensors, pruned
+from rankup.layers import TaskLayer, Tensors, pruned, rounding
+from rankup.training.engine.eager import Eager
+from rankup.training.engine.module import losses_of
 from rankup.training.engine.rank import RankLearner
 from rankup.training.engine.select import Engine
-from rankup.training.evaluate import fraction_correct
 from rankup.training.loop import OpenTask, train
+from rankup.training.optim import flattened, views
 
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
@@ -34,6 +38,8 @@ _SHARE = 0.1  # of a task's training samples that are held out
 _MOST = 5_000  # samples held out
 _LEAST = 20  # of fewer, a standard error says little
 _HALVINGS = 5  # of the range in which the number of factors lies, each of which costs an epoch
+_RATE = 0.3  # of the recipe's, for what is learned with fewer numbers: it must not start again
+_STEPS = 100  # whose gradients are looked at
 
 
 def with_held_out(task: Task, seed: int) -> Task:
@@ -48,17 +54,31 @@ def with_held_out(task: Task, seed: int) -> Task:
     return hold_out(Stream(task.name, (task,)), share, seed)[0]
 
 
-def lowest_accuracy(full: float, samples: int, tolerance: float) -> float:
-    """What an accuracy on that many samples may fall to by so many of its standard errors.
+@dataclass(frozen=True)
+class Score:
+    """How well a task answers its held-out samples.
 
-    >>> round(lowest_accuracy(0.9, samples=100, tolerance=1), 6)
-    0.87
+    >>> before = Score(0.9, loss=0.5, deviation=1.0, samples=100)
+    >>> [Score(right, loss, 1.0, 100).is_within(before, 1) for right, loss in ((0.88, 0.55),
+    ...     (0.86, 0.5), (0.9, 0.7))]
+    [True, False, False]
     """
-    return full - tolerance * math.sqrt(full * (1 - full) / samples)
+
+    accuracy: float
+    loss: float  # the mean over samples
+    deviation: float  # of samples' losses
+    samples: int
+
+    def is_within(self, before: Score, tolerance: float) -> bool:
+        """Whether accuracy and loss are no more than that many standard errors worse than before.
+        Of few samples the loss tells more than the number of right answers."""
+        size, right = tolerance / math.sqrt(before.samples), before.accuracy
+        lowest = right - size * math.sqrt(right * (1 - right))
+        return self.accuracy >= lowest and self.loss <= before.loss + size * before.deviation
 
 
 class Pruning:
-    """Drops factors of the task that a pupil has learned and not yet committed.
+    """Drops numbers of the task that a pupil has learned and not yet committed.
 
     Args:
         learner: the task's; its feed has held-out samples for test data.
@@ -67,65 +87,106 @@ class Pruning:
 
     def __init__(self, pupil: NetPupil, learner: RankLearner, engine: Engine) -> None:
         self.pupil, self.learner, self.engine = pupil, learner, engine
-        self._layers = [
-            layer
-            for layer in pupil.net.layers
-            if isinstance(layer, FactoredLayer) and pruned.prunes(layer.spec)
-        ]
+        # By the names that the learner has for them.
+        self._layers = {
+            f"body.{name}.new_{key}": (layer, key)
+            for name, layer in pupil.net.body.named_modules()
+            if isinstance(layer, TaskLayer)
+            for key in pruned.keys_of(layer.spec)
+        }
 
     def run(self, tolerance: float) -> None:
-        """Keep the fewest factors with which the task loses no more than that many standard errors
-        of its accuracy; what it has learned with these stays."""
-        samples = len(self.learner.feed.task.test_y)
-        lowest = lowest_accuracy(self.accuracy(), samples, tolerance)
+        """Keep the fewest numbers with which the task is no more than that many standard errors
+        worse; what it has learned with these stays."""
+        before = self.score()
         least, most, best = 0, self.count(), self._learned()
         for number in range(_HALVINGS):
             if least >= most:
                 break
             middle = (least + most) // 2
-            self.drop(middle)
+            self.drop(middle, number)
             self.learn_on(number)
-            if self.accuracy() >= lowest:
+            if self.score().is_within(before, tolerance):
                 most, best = self.count(), self._learned()
             else:
                 least = middle + 1
                 self.learner.adopt(_copies(best))
 
-    def accuracy(self) -> float:
+    @torch.no_grad()
+    def score(self) -> Score:
         """On the held-out samples."""
         net, feed = self.pupil.net, self.learner.feed
-        index = len(net.tasks)
-        found = fraction_correct(lambda x: self.pupil.predict(x, index), feed.test())
-        return net.ranks.of_first(found) if net.ranks else found
+        right, losses = [], []
+        for x, y in feed.test():
+            logits = self.pupil.predict(x, len(net.tasks))
+            right.append(logits.argmax(1) == y)
+            losses.append(losses_of(feed.recipe, logits, y))
+        is_right, each = torch.cat(right).double(), torch.cat(losses).double()
+        numbers = float(is_right.mean()), float(each.mean()), float(each.std()), len(each)
+        return Score(*(net.ranks.of_first(numbers) if net.ranks else numbers))
 
     def count(self) -> int:
-        """How many factors the task has now."""
-        return sum(int((layer.new_selector != 0).sum()) for layer in self._layers)
+        """How many of these numbers the task has now."""
+        return sum(int((tensor != 0).sum()) for tensor in self._numbers().values())
 
-    @torch.no_grad()
-    def drop(self, count: int) -> None:
-        """Set the selectors of all factors but that many to zero."""
-        parts = [_parts(layer) for layer in self._layers]
-        together = torch.cat(parts)
+    def drop(self, count: int, number: int) -> None:
+        """Set all numbers but that many to zero."""
+        gains = self._gains(number)
+        together = torch.cat([gain.flatten() for gain in gains.values()])
         is_kept = torch.zeros_like(together, dtype=torch.bool)
         is_kept[together.argsort(descending=True, stable=True)[:count]] = True
-        masks = torch.split(is_kept, [len(part) for part in parts])
-        for layer, mask in zip(self._layers, masks, strict=True):
-            layer.new_selector.masked_fill_(~mask, 0)
+        masks = torch.split(is_kept, [gain.numel() for gain in gains.values()])
+        for tensor, mask in zip(self._numbers().values(), masks, strict=True):
+            tensor.masked_fill_(~mask.view_as(tensor), 0)
 
     def learn_on(self, number: int) -> None:
-        """Learn an epoch as the recipe says, with the factors that are left."""
+        """Learn an epoch with the numbers that are left."""
         learner, whole = self.learner, self.learner.feed
         again = copy.copy(self.pupil)
-        again.recipe = replace(again.recipe, epochs=1)
+        again.recipe = replace(
+            (recipe := again.recipe),
+            epochs=1,
+            lr=_RATE * recipe.lr,
+            first_lr=_RATE * recipe.first_lr,
+        )
         again.seed = seeds.number(again.seed, "pruning", again.draws_by, number)
         learner.feed = copy.copy(whole)
         learner.feed.recipe = again.recipe
-        learner.keep({layer.spec.name: layer.new_selector != 0 for layer in self._layers})
+        learner.keep({name: tensor != 0 for name, tensor in self._numbers().items()})
         try:
             train([OpenTask(again, learner)], self.engine.start([learner]))
         finally:
             learner.feed = whole
+
+    def _gains(self, number: int) -> Tensors:
+        """What the loss would gain by each number for each byte that it takes."""
+        store, squares = self.pupil.net.options.store, self._squares(number)
+        return {
+            name: squares[name] * tensor.square() / _bytes_of(*self._layers[name], store)
+            for name, tensor in self._numbers().items()
+        }
+
+    def _squares(self, number: int) -> Tensors:
+        """The squares of each number's gradients, summed over steps as they are learned from."""
+        learner, pupil, feed = self.learner, self.pupil, self.learner.feed
+        seed = seeds.number(pupil.seed, "gradients", pupil.draws_by, number)
+        draws = learner.sample_epoch(seeds.epoch_generator(seed, pupil.draws_by, 0, feed.device))
+        (tensors,) = Eager([learner]).tensors
+        total = torch.zeros((), device=feed.device)
+        seed += feed.ranks.rank if feed.ranks else 0
+        with learner.bound(tensors), seeds.seeded_rng(feed.device, seed):
+            for step in range(min(_STEPS, len(draws["rows"]))):
+                _, gradients = learner.gradient({key: t[step] for key, t in draws.items()})
+                gradient = flattened(gradients, 0)
+                if feed.ranks:
+                    feed.ranks.average_(gradient, feed.share)
+                total = total + gradient.square()
+                learner.sync_buffers(tensors)
+        return learner.unpadded(views(total, learner.learned()))
+
+    def _numbers(self) -> Tensors:
+        learned = dict(self.pupil.net.body.named_parameters(prefix="body"))
+        return {name: learned[name].detach() for name in self._layers}
 
     def _learned(self) -> Tensors:
         return _copies(self.learner.learned())
@@ -135,15 +196,12 @@ def _copies(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def _parts(layer: FactoredLayer) -> Tensor:
-    """The part of each factor in the layer's weight: zero for those that were dropped."""
-    lengths = [_lengths(layer.old_U) * _lengths(layer.old_V)]
-    if "new_U" in layer._parameters:
-        lengths.append(_lengths(layer.new_U) * _lengths(layer.new_V))
-    whole = layer.matrix(LEARNING).square().sum().sqrt()
-    # Where W is zero, no factor has a part in it.
-    return (layer.new_selector.abs() * torch.cat(lengths) / whole).nan_to_num(0)
-
-
-def _lengths(rows: Tensor) -> Tensor:
-    return rows.square().sum(1).sqrt()
+def _bytes_of(layer: TaskLayer, key: str, store: rounding.Store) -> Tensor:
+    """How many bytes each number of a tensor takes; a selector of an own factor also its own."""
+    values = layer.learned()
+    spec, own = layer.spec, len(values.get("U", ()))
+    sizes = {k: rounding.bytes_of_each(spec, k, v, store) for k, v in values.items()}
+    taken = torch.full_like(values[key], sizes[key])
+    if key == "selector" and own:
+        taken[-own:] += sum(sizes[k] * values[k][0].numel() for k in pruned.OWN)
+    return taken

@@ -1,5 +1,5 @@
-"""A layer shared by methods whose tasks learn scales of random matrices, and nothing else of a
-weight. The matrices come from the seed, never learn and are never stored."""
+"""Shared by methods whose tasks learn scales of random matrices, and nothing else of a weight. The
+matrices come from the seed, never learn and are never stored."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rankup.growing.plan import Plan
 from rankup.layers import Selection, Start, Tensors
 from rankup.layers.spec import FactoredSpec, Shapes
 from rankup.methods.shared.layout import Layout, Layouts
-from rankup.methods.shared.weights import TaskWeight
+from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod
+
+
+class ScalesMethod(TaskWeightMethod):
+    """A network of `ScaledWeight` layers. Each task stores its scales, biases, head and norms."""
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {}
 
 
 class ScaledWeight(TaskWeight):
-    """`W_t` made of frozen matrices and the task's vectors of scales.
+    """`W_t` made of two frozen matrices and the task's vectors of scales.
 
     Scales start at one and biases at zero: there is no pretrained weight that a layer could start
     from, and where scales start at zero the layer would compute nothing and never learn. Matrices
@@ -23,15 +31,13 @@ class ScaledWeight(TaskWeight):
     Tables: `all_KEY [T, …]` for each vector.
     """
 
-    def __init__(
-        self,
-        spec: FactoredSpec,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        scales: Shapes,
-    ) -> None:
-        super().__init__(spec, seed, dtype, device)
+    A: Tensor
+    B: Tensor
+
+    reads = ("A", "B")
+
+    def __init__(self, spec: FactoredSpec, plan: Plan, seed: int, scales: Shapes) -> None:
+        super().__init__(spec, seed, plan.dtype, plan.device)
         self.vectors = scales | ({"bias": (spec.outputs,)} if spec.bias else {})
         for key, shape in self.vectors.items():
             self.register_buffer(f"all_{key}", torch.empty(0, *shape, **self._factory))

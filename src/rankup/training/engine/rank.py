@@ -3,7 +3,7 @@ weights of convolutions are built on side streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -101,7 +101,7 @@ class RankLearner(ModuleLearner):
         # `gradient` is overridden for convolutions only.
         self.replicas = "branches" if self._convolves or self.mutated else "vmap"
         self._builder: Builder | None = None
-        self._masks: dict[str, FactoredLayer] = {}  # by the names of tensors, whose they are
+        self._masks: dict[str, str] = {}  # by their names, those of what they are for
         # Weights that are built have their channels last, and so would their outputs.
         self._builds = self._convolves and self._takes_channels_last()
         self.register_buffer("seen", self._project())
@@ -110,36 +110,46 @@ class RankLearner(ModuleLearner):
             self._step_inputs["seen"] = self.seen
 
     def learned(self) -> Tensors:
-        learned = super().learned()
-        for prefix, layer in self._factored.items():
-            name, old, extra = f"{prefix}.new_selector", len(layer.old_U), self._extra[prefix]
-            if extra:
-                selector = learned[name].detach()
-                learned[name] = torch.cat([F.pad(selector[:old], (0, extra)), selector[old:]])
-        return learned
+        return self._padded(super().learned())
 
     def adopt(self, learned: Tensors) -> None:
-        super().adopt(learned)
-        for prefix, layer in self._factored.items():
-            old, extra = len(layer.old_U), self._extra[prefix]
-            if extra:
-                padded = layer.new_selector.data
-                layer.new_selector.data = torch.cat([padded[:old], padded[old + extra :]])
+        super().adopt(self.unpadded(learned))
 
-    def keep(self, kept: Mapping[str, Tensor]) -> None:
-        """From the next step on, selectors stay zero where `kept`, by layer, is not one."""
-        for number, (prefix, layer) in enumerate(self._factored.items()):
-            if (mask := kept.get(layer.spec.name)) is not None:
-                old, extra = len(layer.old_U), self._extra[prefix]
-                padded = torch.cat([F.pad(mask[:old], (0, extra)), mask[old:]])
-                self._masks[name := f"kept{number}"] = layer
-                self.register_input(name, padded.to(layer.new_selector))
+    def _padded(self, tensors: Tensors) -> Tensors:
+        """Tensors by the names of what is learned, those of selectors as long as padded tables."""
+        padded = dict(tensors)
+        for name, (old, extra) in self._spans():
+            if name in tensors:
+                selector = tensors[name].detach()
+                padded[name] = torch.cat([F.pad(selector[:old], (0, extra)), selector[old:]])
+        return padded
+
+    def unpadded(self, tensors: Tensors) -> Tensors:
+        """The inverse of this padding."""
+        cut = dict(tensors)
+        for name, (old, extra) in self._spans():
+            if name in tensors:
+                cut[name] = torch.cat([tensors[name][:old], tensors[name][old + extra :]])
+        return cut
+
+    def _spans(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Of each selector that is padded: where this begins, and how long it is."""
+        for prefix, layer in self._factored.items():
+            if extra := self._extra[prefix]:
+                yield f"{prefix}.new_selector", (len(layer.old_U), extra)
+
+    def keep(self, kept: Tensors) -> None:
+        """From the next step on, what is learned under these names stays zero where `kept` is not
+        one."""
+        for number, (name, mask) in enumerate(self._padded(kept).items()):
+            self._masks[f"kept{number}"] = name
+            self.register_input(f"kept{number}", mask.to(self.feed.dtype))
         self.replicas = "branches"
 
     @torch.no_grad()
     def after_step(self) -> None:
-        for name, layer in self._masks.items():
-            layer.new_selector.mul_(self.get_buffer(name))
+        for mask, name in self._masks.items():
+            self.get_parameter(name).mul_(self.get_buffer(mask))
 
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         if self.is_compiled or not (self.side_streams and self._builds):
