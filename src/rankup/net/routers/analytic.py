@@ -89,6 +89,12 @@ class Analytic(Router):
         each = [softened[:, looks.routing.columns(task)] for task in range(fits.shape[1])]
         return torch.stack([scores.logsumexp(1) for scores in each], 1)
 
+    def class_votes(self, looks: Looks, task: int) -> Tensor:
+        own = self._softened(looks)[:, looks.routing.columns(task)]
+        # Of a class without samples only the network knows something.
+        lowest = own.masked_fill(own.isinf(), torch.inf).amin(1, keepdim=True)
+        return torch.where(own.isinf(), lowest, own)
+
     def _softened(self, looks: Looks) -> Tensor:
         return _SOFTENED[self.rule.patches] * self._found(looks).classes
 

@@ -152,6 +152,11 @@ class Router(ABC):
         tasks, centred and scaled."""
         return fits
 
+    def class_votes(self, looks: Looks, task: int) -> Tensor | None:
+        """`[B, C]`: how much speaks for each class of a task, in natural logarithms; None if the
+        router knows no classes."""
+        return None
+
     def layouts(self, classes: int) -> Layouts:
         """What is stored of a task with so many classes."""
         return {}
