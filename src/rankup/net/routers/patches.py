@@ -30,7 +30,6 @@ _STRIDE = 2  # pixels from patch to patch
 _WEIGHT = 16.0  # root mean square of a filter's whole numbers
 _FLAT = 10  # grey levels of contrast below which a patch counts as flat
 _UNIT = 64.0  # whole numbers in a response as strong as the patch's contrast
-_PER_UNIT = 16.0  # steps² of a feature; nearly all natural images stay below 127 steps
 _COLOURS = 4  # places each way over which colours are averaged
 
 
@@ -42,11 +41,14 @@ class _Kind(NamedTuple):
     starts: tuple[int, ...]  # pixels, down and to the right, at which the first patches are
     both: bool  # whether each filter's negative is looked for, too
     colours: bool  # whether the means and spreads of colours are features, too
+    per_unit: float  # steps² of a feature; nearly all natural images stay below `most` steps
+    most: int  # steps
+    zero: int  # steps that are taken for 0, so that whole numbers stay within ±127
 
 
 _KINDS = {
-    1: _Kind(((4, 3), (6, 3), (10, 2)), 16.0, (0,), both=True, colours=False),
-    2: _Kind(((3, 3), (5, 3), (8, 2)), 8.0, (0, 1), both=False, colours=True),
+    1: _Kind(((4, 3), (6, 3), (10, 2)), 16.0, (0,), True, False, 16.0, STEPS, 0),
+    2: _Kind(((3, 3), (5, 3), (8, 2)), 8.0, (0, 1), False, True, 64.0, 2 * STEPS, STEPS),
 }
 
 
@@ -61,7 +63,7 @@ def refuse_no_images(inputs: Tensor) -> None:
 
 
 def patch_features(images: Tensor, count: int, seed: int, kind: int = 1) -> Tensor:
-    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from 0 to 127.
+    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from −127 to 127.
 
     Those of an image and of its mirror image are the same: what both would say apart from each
     other hardly tells classes, and takes twice the features.
@@ -70,10 +72,10 @@ def patch_features(images: Tensor, count: int, seed: int, kind: int = 1) -> Tens
     wanted = _KINDS[kind]
     with torch.autocast(images.device.type, enabled=False):
         pixels = _levels(images)
-        found = [_colours(pixels)] if wanted.colours else []
+        found = [_colours(pixels, wanted.most)] if wanted.colours else []
         share = (count - sum(part.shape[1] for part in found)) / len(wanted.sizes)
         found += [_found(pixels, wanted, *size, share, seed) for size in wanted.sizes]
-    return torch.cat(found, 1)
+    return torch.cat(found, 1) - wanted.zero
 
 
 def _levels(images: Tensor) -> Tensor:
@@ -86,17 +88,17 @@ def _levels(images: Tensor) -> Tensor:
     return (_sums(pixels, step, step) * (1 / step**2)).round() if step > 1 else pixels
 
 
-def _colours(pixels: Tensor) -> Tensor:
-    """`[B, 16·C]`: each channel's mean and spread at each place in the left half, and at those that
-    are in their place in the mirror image."""
+def _colours(pixels: Tensor, most: int) -> Tensor:
+    """`[B, 16·C]`: each channel's mean, and twice its spread, at each place in the left half and at
+    the one that is there in the mirror image."""
     sides = torch.stack([pixels, pixels.flip(3)]).double().flatten(0, 1)
     totals, squares = (_at_places(x, _COLOURS)[0] for x in (sides, sides.square()))
     numbers = math.prod(_at_places(sides, _COLOURS)[1])
     spread = numbers * squares - totals.square()
     half = slice(_COLOURS // 2)
     means, spreads = (torch.add(*x.chunk(2))[..., half] for x in (totals, spread))
-    means = (means * (1 / (4 * numbers))).floor()  # of 256 levels, in 128 steps
-    return torch.cat([means.float().flatten(1), _root(spreads, 2 * numbers**2)], 1)
+    means = (means * (1 / (2 * numbers))).floor().clamp(max=most)
+    return torch.cat([means.float().flatten(1), _root(spreads, numbers**2 / 2, most)], 1)
 
 
 def _found(pixels: Tensor, kind: _Kind, size: int, grid: int, count: float, seed: int) -> Tensor:
@@ -112,7 +114,7 @@ def _found(pixels: Tensor, kind: _Kind, size: int, grid: int, count: float, seed
             sides = _responses(x[..., start:, start:], spread[..., start:, start:], bank, kind)
             total = total + sides[..., :rows, :columns]
     total, windows = _at_places(total, grid)
-    return _root(total, math.prod(windows) * len(kind.starts) / _PER_UNIT)
+    return _root(total, math.prod(windows) * len(kind.starts) / kind.per_unit, kind.most)
 
 
 def _at_places(x: Tensor, grid: int) -> tuple[Tensor, list[int]]:
@@ -122,9 +124,9 @@ def _at_places(x: Tensor, grid: int) -> tuple[Tensor, list[int]]:
     return F.avg_pool2d(x, windows, steps, divisor_override=1), windows
 
 
-def _root(total: Tensor, unit: float) -> Tensor:
+def _root(total: Tensor, unit: float, most: int) -> Tensor:
     """`[B, …]`: the square root in units of `unit`'s, rounded, by comparing alone."""
-    halves = torch.arange(STEPS, dtype=total.dtype, device=total.device) + 0.5
+    halves = torch.arange(most, dtype=total.dtype, device=total.device) + 0.5
     return torch.bucketize(total.flatten(1), halves**2 * unit).float()
 
 
