@@ -29,6 +29,7 @@ from torch import Tensor
 import rankup
 from rankup.data import make_stream, to_float
 from rankup.data.heldout import hold_out
+from rankup.growing.routing import RouterRule
 from rankup.layers import TaskHead
 from rankup.net.guess import routing_of
 from rankup.net.routers.base import Looks
@@ -36,6 +37,7 @@ from rankup.net.stages import append
 from rankup.training.examples import divided
 
 NAMES = ("energy", "mahalanobis", "analytic")
+PATCHES = {0: "", 1: ",patches", 2: ",patches=2"}
 
 
 def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
@@ -45,7 +47,7 @@ def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
         rankup.Rank(int(first), int(step), seeded=given.seeded),
         seed=given.seed,
         store="int8",
-        router=f"{given.router},features={given.features}{',patches' * given.patches}",
+        router=f"{given.router},features={given.features}{PATCHES[given.patches]}",
     ).to(given.device)
 
 
@@ -103,43 +105,56 @@ def with_one_view(
 
 @torch.no_grad()
 def seen(net: rankup.IncrementalNet, x: Tensor) -> dict[str, Tensor]:
-    """Each router's votes, `[B, T]`, the logits of all tasks, `[B, T, C]`, and the discriminants'
-    classes."""
+    """Each router's votes, `[B, T]`, and the logits of all tasks and what the analytic router says
+    of their classes, `[B, T, C]`."""
     looks = Looks(net, routing_of(net, x), x, {})
     routing = looks.routing
     found = {name: routing.routers[name].votes(looks, routing.fits(looks, name)) for name in NAMES}
     tasks = range(len(net.tasks))
     found["logits"] = torch.stack([looks.of(task).logits.float() for task in tasks], 1)
-    found["discriminants"] = looks.noted["analytic"].classes
+    votes = [routing.routers["analytic"].class_votes(looks, task) for task in tasks]
+    found["classes"] = torch.stack([each for each in votes if each is not None], 1)
     return found
 
 
-def mixtures(found: dict[str, Tensor], task: Tensor, label: Tensor) -> None:
+def mixtures(
+    found: dict[str, Tensor], task: Tensor, label: Tensor, rule: RouterRule, search: bool
+) -> None:
+    """How right the rule is, and with `search` which mixtures are best."""
     logits = found["logits"]
-    own = logits.log_softmax(2)
-    told = own[torch.arange(len(task)), task].argmax(1) == label
-    print(f"told {told.float().mean():.4f}")
     wanted = task * logits.shape[2] + label
 
-    def say(name: str, votes: Tensor, classes: Tensor | None = None) -> tuple[float, str]:
-        joint = own + votes.log_softmax(1)[:, :, None] if classes is None else classes
-        right = (joint.flatten(1).argmax(1) == wanted).float().mean().item()
+    def joined(weights: dict[str, float], likeliest: int | None = None) -> tuple[Tensor, Tensor]:
+        votes = sum((weight * found[name] for name, weight in weights.items()), torch.zeros(()))
+        if likeliest is not None:
+            kept = found["analytic"].topk(likeliest, 1).indices
+            votes = torch.full_like(votes, -torch.inf).scatter_(1, kept, votes.gather(1, kept))
+        own = logits.log_softmax(2) + weights.get("analytic", 0) * found["classes"]
+        return votes, own.log_softmax(2) + votes.log_softmax(1)[:, :, None]
+
+    def say(name: str, votes: Tensor, classes: Tensor) -> tuple[float, str]:
+        right = (classes.flatten(1).argmax(1) == wanted).float().mean().item()
         guessed = (votes.argmax(1) == task).float().mean().item()
         return right, f"untold {right:.4f} task {guessed:.4f} {name}"
 
+    own = logits.log_softmax(2)
+    told = own[torch.arange(len(task)), task].argmax(1) == label
+    print(f"told {told.float().mean():.4f}")
+    weights = dict(rule.weights)
+    print(say(f"the rule {rule}", *joined(weights))[1])
+    for most in (2, 4, 6, 8, 12):
+        if most < logits.shape[1]:
+            print(say(f"the rule, likeliest={most}", *joined(weights, most))[1])
+    votes, _ = joined(weights)
+    print(say("the rule, classes by the network alone", votes,
+              own + votes.log_softmax(1)[:, :, None])[1])  # fmt: skip
     lines = [say("largest logit", logits.amax(2), logits)]
-    lines.append(say("energy as it is", logits.logsumexp(2)))
-    lines += [say(name, found[name]) for name in NAMES]
-    soft = found["discriminants"].view_as(logits)
-    grids = ((0.5, 1, 2, 4), (0, 0.1, 0.3, 1), (0, 0.15, 0.3, 0.5, 1, 2, 4, 8))
-    for energy, mahalanobis, analytic in itertools.product(*grids):
-        votes = energy * found["energy"] + mahalanobis * found["mahalanobis"]
-        votes = votes + analytic * found["analytic"]
-        name = f"energy={energy},mahalanobis={mahalanobis},analytic={analytic}"
-        lines.append(say(name, votes))
-        if analytic and mahalanobis == 0.1:
-            joint = own + energy * found["energy"][:, :, None] + analytic / 4 * soft
-            lines.append(say(f"{name}, by class", joint.logsumexp(2), joint))
+    lines += [say(name, *joined({name: 1})) for name in NAMES]
+    grids = ((0, 0.15, 0.25, 0.5, 1), (0, 0.1), (0.15, 0.25, 0.5, 0.75, 1, 1.5))
+    for each in itertools.product(*grids) if search else ():
+        mixed = dict(zip(NAMES, each, strict=True))
+        name = ",".join(f"{name}={weight}" for name, weight in mixed.items() if weight)
+        lines.append(say(name, *joined(mixed)))
     for number, (_, line) in enumerate(sorted(lines, reverse=True)):
         if number < 12 or "=" not in line:
             print(line)
@@ -162,19 +177,22 @@ def milliseconds(run: Callable[[], object], device: str) -> float:
     return 1e3 * sorted(times)[len(times) // 2]
 
 
+def alone(net: rankup.IncrementalNet, x: Tensor) -> Tensor:
+    looks = Looks(net, routing_of(net, x), x, {})
+    return looks.routing.fits(looks, "analytic")
+
+
 @torch.no_grad()
 def costs(net: rankup.IncrementalNet, x: Tensor, device: str) -> None:
     tasks = len(net.tasks)
     one = milliseconds(lambda: net(x, task=tasks - 1), device)
     print(f"one task, {len(x)} samples: {one:.2f} ms")
-    many, ids = x.repeat(tasks, 1, 1, 1), torch.arange(tasks, device=x.device)
-    ids = ids.repeat_interleave(len(x))
     for name, run in (
-        ("all tasks in one mixed pass", lambda: net(many, task=ids)),
         ("all tasks one by one", lambda: [net(x, task=task) for task in range(tasks)]),
         ("net(x)", lambda: net(x)),
         ("net(x, likeliest=8)", lambda: net(x, likeliest=8)),
         ("net(x, likeliest=4)", lambda: net(x, likeliest=4)),
+        ("what routers see without the network", lambda: alone(net, x)),
     ):
         took = milliseconds(run, device)
         print(f"{name}: {took:.2f} ms, {took / one:.1f} times", flush=True)
@@ -222,7 +240,10 @@ def main() -> None:
     parser.add_argument(
         *("--per-class", "--limit"), type=int, help="few training samples, to try this script"
     )
-    parser.add_argument("--patches", action="store_true", help="analytic features of images")
+    parser.add_argument(
+        *("--patches",), nargs="?", type=int, const=1, default=0, choices=PATCHES,
+        help="analytic features of images, of the first or second kind",
+    )  # fmt: skip
     parser.add_argument("--votes", type=Path, help="a folder to keep them in, to try more mixtures")
     parser.add_argument("--test", action="store_true", help="report test data")
     given = parser.parse_args()
@@ -261,9 +282,12 @@ def report(
         votes = {key: tensor.half().cpu() for key, tensor in found.items()}
         votes |= {"task": task.cpu(), "label": label.cpu()}
         save_file(votes, given.votes / f"votes-{given.seed}-{name.replace(' ', '-')}.safetensors")
-    mixtures(found, task, label)
+    assert net.router is not None
+    mixtures(found, task, label, RouterRule.parse(net.router), not given.test)
     strangers(net, to_float(torch.cat([task.test_x[:100] for task in stream])), given)
-    costs(net, to_float(stream[0].test_x[:256].to(given.device)), given.device)
+    x = to_float(torch.cat([task.test_x[:100] for task in stream]).to(given.device))
+    for count in (250, len(x)):
+        costs(net, x[:count], given.device)
 
 
 if __name__ == "__main__":

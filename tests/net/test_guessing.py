@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import rankup
 from rankup.data import make_stream, to_float
 from rankup.net.routers import routing as routing_file
-from rankup.net.routers.analytic import solve
-from rankup.net.routers.base import Looks
+from rankup.net.routers.analytic import found_by, solve
+from rankup.net.routers.base import Examples, Looks
 from rankup.net.routers.features import base_features
 from rankup.net.routers.routing import Routing
 from rankup.net.routers.sums import Sums
@@ -114,9 +114,9 @@ def test_likeliest_asks_only_so_many_tasks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_sums_do_not_depend_on_the_order_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Tensor] = []
 
-    def recorded(total: Sums, sums: Tensor, counts: Tensor) -> object:
+    def recorded(total: Sums, sums: Tensor, counts: Tensor, alike: bool) -> object:
         given.append(torch.cat([total.gram, sums, counts[:, None].expand_as(sums)]))
-        return solve(total, sums, counts)
+        return solve(total, sums, counts, alike)
 
     nets = [taught(APART, order) for order in itertools.permutations(range(3))]
     monkeypatch.setattr(routing_file, "solve", recorded)
@@ -348,3 +348,48 @@ def test_drift_tells_inputs_of_a_new_task_from_known_ones() -> None:
     assert "learn a new one?" in str(new)
     with pytest.raises(rankup.RankupError, match="false_alarms must be a share"):
         net.drift(X, false_alarms=1.0)
+
+
+def test_second_kind_of_patches_expects_each_feature_to_vary_in_its_own_way() -> None:
+    """So that its units do not matter."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(-3, 4, (60, 5), generator=generator).float()
+    labels, counts = torch.arange(60) % 2, torch.tensor([30, 30])
+    found = []
+    for units in (torch.ones(5), torch.tensor([1.0, 1, 16, 16, 1])):
+        given = rows * units
+        sums = torch.zeros(2, 5).index_add_(0, labels, given)
+        known = [solve(Sums.of([given]), sums, counts, alike) for alike in (False, True)]
+        found.append([found_by(each, given).classes for each in known])
+    (own, alike), (own_in_others, alike_in_others) = found
+    torch.testing.assert_close(own_in_others, own)
+    assert (alike_in_others - alike).abs().max() > 1e-3
+
+
+def test_routers_that_know_classes_have_a_say_inside_the_task() -> None:
+    """A network that has learned nothing finds classes nevertheless, and only without a task."""
+    net = grown("analytic, features=256")
+    for task in STREAM[:3]:
+        x, y = to_float(task.train_x), task.train_y
+        net.begin_task(task.name, classes=2)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        part = [(x, y, {})]
+        net.commit_task(examples=Examples(part.copy, part.copy))
+    net.eval()
+    x, y = X[:60], torch.cat([STREAM[task].test_y[:20] + 2 * task for task in range(3)])
+    logits, task = net(x)
+    assert torch.equal(net(x, 0), torch.zeros(60, 2))
+    assert (logits.argmax(1) == y).float().mean() > 0.8
+    shares = torch.stack([part.logsumexp(1) for part in logits.split(2, 1)], 1)
+    assert torch.equal(shares.argmax(1), task)
+    torch.testing.assert_close(shares.exp(), net.guess(x).probabilities, atol=1e-4, rtol=0)
+
+
+def test_class_without_samples_can_still_be_the_network_s_answer() -> None:
+    net, x = grown("analytic, features=48"), X[:20]
+    net.begin_task("odd", classes=3)
+    part = [(x, torch.arange(20) % 2, {})]
+    net.commit_task(examples=Examples(part.copy, part.copy))
+    assert net.eval()(x).logits.isfinite().all()

@@ -109,7 +109,8 @@ def guess(
 def answer(
     net: IncrementalNet, x: Tensor, options: dict[str, Any], likeliest: int | None
 ) -> Untold:
-    """Each class's probability: its task's, times its share of the task."""
+    """Each class's probability: its task's, times its share of the task, of which routers that
+    know classes have a say, too."""
     routing = routing_of(net, x)
     votes, looks = route(net, routing, x, options, likeliest)
     votes = votes.masked_fill(votes < votes.amax(1, keepdim=True) - _FAR, -torch.inf)
@@ -118,6 +119,9 @@ def answer(
     parts = []
     for task in range(votes.shape[1]):
         own = looks.of(task).logits.float().log_softmax(1)
+        for name, weight in routing.rule.weights:
+            if (classes := routing.routers[name].class_votes(looks, task)) is not None:
+                own = (own + weight * classes).log_softmax(1)
         parts.append(own + shares[:, task, None])  # −∞ where the task was not asked
     return Untold(torch.cat(parts, 1), votes.argmax(1))
 

@@ -19,9 +19,10 @@ from rankup.net.routers.sums import WHOLE, Sums, narrow
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
-_SHRUNK = 0.01  # towards the mean variance
-_SOFTENED = 0.1  # classes are not as normal as their covariance would have them
-_SOFTENED_PATCHES = 0.3  # where the likelihood of held-out images of S-CIFAR100 is largest
+_SHRUNK = 0.01  # towards the mean variance, or towards each feature's own
+# By kind of patches: classes are not as normal as their covariance would have them. With patches
+# this is where the likelihood of held-out images of S-CIFAR100 is largest.
+_SOFTENED = (0.1, 0.3, 0.35)
 
 
 class Discriminants(NamedTuple):
@@ -55,7 +56,7 @@ class Analytic(Router):
 
     def features(self, net: IncrementalNet, rows: Tensor) -> Tensor:
         if self.rule.patches:
-            return patch_features(rows, self.rule.features, self.seed)
+            return patch_features(rows, self.rule.features, self.seed, self.rule.patches)
         keeps = net.options.base == "keep"
         return seeded_features(rows, self.rule.features, self.seed, keeps)
 
@@ -84,10 +85,18 @@ class Analytic(Router):
         return found.classes[:, looks.routing.columns(task)].amax(1) + found.common
 
     def votes(self, looks: Looks, fits: Tensor) -> Tensor:
-        softening = _SOFTENED_PATCHES if self.rule.patches else _SOFTENED
-        softened = softening * self._found(looks).classes
+        softened = self._softened(looks)
         each = [softened[:, looks.routing.columns(task)] for task in range(fits.shape[1])]
         return torch.stack([scores.logsumexp(1) for scores in each], 1)
+
+    def class_votes(self, looks: Looks, task: int) -> Tensor:
+        own = self._softened(looks)[:, looks.routing.columns(task)]
+        # Of a class without samples only the network knows something.
+        lowest = own.masked_fill(own.isinf(), torch.inf).amin(1, keepdim=True)
+        return torch.where(own.isinf(), lowest, own)
+
+    def _softened(self, looks: Looks) -> Tensor:
+        return _SOFTENED[self.rule.patches] * self._found(looks).classes
 
     def _found(self, looks: Looks) -> Found:
         if "analytic" not in looks.noted:
@@ -124,22 +133,28 @@ def found_by(known: Discriminants, rows: Tensor) -> Found:
     return Found(apart @ known.maps - known.halves, (background - own) / 2)
 
 
-def solve(total: Sums, sums: Tensor, counts: Tensor) -> Discriminants:
-    """Discriminants from the sums over all samples and over each class, `[ΣC, D]`."""
+def solve(total: Sums, sums: Tensor, counts: Tensor, alike: bool = True) -> Discriminants:
+    """Discriminants from the sums over all samples and over each class, `[ΣC, D]`.
+
+    Args:
+        alike: whether all features are taken to vary alike, before samples tell.
+    """
     gram, counted = total.gram.double(), counts.double()[:, None]
     overall = sums.double().sum(0) / total.count
     means = sums.double() / counted.clamp(min=1) - overall
     scatter = gram - total.count * torch.outer(overall, overall)
     between = (means * counted).t() @ means
-    within = _inverse((scatter - between) / total.count)
+    within = _inverse((scatter - between) / total.count, alike)
     maps = within @ means.t()
     halves = (means * maps.t()).sum(1) / 2
     halves[counts == 0] = torch.inf  # a class without samples is never likely
-    background = _inverse(scatter / total.count)
+    background = _inverse(scatter / total.count, alike)
     return Discriminants(*(t.float() for t in (overall, maps, halves, within, background)))
 
 
-def _inverse(covariance: Tensor) -> Tensor:
-    spread = covariance.diagonal().mean().clamp(min=1e-6)
-    shrunk = covariance + _SHRUNK * spread * torch.eye(len(covariance), dtype=torch.float64)
+def _inverse(covariance: Tensor, alike: bool) -> Tensor:
+    variances = covariance.diagonal()
+    mean = variances.mean().clamp(min=1e-6)
+    likely = mean.expand_as(variances) if alike else variances.clamp(min=1e-3 * mean)
+    shrunk = covariance + torch.diag(_SHRUNK * likely)
     return torch.cholesky_inverse(torch.linalg.cholesky(shrunk))

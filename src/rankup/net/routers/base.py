@@ -51,7 +51,8 @@ class Looks:
     """A batch as the tasks of a network see it; each runs at most once.
 
     Attributes:
-        wanted: `[B, T]`: which tasks to ask about each sample; None for all.
+        wanted: `[B, T]`, on the CPU, so that a GPU is waited for once, not for every task: which
+            tasks to ask about each sample; None for all.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Looks:
 
     def narrow_to(self, votes: Tensor) -> None:
         """Ask about a sample only the tasks that have finite votes, `[B, T]`."""
-        finite = votes.isfinite()
+        finite = votes.isfinite().cpu()
         self.wanted = None if bool(finite.all()) else finite
 
     def asks(self, task: int) -> bool:
@@ -88,7 +89,7 @@ class Looks:
     def _run(self, task: int) -> Seen:
         if self.wanted is None:
             return run_for(self.net, self.x, task, self.options)
-        places = self.wanted[:, task].nonzero()[:, 0]
+        places = self.wanted[:, task].nonzero()[:, 0].to(self.x.device)
         if not len(places):
             classes = self.net._tasks.tasks[task].classes
             nothing = self.x.new_zeros(len(self.x), classes, dtype=self.net.dtype)
@@ -151,6 +152,11 @@ class Router(ABC):
         """`[B, T]`: how much speaks for each task, in natural logarithms; `fits` are those of all
         tasks, centred and scaled."""
         return fits
+
+    def class_votes(self, looks: Looks, task: int) -> Tensor | None:
+        """`[B, C]`: how much speaks for each class of a task, in natural logarithms; None if the
+        router knows no classes."""
+        return None
 
     def layouts(self, classes: int) -> Layouts:
         """What is stored of a task with so many classes."""

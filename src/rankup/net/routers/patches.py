@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +26,30 @@ from rankup.net.routers.features import STEPS
 _SMALLEST = 24  # pixels each way of an image with patches worth comparing
 _CHANNELS = 4  # at most: filters' sums of bytes stay below 2²⁴, which float32 holds
 _SIDE = 32  # larger images are averaged to about so many pixels each way
-_SIZES = ((4, 3), (6, 3), (10, 2))  # pixels of a patch and places each way to average over
 _STRIDE = 2  # pixels from patch to patch
 _WEIGHT = 16.0  # root mean square of a filter's whole numbers
 _FLAT = 10  # grey levels of contrast below which a patch counts as flat
 _UNIT = 64.0  # whole numbers in a response as strong as the patch's contrast
-_THRESHOLD = 16.0  # of these, below which nothing was found
-_PER_UNIT = 16.0  # steps² of a feature; nearly all natural images stay below 127 steps
+_COLOURS = 4  # places each way over which colours are averaged
+
+
+class _Kind(NamedTuple):
+    """What is looked for in patches."""
+
+    sizes: tuple[tuple[int, int], ...]  # pixels of a patch and places each way to average over
+    threshold: float  # of a response, below which nothing was found
+    starts: tuple[int, ...]  # pixels, down and to the right, at which the first patches are
+    both: bool  # whether each filter's negative is looked for, too
+    colours: bool  # whether the means and spreads of colours are features, too
+    per_unit: float  # steps² of a feature; nearly all natural images stay below `most` steps
+    most: int  # steps
+    zero: int  # steps that are taken for 0, so that whole numbers stay within ±127
+
+
+_KINDS = {
+    1: _Kind(((4, 3), (6, 3), (10, 2)), 16.0, (0,), True, False, 16.0, STEPS, 0),
+    2: _Kind(((3, 3), (5, 3), (8, 2)), 8.0, (0, 1), False, True, 64.0, 2 * STEPS, STEPS),
+}
 
 
 def refuse_no_images(inputs: Tensor) -> None:
@@ -44,17 +62,20 @@ def refuse_no_images(inputs: Tensor) -> None:
         )
 
 
-def patch_features(images: Tensor, count: int, seed: int) -> Tensor:
-    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from 0 to 127.
+def patch_features(images: Tensor, count: int, seed: int, kind: int = 1) -> Tensor:
+    """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from −127 to 127.
 
     Those of an image and of its mirror image are the same: what both would say apart from each
     other hardly tells classes, and takes twice the features.
     """
     refuse_no_images(images)
+    wanted = _KINDS[kind]
     with torch.autocast(images.device.type, enabled=False):
         pixels = _levels(images)
-        found = [_found(pixels, *size, count, seed) for size in _SIZES]
-    return torch.cat(found, 1)
+        found = [_colours(pixels, wanted.most)] if wanted.colours else []
+        share = (count - sum(part.shape[1] for part in found)) / len(wanted.sizes)
+        found += [_found(pixels, wanted, *size, share, seed) for size in wanted.sizes]
+    return torch.cat(found, 1) - wanted.zero
 
 
 def _levels(images: Tensor) -> Tensor:
@@ -67,30 +88,57 @@ def _levels(images: Tensor) -> Tensor:
     return (_sums(pixels, step, step) * (1 / step**2)).round() if step > 1 else pixels
 
 
-def _found(pixels: Tensor, size: int, grid: int, count: int, seed: int) -> Tensor:
-    """`[B, 2·K·grid²]`: how much of each of K filters, and of its negative, is at each place."""
-    filters = max(1, round(count / len(_SIZES) / (2 * grid**2)))
+def _colours(pixels: Tensor, most: int) -> Tensor:
+    """`[B, 16·C]`: each channel's mean, and twice its spread, at each place in the left half and at
+    the one that is there in the mirror image."""
+    sides = torch.stack([pixels, pixels.flip(3)]).double().flatten(0, 1)
+    totals, squares = (_at_places(x, _COLOURS)[0] for x in (sides, sides.square()))
+    numbers = math.prod(_at_places(sides, _COLOURS)[1])
+    spread = numbers * squares - totals.square()
+    half = slice(_COLOURS // 2)
+    means, spreads = (torch.add(*x.chunk(2))[..., half] for x in (totals, spread))
+    means = (means * (1 / (2 * numbers))).floor().clamp(max=most)
+    return torch.cat([means.float().flatten(1), _root(spreads, numbers**2 / 2, most)], 1)
+
+
+def _found(pixels: Tensor, kind: _Kind, size: int, grid: int, count: float, seed: int) -> Tensor:
+    """`[B, K·grid²]`: how much of each of K filters is at each place; with `both` they are K/2 and
+    their negatives."""
+    filters = max(1, round(count / ((1 + kind.both) * grid**2)))
     bank = torch.from_numpy(_filters(filters, pixels.shape[1], size, seed)).to(pixels.device)
-    contrast = _contrast(pixels, size)
-    sides = _responses(pixels, contrast, bank)
-    mirrored = _responses(pixels.flip(3), contrast.flip(3), bank)
-    windows = [math.ceil(side / grid) for side in sides.shape[-2:]]
-    steps = [(sides.shape[i - 2] - windows[i]) // (grid - 1) for i in (0, 1)]
-    total = F.avg_pool2d(sides + mirrored, windows, steps, divisor_override=1)
-    # The square root, rounded, by comparing alone.
-    halves = torch.arange(STEPS, dtype=torch.float32, device=total.device) + 0.5
-    steps_up = halves**2 * (math.prod(windows) / _PER_UNIT)
-    return torch.bucketize(total.flatten(1), steps_up).float()
+    contrast, last = _contrast(pixels, size), kind.starts[-1]
+    rows, columns = ((side - size - last) // _STRIDE + 1 for side in pixels.shape[-2:])
+    total = pixels.new_zeros(1)
+    for start in kind.starts:
+        for x, spread in ((pixels, contrast), (pixels.flip(3), contrast.flip(3))):
+            sides = _responses(x[..., start:, start:], spread[..., start:, start:], bank, kind)
+            total = total + sides[..., :rows, :columns]
+    total, windows = _at_places(total, grid)
+    return _root(total, math.prod(windows) * len(kind.starts) / kind.per_unit, kind.most)
 
 
-def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor) -> Tensor:
-    """`[B, 2·K, h, w]`: how strongly each filter, and its negative, answers to each patch."""
+def _at_places(x: Tensor, grid: int) -> tuple[Tensor, list[int]]:
+    """Sums over `grid²` windows, and the windows' sides."""
+    windows = [math.ceil(side / grid) for side in x.shape[-2:]]
+    steps = [(x.shape[i - 2] - windows[i]) // (grid - 1) for i in (0, 1)]
+    return F.avg_pool2d(x, windows, steps, divisor_override=1), windows
+
+
+def _root(total: Tensor, unit: float, most: int) -> Tensor:
+    """`[B, …]`: the square root in units of `unit`'s, rounded, by comparing alone."""
+    halves = torch.arange(most, dtype=total.dtype, device=total.device) + 0.5
+    return torch.bucketize(total.flatten(1), halves**2 * unit).float()
+
+
+def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor, kind: _Kind) -> Tensor:
+    """`[B, K, h, w]`: how strongly each filter, or its negative, answers to each patch."""
     # Exact: no library takes Fourier or Winograd transforms with a stride, and TF32 holds bytes.
     found = F.conv2d(pixels, bank, stride=_STRIDE).round()
     contrast = contrast[:, :, ::_STRIDE, ::_STRIDE]
     unit = _UNIT / _WEIGHT * math.sqrt(bank[0].numel())
     scaled = (found * unit / contrast).round()
-    return torch.cat([F.relu(scaled - _THRESHOLD), F.relu(-scaled - _THRESHOLD)], 1)
+    sides = [scaled, -scaled] if kind.both else [scaled]
+    return torch.cat([F.relu(side - kind.threshold) for side in sides], 1)
 
 
 def _contrast(pixels: Tensor, size: int) -> Tensor:

@@ -153,7 +153,8 @@ class Routing:
         counts = torch.cat([row["counts"] for row in of_tasks])
         columns = [list(range(*self.columns(task).indices(sys.maxsize))) for task in order]
         back = torch.tensor([column for each in columns for column in each]).argsort()
-        return solve(self.total, sums, counts).reordered(back)
+        alike = self.rule.patches < 2
+        return solve(self.total, sums, counts, alike).reordered(back)
 
     def _row(self, task: int, router: str, device: torch.device) -> Tensors:
         return self._kept(
