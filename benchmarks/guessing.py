@@ -37,7 +37,6 @@ from rankup.net.stages import append
 from rankup.training.examples import divided
 
 NAMES = ("energy", "mahalanobis", "analytic")
-PATCHES = {0: "", 1: ",patches", 2: ",patches=2"}
 
 
 def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
@@ -47,7 +46,7 @@ def grown(given: argparse.Namespace) -> rankup.IncrementalNet:
         rankup.Rank(int(first), int(step), seeded=given.seeded),
         seed=given.seed,
         store="int8",
-        router=f"{given.router},features={given.features}{PATCHES[given.patches]}",
+        router=f"{given.router},features={given.features}{',patches' * given.patches}",
     ).to(given.device)
 
 
@@ -240,10 +239,7 @@ def main() -> None:
     parser.add_argument(
         *("--per-class", "--limit"), type=int, help="few training samples, to try this script"
     )
-    parser.add_argument(
-        *("--patches",), nargs="?", type=int, const=1, default=0, choices=PATCHES,
-        help="analytic features of images, of the first or second kind",
-    )  # fmt: skip
+    parser.add_argument("--patches", action="store_true", help="analytic features of images")
     parser.add_argument("--votes", type=Path, help="a folder to keep them in, to try more mixtures")
     parser.add_argument("--test", action="store_true", help="report test data")
     given = parser.parse_args()

@@ -350,7 +350,7 @@ def test_drift_tells_inputs_of_a_new_task_from_known_ones() -> None:
         net.drift(X, false_alarms=1.0)
 
 
-def test_second_kind_of_patches_expects_each_feature_to_vary_in_its_own_way() -> None:
+def test_discriminants_may_expect_each_feature_to_vary_in_its_own_way() -> None:
     """So that its units do not matter."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(-3, 4, (60, 5), generator=generator).float()

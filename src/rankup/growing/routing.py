@@ -7,8 +7,8 @@ from rankup.errors import RankupError
 
 ROUTERS = ("energy", "mahalanobis", "means", "analytic")
 MOST_FEATURES = 8192
-_OPTIONS = ("features", "apart", "patches")
-_PATCHES = {"": 1, "2": 2}  # kinds of their features
+_FLAGS = ("apart", "patches")
+_OPTIONS = ("features", *_FLAGS)
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,18 @@ class RouterRule:
         features: how many seeded random features the analytic router takes.
         apart: whether each task keeps its own sums of them, in its own file, which the analytic
             router needs to forget a task. They take much more room than one sum over all tasks.
-        patches: which kind of features of patches of natural images these are, 1 or 2; with 0 they
-            are of any inputs.
+        patches: whether those features are of patches of natural images, not of any inputs.
 
     >>> RouterRule.parse("energy, mahalanobis=0.1").weights
     (('energy', 1.0), ('mahalanobis', 0.1))
-    >>> str(RouterRule.parse("analytic, features=256, apart, patches=2"))
-    'analytic=1,features=256,apart,patches=2'
+    >>> str(RouterRule.parse("analytic, features=256, apart"))
+    'analytic=1,features=256,apart'
     """
 
     weights: tuple[tuple[str, float], ...]
     features: int = 1024
     apart: bool = False
-    patches: int = 0
+    patches: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "RouterRule":
@@ -49,14 +48,15 @@ class RouterRule:
             )
         if not weights:
             raise RankupError(f"a router is one of {', '.join(ROUTERS)}, got {text!r}")
-        if given.get("apart"):
-            raise RankupError(f"apart takes no value, got {given['apart']!r}")
+        for flag in _FLAGS:
+            if given.get(flag):
+                raise RankupError(f"{flag} takes no value, got {given[flag]!r}")
         if "analytic" not in weights and (needless := given.keys() & {*_OPTIONS}):
             raise RankupError(
                 f"{min(needless)} is an option of the analytic router: name that, too"
             )
-        features, patches = _features(given.get("features")), _patches(given.get("patches"))
-        return cls(tuple(weights.items()), features, "apart" in given, patches)
+        flags = {flag: flag in given for flag in _FLAGS}
+        return cls(tuple(weights.items()), _features(given.get("features")), **flags)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,9 +65,7 @@ class RouterRule:
     def __str__(self) -> str:
         parts = [f"{name}={weight:g}" for name, weight in self.weights]
         parts += [f"features={self.features}"] if "analytic" in self.names else []
-        parts += ["apart"] if self.apart else []
-        parts += [{1: "patches", 2: "patches=2"}[self.patches]] if self.patches else []
-        return ",".join(parts)
+        return ",".join(parts + [flag for flag in _FLAGS if getattr(self, flag)])
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
@@ -96,11 +94,3 @@ def _features(text: str | None) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_FEATURES:
         raise RankupError(f"features must be a number from 1 to {MOST_FEATURES:,}, got {text!r}")
     return int(text)
-
-
-def _patches(text: str | None) -> int:
-    if text is None:
-        return 0
-    if text not in _PATCHES:
-        raise RankupError(f"patches takes no value, or 2, got {text!r}")
-    return _PATCHES[text]

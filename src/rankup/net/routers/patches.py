@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,25 +30,11 @@ _WEIGHT = 16.0  # root mean square of a filter's whole numbers
 _FLAT = 10  # grey levels of contrast below which a patch counts as flat
 _UNIT = 64.0  # whole numbers in a response as strong as the patch's contrast
 _COLOURS = 4  # places each way over which colours are averaged
-
-
-class _Kind(NamedTuple):
-    """What is looked for in patches."""
-
-    sizes: tuple[tuple[int, int], ...]  # pixels of a patch and places each way to average over
-    threshold: float  # of a response, below which nothing was found
-    starts: tuple[int, ...]  # pixels, down and to the right, at which the first patches are
-    both: bool  # whether each filter's negative is looked for, too
-    colours: bool  # whether the means and spreads of colours are features, too
-    per_unit: float  # steps² of a feature; nearly all natural images stay below `most` steps
-    most: int  # steps
-    zero: int  # steps that are taken for 0, so that whole numbers stay within ±127
-
-
-_KINDS = {
-    1: _Kind(((4, 3), (6, 3), (10, 2)), 16.0, (0,), True, False, 16.0, STEPS, 0),
-    2: _Kind(((3, 3), (5, 3), (8, 2)), 8.0, (0, 1), False, True, 64.0, 2 * STEPS, STEPS),
-}
+_SIZES = ((3, 3), (5, 3), (8, 2))  # pixels of a patch and places each way to average over
+_STARTS = (0, 1)  # pixels, down and to the right, at which the first patches are
+_THRESHOLD = 8.0  # of a response, below which nothing was found
+_PER_UNIT = 64.0  # steps² of a feature
+_MOST = 2 * STEPS  # steps of a feature; nearly all natural images stay below
 
 
 def refuse_no_images(inputs: Tensor) -> None:
@@ -62,20 +47,19 @@ def refuse_no_images(inputs: Tensor) -> None:
         )
 
 
-def patch_features(images: Tensor, count: int, seed: int, kind: int = 1) -> Tensor:
+def patch_features(images: Tensor, count: int, seed: int) -> Tensor:
     """`[B, D]`: about `count` features of images `[B, C, H, W]`, in whole numbers from −127 to 127.
 
     Those of an image and of its mirror image are the same: what both would say apart from each
     other hardly tells classes, and takes twice the features.
     """
     refuse_no_images(images)
-    wanted = _KINDS[kind]
     with torch.autocast(images.device.type, enabled=False):
         pixels = _levels(images)
-        found = [_colours(pixels, wanted.most)] if wanted.colours else []
-        share = (count - sum(part.shape[1] for part in found)) / len(wanted.sizes)
-        found += [_found(pixels, wanted, *size, share, seed) for size in wanted.sizes]
-    return torch.cat(found, 1) - wanted.zero
+        colours = _colours(pixels)
+        share = (count - colours.shape[1]) / len(_SIZES)
+        found = [_found(pixels, size, grid, share, seed) for size, grid in _SIZES]
+    return torch.cat([colours, *found], 1) - STEPS
 
 
 def _levels(images: Tensor) -> Tensor:
@@ -88,7 +72,7 @@ def _levels(images: Tensor) -> Tensor:
     return (_sums(pixels, step, step) * (1 / step**2)).round() if step > 1 else pixels
 
 
-def _colours(pixels: Tensor, most: int) -> Tensor:
+def _colours(pixels: Tensor) -> Tensor:
     """`[B, 16·C]`: each channel's mean, and twice its spread, at each place in the left half and at
     the one that is there in the mirror image."""
     sides = torch.stack([pixels, pixels.flip(3)]).double().flatten(0, 1)
@@ -97,24 +81,23 @@ def _colours(pixels: Tensor, most: int) -> Tensor:
     spread = numbers * squares - totals.square()
     half = slice(_COLOURS // 2)
     means, spreads = (torch.add(*x.chunk(2))[..., half] for x in (totals, spread))
-    means = (means * (1 / (2 * numbers))).floor().clamp(max=most)
-    return torch.cat([means.float().flatten(1), _root(spreads, numbers**2 / 2, most)], 1)
+    means = (means * (1 / (2 * numbers))).floor().clamp(max=_MOST)
+    return torch.cat([means.float().flatten(1), _root(spreads, numbers**2 / 2)], 1)
 
 
-def _found(pixels: Tensor, kind: _Kind, size: int, grid: int, count: float, seed: int) -> Tensor:
-    """`[B, K·grid²]`: how much of each of K filters is at each place; with `both` they are K/2 and
-    their negatives."""
-    filters = max(1, round(count / ((1 + kind.both) * grid**2)))
+def _found(pixels: Tensor, size: int, grid: int, count: float, seed: int) -> Tensor:
+    """`[B, K·grid²]`: how much of each of K filters is at each place."""
+    filters = max(1, round(count / grid**2))
     bank = torch.from_numpy(_filters(filters, pixels.shape[1], size, seed)).to(pixels.device)
-    contrast, last = _contrast(pixels, size), kind.starts[-1]
-    rows, columns = ((side - size - last) // _STRIDE + 1 for side in pixels.shape[-2:])
+    contrast = _contrast(pixels, size)
+    rows, columns = ((side - size - _STARTS[-1]) // _STRIDE + 1 for side in pixels.shape[-2:])
     total = pixels.new_zeros(1)
-    for start in kind.starts:
+    for start in _STARTS:
         for x, spread in ((pixels, contrast), (pixels.flip(3), contrast.flip(3))):
-            sides = _responses(x[..., start:, start:], spread[..., start:, start:], bank, kind)
+            sides = _responses(x[..., start:, start:], spread[..., start:, start:], bank)
             total = total + sides[..., :rows, :columns]
     total, windows = _at_places(total, grid)
-    return _root(total, math.prod(windows) * len(kind.starts) / kind.per_unit, kind.most)
+    return _root(total, math.prod(windows) * len(_STARTS) / _PER_UNIT)
 
 
 def _at_places(x: Tensor, grid: int) -> tuple[Tensor, list[int]]:
@@ -124,21 +107,19 @@ def _at_places(x: Tensor, grid: int) -> tuple[Tensor, list[int]]:
     return F.avg_pool2d(x, windows, steps, divisor_override=1), windows
 
 
-def _root(total: Tensor, unit: float, most: int) -> Tensor:
+def _root(total: Tensor, unit: float) -> Tensor:
     """`[B, …]`: the square root in units of `unit`'s, rounded, by comparing alone."""
-    halves = torch.arange(most, dtype=total.dtype, device=total.device) + 0.5
+    halves = torch.arange(_MOST, dtype=total.dtype, device=total.device) + 0.5
     return torch.bucketize(total.flatten(1), halves**2 * unit).float()
 
 
-def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor, kind: _Kind) -> Tensor:
-    """`[B, K, h, w]`: how strongly each filter, or its negative, answers to each patch."""
+def _responses(pixels: Tensor, contrast: Tensor, bank: Tensor) -> Tensor:
+    """`[B, K, h, w]`: how strongly each filter answers to each patch."""
     # Exact: no library takes Fourier or Winograd transforms with a stride, and TF32 holds bytes.
     found = F.conv2d(pixels, bank, stride=_STRIDE).round()
     contrast = contrast[:, :, ::_STRIDE, ::_STRIDE]
     unit = _UNIT / _WEIGHT * math.sqrt(bank[0].numel())
-    scaled = (found * unit / contrast).round()
-    sides = [scaled, -scaled] if kind.both else [scaled]
-    return torch.cat([F.relu(side - kind.threshold) for side in sides], 1)
+    return F.relu((found * unit / contrast).round() - _THRESHOLD)
 
 
 def _contrast(pixels: Tensor, size: int) -> Tensor:

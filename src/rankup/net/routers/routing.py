@@ -153,7 +153,7 @@ class Routing:
         counts = torch.cat([row["counts"] for row in of_tasks])
         columns = [list(range(*self.columns(task).indices(sys.maxsize))) for task in order]
         back = torch.tensor([column for each in columns for column in each]).argsort()
-        alike = self.rule.patches < 2
+        alike = not self.rule.patches
         return solve(self.total, sums, counts, alike).reordered(back)
 
     def _row(self, task: int, router: str, device: torch.device) -> Tensors:
