@@ -61,9 +61,9 @@ class Cell:
     """A method, such as `ours:1`, `lora:8` or `linear`, on a stream.
 
     `ours:RANK` may be followed by `int8` (how tasks are stored), `per-task` (norms and biases) and
-    `previous` (where selectors start); to be compared with, by `alone` (no task selects from
-    another's factors) and `random` (random factors of the same length stand in for those that
-    earlier tasks learned).
+    `previous` or `halfway` (where selectors start); to be compared with, by `alone` (no task
+    selects from another's factors) and `random` (random factors of the same length stand in for
+    those that earlier tasks learned).
     """
 
     method: str
@@ -115,7 +115,8 @@ def recipe_of(cell: Cell, tasks: Sequence[Task]) -> Recipe:
         precision="tf32" if tasks[0].train_x.is_cuda else "float32",
         lr=cell.lr,
     )
-    return replace(recipe, selectors="previous") if "previous" in cell.options else recipe
+    starts = [option for option in cell.options if option in ("previous", "halfway")]
+    return replace(recipe, selectors=starts[0]) if starts else recipe
 
 
 def learn_ours(

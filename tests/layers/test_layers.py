@@ -214,7 +214,7 @@ def test_new_factors_and_heads_start_orthogonal_with_selector_one(added: int) ->
         net.commit_task()
 
 
-@pytest.mark.parametrize("start", [0.0, 0.3, "previous"])
+@pytest.mark.parametrize("start", [0.0, 0.3, "previous", "halfway"])
 @pytest.mark.parametrize("seeded", [0, 50])
 def test_where_selectors_start(start: float | str, seeded: int) -> None:
     net = rankup.grow(rankup.models.mlp(9, hidden=[8]), Rank(first=2, step=1, seeded=seeded))
@@ -225,12 +225,27 @@ def test_where_selectors_start(start: float | str, seeded: int) -> None:
     net.commit_task()
     net.begin_task("two", 2, selectors=start)
     previous, selector = layer.S[0], layer.new_selector
-    if start == "previous":
-        assert torch.equal(selector[: seeded + 2], previous)
+    if isinstance(start, str):
+        assert torch.equal(selector[:seeded], previous[:seeded])
+        share = 0.5 if start == "halfway" else 1.0
+        assert torch.equal(selector[seeded : seeded + 2], share * previous[seeded:])
     else:
         assert selector[seeded : seeded + 2].tolist() == pytest.approx([start, start])
         assert not torch.equal(selector[:seeded], previous[:seeded]) or not seeded
     assert selector[-1] == 1
+
+
+@pytest.mark.parametrize(("uses", "expected"), [("all", [3, 2, 1.5]), (["a", "b"], [2, 1])])
+def test_halfway_is_of_the_last_task_alone(uses: str | list[str], expected: list[float]) -> None:
+    net = rankup.grow(rankup.models.mlp(9, hidden=[8]), Rank(first=1, step=1))
+    layer = net.body.hidden[0]
+    for number, name in enumerate("abc"):
+        net.begin_task(name, 2)
+        with torch.no_grad():
+            layer.new_selector.copy_(torch.tensor([[1], [2, 2], [3, 2, 3]][number]))
+        net.commit_task()
+    net.begin_task("open", 2, uses=uses, selectors="halfway")
+    assert layer.new_selector.tolist() == [*expected, 1]
 
 
 @pytest.mark.parametrize(("norm", "gain"), [(None, 2), (nn.BatchNorm1d(400), 1)])

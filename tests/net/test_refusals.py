@@ -165,12 +165,12 @@ REFUSED: dict[str, tuple[Callable[[], Net], Callable[[Net], object], str]] = {
     "a start for selectors that is none": (
         lambda: taught("mlp"),
         lambda net: net.begin_task("b", 2, selectors="last"),
-        "selectors must start at a number or 'previous', got 'last'",
+        "selectors must start at a number, 'previous' or 'halfway', got 'last'",
     ),
     "a truth for selectors": (
         lambda: taught("mlp"),
         lambda net: net.begin_task("b", 2, selectors=True),
-        "selectors must start at a number or 'previous', got True",
+        "selectors must start at a number, 'previous' or 'halfway', got True",
     ),
     "a start for norms that is none": (
         lambda: taught("mlp"),

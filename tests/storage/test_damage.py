@@ -160,7 +160,7 @@ def test_what_nobody_can_use_is_said(tmp_path: Path, call: Call) -> None:
     assert home.err.startswith("rankup: ")
     assert "Traceback" not in home.err
     large = call("run", "--tasks", "1", "--selectors", "1e300", "--out", str(tmp_path / "b"))
-    assert "selectors must be 'previous' or a number" in large.err
+    assert "selectors must be 'previous', 'halfway' or a number" in large.err
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -48,7 +48,7 @@ def test_paper_recipe_is_the_notebooks() -> None:
         ({"weight_decay": -0.1}, "weight_decay must not be negative, got -0.1"),
         ({"warmup": 1.0}, "warmup must be at least 0 and below 1, got 1.0"),
         ({"schedule": "linear"}, "schedule must be one of one-cycle, constant, got 'linear'"),
-        ({"selectors": "old"}, "selectors must be 'previous' or a number, got 'old'"),
+        ({"selectors": "old"}, "selectors must be 'previous', 'halfway' or a number, got 'old'"),
         ({"crop": -1}, "crop must be at least 0, got -1"),
         ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
         ({"epochs": True}, "epochs must be a whole number, got True"),
@@ -57,8 +57,8 @@ def test_paper_recipe_is_the_notebooks() -> None:
         ({"lr": math.inf}, "lr must be a finite number, got inf"),
         ({"lr": None}, "lr must be a finite number, got None"),
         ({"flip": "no"}, "flip must be True or False, got 'no'"),
-        ({"selectors": None}, "selectors must be 'previous' or a number, got None"),
-        ({"selectors": "nan"}, "selectors must be 'previous' or a number, got 'nan'"),
+        ({"selectors": None}, "selectors must be 'previous', 'halfway' or a number, got None"),
+        ({"selectors": "nan"}, "selectors must be 'previous', 'halfway' or a number, got 'nan'"),
     ],
 )
 def test_bad_recipes_are_refused(options: dict, message: str) -> None:

@@ -33,7 +33,7 @@ class Start:
     factors' vectors are at first, and from which tasks it selects. Its draws are seeded by `key`,
     its name; without one, by its number."""
 
-    selectors: float | Literal["previous"] = 0.0
+    selectors: float | Literal["previous", "halfway"] = 0.0
     norms: Literal["fresh", "previous"] = "fresh"
     factors: float = 1.0
     key: str | None = None

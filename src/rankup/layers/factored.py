@@ -205,11 +205,14 @@ class FactoredLayer(TaskLayer):
         selector = torch.ones(rank.used(place), **self._factory)
         old = rank.used(place) - rank.added(place)
         previous = start.previous(self.count)
-        if start.selectors == "previous" and previous is not None:
+        if isinstance(start.selectors, str) and previous is not None:
             spans = spans_of(self.ends, start.selection)
             selector[:old] = torch.cat([self.S[previous, first:end] for first, end in spans])
+            if start.selectors == "halfway":  # between where that task started and where it ended
+                first, end = self.ends[previous : previous + 2]
+                selector[old - (end - first) : old] /= 2
             return selector
-        if start.selectors != "previous":
+        if not isinstance(start.selectors, str):
             selector[:old] = start.selectors
         # Over seeded factors a selector cannot start at zero, or the layer would compute nothing
         # and never learn; this deviation gives W the usual scale for its inputs. With a kept W₀,

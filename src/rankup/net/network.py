@@ -135,7 +135,7 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
         outputs: int | None = None,
         uses: Uses = "all",
         about: About | None = None,
-        selectors: float | Literal["previous"] = 0.0,
+        selectors: float | Literal["previous", "halfway"] = 0.0,
         norms: Literal["fresh", "previous"] = "fresh",
         factors: float = 1.0,
         rotations: bool = False,
@@ -154,8 +154,9 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
             outputs: in place of classes, how many numbers it answers with, at least 1: for
                 regression, several labels at once, or any other loss.
             selectors: where its selectors over old factors start: 0 as in the paper, another
-                number, or `"previous"`, the last task's. Over its own factors they start at 1;
-                over seeded factors at random, or with `"previous"` at the last task's.
+                number, `"previous"`, the last task's, or `"halfway"`, the same with those over the
+                last task's own factors halved. Over its own factors they start at 1; over seeded
+                factors at random, or with `"previous"` and `"halfway"` at the last task's.
             norms: whether the weights of its norms start `"fresh"` or where the `"previous"`
                 task's ended.
             factors: how long the vectors of its own factors are at the start; they are orthogonal.

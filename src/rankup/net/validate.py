@@ -19,8 +19,10 @@ from rankup.utils.compiling import run_as_it_is
 def start(selectors: Any, norms: Any, factors: Any, **chosen: Any) -> Start:
     """`chosen` are the other fields of `Start`, which no user gives."""
     selectors, factors = as_python(selectors), as_python(factors)
-    if selectors != "previous" and not _is_number(selectors):
-        raise RankupError(f"selectors must start at a number or 'previous', got {selectors!r}")
+    if selectors not in ("previous", "halfway") and not _is_number(selectors):
+        raise RankupError(
+            f"selectors must start at a number, 'previous' or 'halfway', got {selectors!r}"
+        )
     if norms not in ("fresh", "previous"):
         raise RankupError(f"norms must start 'fresh' or 'previous', got {norms!r}")
     if not _is_number(factors) or factors <= 0:

@@ -65,7 +65,8 @@ class Recipe:
     )
     selectors: str | float = _option(
         "previous",
-        "Where selectors over old factors start: the 'previous' task's values or a number.",
+        "Where selectors over old factors start: the 'previous' task's values, the same 'halfway', "
+        "with those over that task's own factors halved, or a number.",
     )
     norms: Literal["fresh", "previous"] = _option(
         "previous", "Where norms' weights start: fresh or at the previous task's."
@@ -117,15 +118,17 @@ class Recipe:
             raise RankupError(f"warmup must be at least 0 and below 1, got {self.warmup}")
         self.selector_start()
 
-    def selector_start(self) -> float | Literal["previous"]:
-        if self.selectors == "previous":
-            return "previous"
+    def selector_start(self) -> float | Literal["previous", "halfway"]:
+        if self.selectors == "previous" or self.selectors == "halfway":
+            return self.selectors  # type: ignore[return-value]
         try:
             start = math.nan if isinstance(self.selectors, bool) else float(self.selectors)
         except (TypeError, ValueError):
             start = math.nan
         if not abs(start) < _LARGEST:
-            raise RankupError(f"selectors must be 'previous' or a number, got {self.selectors!r}")
+            raise RankupError(
+                f"selectors must be 'previous', 'halfway' or a number, got {self.selectors!r}"
+            )
         return start
 
     @property
