@@ -1,6 +1,5 @@
 """The command `rankup export`."""
 
-import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder
-from rankup.cli.sentences import say
+from rankup.cli.sentences import tell
 from rankup.errors import RankupError
 
 
@@ -67,7 +66,7 @@ def export(
         raise RankupError(f"{taken} exists already: name another file with --out")
     told: dict[str, Any] = {"tasks": [each.name for each in asked], "file": str(out)}
     if dry_run:
-        print(json.dumps(told)) if as_json else say(f"Would write {name!r} to {out}")
+        tell(told, f"Would write {name!r} to {out}", as_json)
         return
     with waiting(f"exporting {name}"):
         if all_tasks:
@@ -76,4 +75,4 @@ def export(
             gap = exporting.export(asked[0], to.value, out)
     told |= {"bytes": out.stat().st_size, "gap": gap}
     said = f"Wrote {name!r} to {out} ({told['bytes']:,} bytes); logits differ by {gap:.1e} at most"
-    print(json.dumps(told)) if as_json else say(said)
+    tell(told, said, as_json)

@@ -1,13 +1,12 @@
 """The command `rankup join`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder, refuse_address
-from rankup.cli.sentences import say
+from rankup.cli.sentences import tell
 
 
 def join(
@@ -38,9 +37,9 @@ def join(
     told = {"network": str(path), "joined": new, "tasks": names}
     if dry_run:
         text = f"{path} would get {listed}; nothing was changed"
-        print(json.dumps(told)) if as_json else say(text)
+        tell(told, text, as_json)
         return
     edit.carry_out()
     count = f"{len(names)} task{'s' if len(names) != 1 else ''}"
     text = f"{path} got {listed} from {other}, and now knows {count}"
-    print(json.dumps(told)) if as_json else say(text)
+    tell(told, text, as_json)

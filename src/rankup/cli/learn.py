@@ -11,7 +11,7 @@ import typer
 
 from rankup.cli.network import AsJson, refuse_address
 from rankup.cli.progress import bars
-from rankup.cli.sentences import say
+from rankup.cli.sentences import say, tell
 from rankup.errors import RankupError
 from rankup.training.logs import Tool
 
@@ -112,7 +112,7 @@ def learn(
         _describe(found)
     if dry_run:
         text = f"{name!r} would be learned; nothing was written"
-        print(json.dumps(told)) if as_json else say(text)
+        tell(told, text, as_json)
         return
     refuse_unwritable(path)
     options = {"epochs": epochs, "batch": batch, "lr": lr}
@@ -121,7 +121,7 @@ def learn(
     with bars("nothing was written") as shown, curves or nullcontext():
         line = shown.add_task("", state="")
 
-        def tell(now: Progress) -> None:
+        def show(now: Progress) -> None:
             count = f"{now.done:,} of {now.total:,}"
             state = count if now.loss is None else f"{count} epochs, loss {now.loss:.3f}"
             shown.update(
@@ -135,7 +135,7 @@ def learn(
             net.inputs,
             uses=selected,
             title=title,
-            tell=tell,
+            tell=show,
             log=curves,
             recipe_options={k: value for k, value in options.items() if value is not None},
         )

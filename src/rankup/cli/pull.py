@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankup.cli.network import AsJson
-from rankup.cli.sentences import say
+from rankup.cli.sentences import say, tell
 from rankup.cli.transfer import DryRun, Yes
 
 
@@ -53,7 +53,7 @@ def pull(
     }
     if dry_run:
         text = would(f"fetch {sizes(fetched)} to {folder}", plan.removed)
-        print(json.dumps(told)) if as_json else say(text)
+        tell(told, text, as_json)
         return
     confirm_removal(str(folder), plan.removed, str(address), yes)
     with hub_bars():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder
-from rankup.cli.sentences import say
+from rankup.cli.sentences import say, tell
 from rankup.cli.transfer import DryRun, Yes
 from rankup.errors import RankupError
 
@@ -55,7 +55,7 @@ def push(
         print(f"rankup: texts need the tokenizer in {tokenizer}, which stays here", file=sys.stderr)
     if dry_run:
         text = would(f"upload {sizes(plan.uploads)} to {repository}", plan.removed)
-        print(json.dumps(told)) if as_json else say(text)
+        tell(told, text, as_json)
         return
     confirm_removal(str(repository), plan.removed, str(path), yes)
     if plan.uploads or plan.deletes:

@@ -1,12 +1,11 @@
 """The command `rankup remove`."""
 
-import json
 from typing import Annotated
 
 import typer
 
 from rankup.cli.network import AsJson, NetworkPath, network_folder
-from rankup.cli.sentences import say
+from rankup.cli.sentences import tell
 
 
 def remove(
@@ -34,10 +33,10 @@ def remove(
     told = {"network": str(path), "removed": names, "tasks": [t.name for t, _ in edit.new.tasks]}
     if dry_run:
         text = f"{listed} would go from {path}, which would keep {left}; nothing was changed"
-        print(json.dumps(told)) if as_json else say(text)
+        tell(told, text, as_json)
         return
     if not yes:
         typer.confirm(f"Remove {listed} from {path} for good?", abort=True, err=True)
     edit.carry_out()
     text = f"Removed {listed} from {path}, which keeps {left}"
-    print(json.dumps(told)) if as_json else say(text)
+    tell(told, text, as_json)

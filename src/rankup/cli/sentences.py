@@ -1,8 +1,10 @@
 """Sentences on the terminal, broken between words."""
 
+import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from typing import TextIO
 
 
@@ -14,6 +16,14 @@ def say(text: str, file: TextIO | None = None) -> None:
         width = shutil.get_terminal_size().columns
         text = "\n".join(filled(line, width) for line in text.splitlines())
     print(text, file=file, flush=True)
+
+
+def tell(told: Mapping[str, object], text: str, as_json: bool) -> None:
+    """Print what a command has to tell: for scripts as JSON, or for people in sentences."""
+    if as_json:
+        print(json.dumps(told))
+    else:
+        say(text)
 
 
 def filled(line: str, width: int) -> str:

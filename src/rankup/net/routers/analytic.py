@@ -84,19 +84,19 @@ class Analytic(Router):
         return found.classes[:, looks.routing.columns(task)].amax(1) + found.common
 
     def votes(self, looks: Looks, fits: Tensor) -> Tensor:
-        softened = self._softened(looks)
-        each = [softened[:, looks.routing.columns(task)] for task in range(fits.shape[1])]
-        return torch.stack([scores.logsumexp(1) for scores in each], 1)
+        each = [self._softened(looks, task).logsumexp(1) for task in range(fits.shape[1])]
+        return torch.stack(each, 1)
 
     def class_votes(self, looks: Looks, task: int) -> Tensor:
-        own = self._softened(looks)[:, looks.routing.columns(task)]
+        own = self._softened(looks, task)
         # Of a class without samples only the network knows something.
         lowest = own.masked_fill(own.isinf(), torch.inf).amin(1, keepdim=True)
         return torch.where(own.isinf(), lowest, own)
 
-    def _softened(self, looks: Looks) -> Tensor:
+    def _softened(self, looks: Looks, task: int) -> Tensor:
+        """`[B, C]`: the log-likelihoods of a task's classes, as flat as they deserve."""
         softening = _SOFTENED_PATCHES if self.rule.patches else _SOFTENED
-        return softening * self._found(looks).classes
+        return softening * self._found(looks).classes[:, looks.routing.columns(task)]
 
     def _found(self, looks: Looks) -> Found:
         if "analytic" not in looks.noted:
