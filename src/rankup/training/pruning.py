@@ -143,12 +143,8 @@ class Pruning:
         """Learn an epoch with the numbers that are left."""
         learner, whole = self.learner, self.learner.feed
         again = copy.copy(self.pupil)
-        again.recipe = replace(
-            (recipe := again.recipe),
-            epochs=1,
-            lr=_RATE * recipe.lr,
-            first_lr=_RATE * recipe.first_lr,
-        )
+        lr, first_lr = (_RATE * rate for rate in (again.recipe.lr, again.recipe.first_lr))
+        again.recipe = replace(again.recipe, epochs=1, lr=lr, first_lr=first_lr)
         again.seed = seeds.number(again.seed, "pruning", again.draws_by, number)
         learner.feed = copy.copy(whole)
         learner.feed.recipe = again.recipe
