@@ -36,6 +36,10 @@ def learn_each(
         if learner is None or not method.startswith("continued"):
             learner = _learner(method, copy.deepcopy(module), task)
         head = _head_of(learner, module)
+        if head.out_features != task.classes:  # continued from a task with more or fewer classes
+            head.weight = nn.Parameter(head.weight.new_empty(task.classes, head.in_features))
+            head.bias = nn.Parameter(head.bias.new_empty(task.classes))
+            head.out_features = task.classes
         _start_head(learner, head, feed)
         learned = [p for p in learner.parameters() if p.requires_grad]
         _train(learner, learned, feed, seed)

@@ -103,6 +103,23 @@ def test_text_encoder(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     saved_and_loaded(module, ids, tmp_path / "net", monkeypatch)
 
 
+def test_columns_of_padding_are_not_computed(encoder: Path) -> None:
+    module: Any = models.hf(encoder).eval()
+    widths: list[int] = []
+    module.model.register_forward_hook(
+        lambda _, args, options, answer: widths.append(options["input_ids"].shape[1]),
+        with_kwargs=True,
+    )
+    ids = models.inputs_of(module).batch(["red two", "one"])  # [2, 12]
+    right_aligned = ids.flip(1)
+    answers = [module(x) for x in (ids, right_aligned, torch.zeros_like(ids))]
+    assert widths == [8, 12, 8]
+    exported = torch.export.export(module, (ids,)).module()
+    assert widths[3:] == [12]
+    torch.testing.assert_close(answers[0], exported(ids))
+    torch.testing.assert_close(answers[2], exported(torch.zeros_like(ids)))
+
+
 def test_without_weights_only_the_architecture(encoder: Path) -> None:
     one, two = models.hf(encoder), models.hf(encoder, pretrained=False)
     assert models.describe(one) == models.describe(two)

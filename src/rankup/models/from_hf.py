@@ -25,6 +25,7 @@ Kind = Literal["text", "image"]
 Head = Literal["mean", "own"]
 
 _LENGTH = 64  # tokens of a text
+_COLUMNS = 8  # texts are as long as a multiple of this, so that few lengths occur
 
 # Entries that tell nothing of how to build a model, and those that make transformers load code or
 # weights from elsewhere.
@@ -50,6 +51,7 @@ class MeanClassifier(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, ids: Tensor) -> Tensor:
+        ids = _shortened(ids, self.pad)
         mask = ids != self.pad  # [B, L]
         states = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         share = mask.to(states.dtype).unsqueeze(-1)  # [B, L, 1]
@@ -79,6 +81,7 @@ class OwnClassifier(nn.Module):
         if self.kind == "image":
             answer = self.model(pixel_values=x)
         else:
+            x = _shortened(x, self.pad)
             answer = self.model(input_ids=x, attention_mask=(x != self.pad).long())
         logits: Tensor = answer.logits
         return logits
@@ -88,6 +91,22 @@ class OwnClassifier(nn.Module):
         """Inputs to try the model with, as models of transformers have them."""
         name = "pixel_values" if self.kind == "image" else "input_ids"
         return {"x": self.model.dummy_inputs[name]}  # type: ignore[index]
+
+
+def _shortened(ids: Tensor, pad: int) -> Tensor:
+    """Token ids `[B, L]` without most of the columns that are padding in every row: texts are often
+    a quarter as long as they may be. Only where a look at the ids costs nothing and their shape may
+    differ from call to call: not on a GPU, nor in graphs that are compiled, traced or exported."""
+    if (
+        ids.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return ids
+    used = (ids != pad).any(0).nonzero()  # the columns that any text has a token in
+    last = int(used[-1]) + 1 if len(used) else 1
+    return ids[:, : math.ceil(last / _COLUMNS) * _COLUMNS]
 
 
 def read_options(name: str | os.PathLike[str]) -> dict[str, Any]:
