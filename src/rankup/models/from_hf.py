@@ -100,7 +100,7 @@ def _shortened(ids: Tensor, pad: int) -> Tensor:
     if (
         ids.device.type != "cpu"
         or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
     ):
         return ids
