@@ -36,7 +36,8 @@ def learn_each(
         if learner is None or not method.startswith("continued"):
             learner = _learner(method, copy.deepcopy(module), task)
         head = _head_of(learner, module)
-        if head.out_features != task.classes:  # continued from a task with more or fewer classes
+        if head.out_features != task.classes:  # continued from a task of more or fewer classes
+            head = head.modules_to_save["default"]  # PEFT's wrapper passes on reads alone
             head.weight = nn.Parameter(head.weight.new_empty(task.classes, head.in_features))
             head.bias = nn.Parameter(head.bias.new_empty(task.classes))
             head.out_features = task.classes
