@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.bars import FakeBar
 from helpers.pictures import (
     assert_same,
     encoded,
@@ -23,6 +24,7 @@ from helpers.pictures import (
 )
 from rankup.data import DataError, cache, decode, load_source
 from rankup.data.cache import cache_folder
+from rankup.utils import progress as progress_bars
 
 
 def test_images_are_decoded_once(tmp_path: Path, decodes: list[str]) -> None:
@@ -310,35 +312,13 @@ def test_cache_is_where_the_platform_keeps_caches(
     assert cache_folder() == Path(expected)
 
 
-class FakeBar:
-    """Stands in for rich's bar and records its calls."""
-
-    made: list["FakeBar"] = []  # noqa: RUF012
-    task_ids = (0,)
-
-    def __init__(self, **options: object) -> None:
-        self.completed: list[int] = []
-        self.made.append(self)
-
-    def add_task(self, title: str, total: int) -> None:
-        self.title, self.total = title, total
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def update(self, task: int, completed: int) -> None:
-        self.completed.append(completed)
-
-
 @pytest.mark.parametrize(
     ("patience", "progress", "bars"), [(0.0, True, 1), (0.0, False, 0), (60.0, True, 0)]
 )
 def test_progress_bar_appears_when_it_takes_long(
     patience: float, progress: bool, bars: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "_BAR_DELAY", patience)
+    monkeypatch.setattr(progress_bars, "_DELAY", patience)
     monkeypatch.setattr(decode, "_GROUP", 4)
     monkeypatch.setattr(FakeBar, "made", [])
     monkeypatch.setattr("rich.progress.Progress", FakeBar)

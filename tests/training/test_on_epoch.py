@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 import rankup
+from helpers.bars import FakeBar
 from helpers.clusters import QUICK, clusters, net
 from helpers.zoo import assert_same_bits, logits
 from rankup.rank import Rank
 from rankup.training.checkpoint import Checkpoint
 from rankup.training.loop import Epoch
+from rankup.utils import progress
 
 
 def test_network_answers_in_on_epoch() -> None:
@@ -80,3 +82,32 @@ def test_interrupt_abandons_the_task() -> None:
         rankup.fit(network, clusters("stopped"), QUICK, on_epoch=interrupt)
     assert network.learning is None
     assert network.tasks == ["good"]
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[FakeBar]:
+    """Those that a terminal would show of what takes any time at all."""
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("rich.progress.Progress", FakeBar)
+    monkeypatch.setattr(FakeBar, "made", [])
+    return FakeBar.made
+
+
+def test_terminal_shows_a_bar(bars: list[FakeBar]) -> None:
+    task = clusters()
+    network = rankup.fit(net(), task, QUICK)
+    (bar,) = bars
+    assert (bar.title, bar.total, bar.stopped) == (f"learning {task.name}", QUICK.epochs, True)
+    assert bar.completed == [*range(1, QUICK.epochs + 1)]
+    silent = rankup.fit(net(), task, QUICK, progress=False)
+    assert_same_bits(logits(network, task.test_x), logits(silent, task.test_x))
+
+
+@pytest.mark.parametrize("reason", ["not wanted", "on_epoch", "no terminal"])
+def test_no_bar(reason: str, bars: list[FakeBar], monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason == "no terminal":
+        monkeypatch.setattr("sys.stderr.isatty", lambda: False)
+    on_epoch = (lambda *_: None) if reason == "on_epoch" else None
+    rankup.fit(net(), clusters(), QUICK, on_epoch=on_epoch, progress=reason != "not wanted")
+    assert bars == []

@@ -24,10 +24,11 @@ from typing import Any, BinaryIO
 import filelock
 import numpy as np
 
-from rankup.data.decode import Advance, Decoder, progress_bar
+from rankup.data.decode import Decoder
 from rankup.data.encoded import Labels, Layout, Pixels
 from rankup.errors import DataError
 from rankup.utils.files import hash_regular, open_regular, read_regular
+from rankup.utils.progress import Advance, progress_bar
 from rankup.utils.seal import seal
 
 # Part of every key: changing how images are decoded or stored requires a new version.

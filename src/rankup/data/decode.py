@@ -2,11 +2,9 @@
 
 import io
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -14,18 +12,17 @@ import numpy as np
 
 from rankup.data.encoded import Encoded, EncodedSplit, Pixels
 from rankup.errors import DataError
+from rankup.utils.progress import Advance
 
 if TYPE_CHECKING:
     from PIL import Image
 
 Shape = tuple[int, ...]  # channels, height, width
-Advance = Callable[[int], None]
 
 _GROUP = 128  # images that a thread decodes at a time
 _SCALE_HINT = "the stream split:PATH@64 converts all images to RGB of 64×64 pixels"
 # Of the many kinds that Pillow knows some are decoded by other programs, such as EPS.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-_BAR_DELAY = 1.0  # seconds before a progress bar appears
 
 
 class Decoder:
@@ -79,35 +76,6 @@ class Decoder:
                 )
             decoded[place] = pixels
         return decoded
-
-
-@contextmanager
-def progress_bar(title: str, total: int, show: bool) -> Iterator[Advance]:
-    """Yield a function that counts what is done; a bar appears if it takes long."""
-    began = time.monotonic()
-    done = 0
-    bar = None
-
-    def advance(count: int) -> None:
-        nonlocal bar, done
-        done += count
-        if bar is None and show and done < total and time.monotonic() - began > _BAR_DELAY:
-            # Imported only if a bar is shown, as it takes long.
-            from rich.console import Console
-            from rich.progress import Progress
-
-            console = Console(stderr=True)
-            bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-            bar.add_task(title, total=total)
-            bar.start()
-        if bar is not None:
-            bar.update(bar.task_ids[0], completed=done)
-
-    try:
-        yield advance
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 def _next_group(pending: "deque[Future[Pixels]]", advance: Advance) -> Pixels:

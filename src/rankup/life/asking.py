@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rankup.data import folders, image_tables
-from rankup.data.decode import progress_bar
 from rankup.data.inputs import ImageInput, Input, TextInput
 from rankup.data.texts import cut
 from rankup.errors import DataError, RankupError
@@ -20,6 +19,7 @@ from rankup.storage.manifest import Manifest
 from rankup.storage.store import StrPath, load
 from rankup.training.batches import as_floats
 from rankup.training.memory_format import for_answers
+from rankup.utils.progress import progress_bar
 
 _TOGETHER = 256  # samples
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankup.data.decode import pixels_of, progress_bar, words_for
+from rankup.data.decode import pixels_of, words_for
 from rankup.data.encoded import Pixels, read_image
 from rankup.data.inputs import ImageInput, Input, from_json
 from rankup.data.streams import stream_info
@@ -28,6 +28,7 @@ from rankup.storage.manifest import Manifest
 from rankup.storage.store import load
 from rankup.training.batches import as_floats, as_inputs
 from rankup.training.memory_format import for_answers
+from rankup.utils.progress import progress_bar
 
 _TOGETHER = 256  # images
 # What a recipe does to pixels from 0 to 1, as a mean to subtract and a deviation to divide by.

@@ -33,6 +33,7 @@ from rankup.training.loop import Epoch, OnEpoch, learn
 from rankup.training.memory_format import convolves, for_answers
 from rankup.training.pruning import Pruning, with_held_out
 from rankup.training.recipe import Recipe, recipe_for
+from rankup.utils.progress import can_show, progress_bar
 from rankup.utils.torch_modes import evaluating, learning_on, modes_kept
 
 if TYPE_CHECKING:
@@ -226,6 +227,7 @@ def fit(
     teacher: nn.Module | None = None,
     resume: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
+    progress: bool = True,
 ) -> IncrementalNet:
     """Begin a task, learn it, calibrate and commit; return the network in the mode it was in.
 
@@ -256,6 +258,7 @@ def fit(
             inputs as the network gets them; `softness` of the recipe says how they are compared.
         on_epoch: called after each epoch with its progress and a `Checkpoint`, which may be kept.
         resume: a checkpoint of this task, to resume from as if nothing had happened.
+        progress: show a bar in a terminal or notebook if it takes long, unless `on_epoch` is given.
     """
     check_arguments("fit takes", net, task, recipe)
     if not isinstance(teacher, nn.Module | None):
@@ -276,9 +279,16 @@ def fit(
                 "the task is learned: raise an exception there to stop early"
             )
 
+    shows = progress and on_epoch is None and can_show()
+    epochs = recipe.epochs - (resume.epoch if resume else 0)
     try:
-        with modes_kept(net), learning_on(net.device):
-            (failure,) = learn([pupil], [task], Engine(), [resume], [on_epoch and call_back])
+        with (
+            modes_kept(net),
+            learning_on(net.device),
+            progress_bar(f"learning {task.name}", epochs, shows) as advance,
+        ):
+            each = (lambda *_: advance(1)) if shows else on_epoch and call_back
+            (failure,) = learn([pupil], [task], Engine(), [resume], [each])
     finally:
         net._shared.hold_modes()
     if failure is not None:
