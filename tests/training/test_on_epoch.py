@@ -104,6 +104,15 @@ def test_terminal_shows_a_bar(bars: list[FakeBar]) -> None:
     assert_same_bits(logits(network, task.test_x), logits(silent, task.test_x))
 
 
+def test_one_bar_for_tasks_learned_at_once(bars: list[FakeBar]) -> None:
+    tasks = [clusters(name=name) for name in "ab"]
+    network = net(base="keep")
+    rankup.fit_together(network, tasks, QUICK)
+    (bar,) = bars
+    assert (bar.title, bar.total) == ("learning 2 tasks", 2 * QUICK.epochs)
+    assert bar.completed[-1] == bar.total
+
+
 @pytest.mark.parametrize("reason", ["not wanted", "on_epoch", "no terminal"])
 def test_no_bar(reason: str, bars: list[FakeBar], monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "no terminal":

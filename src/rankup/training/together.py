@@ -24,6 +24,7 @@ from rankup.training.lanes import Lane, Samples, weights
 from rankup.training.loop import SHOWN, Epoch, TaskFailed, diverged, peak_rate
 from rankup.training.optim import rates
 from rankup.training.recipe import Recipe
+from rankup.utils.progress import can_show, progress_bar
 from rankup.utils.signals import undisturbed
 from rankup.utils.torch_modes import learning_on, modes_kept
 
@@ -46,6 +47,7 @@ def fit_together(
     clip: float | None = None,
     half: bool = False,
     on_epoch: OnTaskEpoch | None = None,
+    progress: bool = True,
 ) -> dict[str, TaskFailed]:
     """Learn several tasks at once, each as if it was learned alone; return why some failed.
 
@@ -76,16 +78,24 @@ def fit_together(
         clip: the longest that a task's gradient may be; longer ones are shortened to it.
         half: compute in float16, with a scale for each task's loss.
         on_epoch: called with a task's name and progress after each of its epochs.
+        progress: show a bar, as `fit` does.
     """
     tasks = _checked(net, tasks, recipe, uses, clip)
     seed = net.options.seed if seed is None else as_whole("seed", seed)
     pupils = [NetPupil(net, recipe or default_recipe(net, t), seed, uses=uses) for t in tasks]
     failures = dict[str, TaskFailed]()
+    shows = progress and on_epoch is None and can_show()
+    title, epochs = f"learning {len(tasks)} tasks", sum(pupil.recipe.epochs for pupil in pupils)
     try:
-        with modes_kept(net), learning_on(net.device):
+        with (
+            modes_kept(net),
+            learning_on(net.device),
+            progress_bar(title, epochs, shows) as advance,
+        ):
+            each: OnTaskEpoch | None = (lambda *_: advance(1)) if shows else on_epoch
             lanes, body = _opened(net, pupils, tasks, half)
             for group in _that_share_batches(net, lanes):
-                _learn(body, group, clip, on_epoch)
+                _learn(body, group, clip, each)
             body.check_constants()
             for lane in lanes:
                 lane.failure = lane.failure or _commit(lane)
