@@ -49,6 +49,14 @@ def test_links_lead_somewhere(path: Path) -> None:
                 assert anchor in {heading.replace(" ", "-") for heading in plain}
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_tables_begin_with_headings(path: Path) -> None:
+    """An empty line inside a table leaves rows that are shown as they are typed."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    for table in re.findall(r"(?:^ *\|.*\n)+", text, re.M):
+        assert re.match(r" *\|.*\n *\|[ :|-]+\|\n", table), table
+
+
 def test_site_has_every_page_and_public_name() -> None:
     nav = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f": {page.name}\n" not in nav] == []

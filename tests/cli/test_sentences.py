@@ -55,4 +55,5 @@ def test_info_tells_inputs_and_rule_in_words(tmp_path: Path, call: Call) -> None
     net = rankup.grow(rankup.models.mlp(9, hidden=[9, 9]), rules)
     rankup.save(net, tmp_path / "other")
     shown = call("info", tmp_path / "other").out
+    assert shown.startswith("mlp, its files do not say what it takes\n")
     assert "hidden.0: The first task adds rank 3, later ones 1" in shown

@@ -353,6 +353,8 @@ def test_time_left_by_hand(results: Results) -> None:
         ),
         Left("s-cifar100, mlp", 0, 1, None),
     ]
+    (alone,) = left_of([other], results, pace, jobs=2)
+    assert str(alone) == "s-cifar100, mlp: 1 left; nothing to judge their time by"
     # No less than the longest.
     (only,) = left_of([row], results, pace, jobs=12)
     assert only.time is not None

@@ -50,7 +50,9 @@ def test_run_shown_in_several_tables_counts_once(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in said)
     (whole,) = (line for line in said if line.split()[:1] == ["all"])
     every = {experiment for name in PARTS for experiment in part(name).experiments()}
-    assert f"1 of {len(every)}" in whole
+    assert f"1 of {len(every):,}" in whole
+    assert whole.split()[-1] == "?"
+    assert "?: nothing like it was run on a cpu" in said[-2] + said[-1]
     assert "5 min 00 s" in whole
 
 

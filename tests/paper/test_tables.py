@@ -221,6 +221,26 @@ def test_command_runs_what_is_left_and_writes_a_page(little_paper: None, tmp_pat
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
+def test_page_has_no_table_of_which_nothing_was_run(results: Results, tmp_path: Path) -> None:
+    run = replace(result(0, [[0.9]]), config={"versions": {"torch": "2.8"}})
+    results.add(tiny(), [run])
+    rows = [Row("ours", tiny(), (None,)), Row("theirs", tiny("finetune"), (None,))]
+    begun, new = (
+        Table(title, [Section("digits", ("accuracy",), some)], "It differs.")
+        for title, some in (("Begun", rows), ("New", rows[1:]))
+    )
+    write_page({"begun": begun, "new": new}, results, tmp_path / "page.md")
+    before, after = (tmp_path / "page.md").read_text().split("## New")
+    assert "| theirs | not run |" in before
+    assert after == "\n\n`rankup paper new`\n\nNothing of it has been run.\n"
+
+
+def test_protocol_names_who_was_not_tuned() -> None:
+    untuned = mlp.PROTOCOL.partition("they have their defaults: ")[2]
+    assert "wsn" in untuned
+    assert "packnet" not in untuned
+
+
 def test_missing_data_is_said_once(tmp_path: Path) -> None:
     given = ["--data", str(tmp_path), "--results", str(tmp_path / "r"), "--device", "cpu"]
     said = asked("rank", *given, "--only", "rank 11,4")

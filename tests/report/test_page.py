@@ -78,6 +78,8 @@ def test_labels_name_the_fewest_settings() -> None:
     assert labels([named(), named(stream="r-digits")]) == ["rank on p-digits", "rank on r-digits"]
     assert labels([named(), named(), named(method="ewc")]) == ["rank #1", "rank #2", "ewc"]
     assert labels([named(seeded=None), named(seeded="256")]) == ["rank", "rank (seeded 256)"]
+    alone, taught = named(options={"teacher": ""}), named(options={"teacher": "runs/large"})
+    assert labels([alone, taught]) == ["rank", "rank (teacher runs/large)"]
 
 
 def test_summary_is_a_sentence(runs: list[Run]) -> None:

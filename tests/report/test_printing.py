@@ -72,6 +72,23 @@ def test_table_keeps_its_words_in_any_width(table: Callable[[], Table], width: i
         assert max(map(len, text.splitlines())) <= width
 
 
+def test_headings_are_folded_before_names() -> None:
+    table = Table(box=None)
+    table.add_column("task", overflow="fold")
+    table.add_column("task guessed %")
+    table.add_row("split 01", "54.29")
+    wide, narrow = (printed(table, width).splitlines() for width in (80, 20))
+    assert [line.split() for line in wide] == [
+        ["task", "task", "guessed", "%"],
+        ["split", "01", "54.29"],
+    ]
+    assert [line.split() for line in narrow] == [
+        ["task"],
+        ["task", "guessed", "%"],
+        ["split", "01", "54.29"],
+    ]
+
+
 def test_too_wide_table_has_a_line_per_row() -> None:
     lines = [line.rstrip() for line in printed(of_methods(), 40).splitlines()]
     for name in NAMES:

@@ -39,8 +39,8 @@ def info(
         print(json.dumps(_told(manifest)))
         return
     console = Console()
-    takes = manifest.inputs or "inputs that it does not know"
-    say(f"{manifest.model['model'] or manifest.model['class']}, takes {takes}")
+    takes = f"takes {manifest.inputs}" if manifest.inputs else "its files do not say what it takes"
+    say(f"{manifest.model['model'] or manifest.model['class']}, {takes}")
     rules = manifest.options.rank
     for pattern, rank in rules.items() if isinstance(rules, Mapping) else [("", rules)]:
         say(f"{pattern}: {_rule(rank)}" if pattern else _rule(rank))

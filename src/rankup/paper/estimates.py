@@ -30,7 +30,10 @@ class Left(NamedTuple):
     time: Minutes | None  # None: nothing like it was run
 
     def __str__(self) -> str:
-        left = f"{self.case}: {self.trials} trials, {self.others} others"
+        what = (
+            f"{self.trials} trials, {self.others} others" if self.trials else f"{self.others} left"
+        )
+        left = f"{self.case}: {what}"
         if self.time is None:
             return f"{left}; nothing to judge their time by"
         return f"{left}; about {self.time.all:.0f} min, {self.time.longest:.1f} for the longest"

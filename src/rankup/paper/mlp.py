@@ -33,12 +33,12 @@ _PROTOCOL = (
 )
 PROTOCOL = _PROTOCOL.format(", ".join(f"{paper_values.STREAMS[s]} {n}" for s, n in EPOCHS.items()))
 UNTUNED = [
-    title
-    for stream, title in paper_values.STREAMS.items()
-    if not all((TUNED / f"{stream}-mlp" / f"{rival}.json").exists() for rival in RIVALS)
+    rival
+    for rival in RIVALS
+    if not all((TUNED / f"{stream}-mlp" / f"{rival}.json").exists() for stream in STREAMS)
 ]
 if UNTUNED:
-    PROTOCOL += f" On {', '.join(UNTUNED)} rivals have their defaults where they were not tuned."
+    PROTOCOL += f" Where these were not tuned, they have their defaults: {', '.join(UNTUNED)}."
 
 
 def accuracy() -> Table:

@@ -84,7 +84,10 @@ def overview(results: Results, device: str) -> Table:
         share = share_of(shown.experiments(), results, pace)
         table.add_row(name, PARTS[name].help, *_cells(share))
     table.add_section()
-    table.add_row("all", "each run counted once", *_cells(share_of(each_once, results, pace)))
+    whole = share_of(each_once, results, pace)
+    table.add_row("all", "each run counted once", *_cells(whole))
+    if whole.left is None:
+        table.caption = f"?: nothing like it was run on a {device}; --left judges by others"
     return table
 
 
@@ -93,4 +96,4 @@ def _cells(share: Share) -> tuple[str, str, str]:
         "?" if seconds is None else duration(seconds) if seconds else "–"
         for seconds in (share.spent, share.left)
     )
-    return f"{share.done} of {share.of}", spent, left
+    return f"{share.done:,} of {share.of:,}", spent, left

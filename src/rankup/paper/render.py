@@ -24,6 +24,7 @@ _INTRODUCTION = (
     "float32 numbers. A name links to the raw numbers: every seed's accuracy matrix, its settings, "
     "the date, the machine, the versions and the command. *not run* means that it has not been."
 )
+_NOTHING = "Nothing of it has been run."
 PICTURES = "figures"  # the folder of pictures, inside the results
 
 
@@ -56,6 +57,9 @@ def write_page(parts: Mapping[str, Table | Figure], results: Results, page: Path
     text = ["# Results", "", _INTRODUCTION, "", *_machines(parts, results)]
     for name, part in parts.items():
         text += ["", f"## {part.title}", "", f"`rankup paper {name}`"]
+        if not any(results.of(experiment) for experiment in part.experiments()):
+            text += ["", _NOTHING]  # instead of tables of "not run"
+            continue
         text += ["", part.differs] if part.differs else []
         if isinstance(part, Figure):
             for each in _pictures(name, part, results, page.parent / page.stem):
@@ -95,7 +99,7 @@ def _machines(parts: Mapping[str, Table | Figure], results: Results) -> list[str
     )
     dates = {run.date for run in runs}
     if not runs:
-        return ["Nothing of it has been run."]
+        return [_NOTHING]
     when = " to ".join(sorted({min(dates), max(dates)}))
     lines = [f"- {n:,} on {machine}, torch {torch}" for (machine, torch), n in where.most_common()]
     failed = sum(len(results.failures(experiment)) for experiment in experiments)

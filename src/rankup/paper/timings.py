@@ -120,7 +120,7 @@ def waits(root: Path, experiments: Collection[Experiment]) -> list[str]:
         ran = shown & {name for timing in timings for name in timing.cells}
         if not ran:
             continue
-        count = f"All {len(ran)}" if ran == shown else f"{len(ran)} of {len(shown)}"
+        count = f"All {len(ran):,}" if ran == shown else f"{len(ran):,} of {len(shown):,}"
         pieces = "one piece" if len(timings) == 1 else f"{len(timings)} pieces"
         took = f"{_waited(timings) / 60:.0f} min on one {machine}, in {pieces}"
         lines.append((-len(ran), f"{count} settings took {took}."))

@@ -3,6 +3,7 @@ narrow."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -105,9 +106,11 @@ def print_line(console: Console, text: str) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table in which only the column of names may be folded. Names break only between
-    words; if that is not enough, lines are longer than the terminal, which wraps or scrolls
-    them."""
+    """Print a table in which headings and then the column of names may be folded. Names break only
+    between words; if that is not enough, lines are longer than the terminal, which wraps or
+    scrolls them."""
+    if table.__rich_measure__(console, _unbounded(console)).maximum > console.width:
+        _fold_headings(table)
     _keep_words(console, table)
     if _least_width(console, table) <= console.width:
         console.print(table)
@@ -125,6 +128,12 @@ def print_note(console: Console, text: str) -> None:
     """Print a sentence verbatim, in a terminal broken between words."""
     soft_wrap = not console.is_terminal
     console.print(text, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+
+
+def _fold_headings(table: Table) -> None:
+    for column in table.columns:
+        if column.overflow != "fold" and isinstance(column.header, str):
+            column.header = re.sub(" (?!%)", "\n", column.header)  # accuracy % stays one word
 
 
 def _keep_words(console: Console, table: Table) -> None:

@@ -158,7 +158,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def plain(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":  # such as no teacher
         return NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -176,5 +176,5 @@ def _dotted(config: Mapping[str, Any]) -> dict[str, str]:
     for key, value in config.items():
         inner = value if isinstance(value, dict) else {"": value}
         for name, entry in inner.items():
-            flat[f"{key}.{name}".rstrip(".")] = "" if entry is None else plain(entry)
+            flat[f"{key}.{name}".rstrip(".")] = "" if entry in (None, "") else plain(entry)
     return flat
