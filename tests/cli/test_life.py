@@ -133,6 +133,11 @@ def test_network_with_a_router_guesses_the_task(tmp_path: Path, call: Call) -> N
         assert {*answer["classes"]} == {"y", "z"}
         assert 0.5 < answer["task_probability"] <= 1
         assert 0 <= answer["none"] <= 1
+    # As the network answers without a task, in which the router has a say in the class, too.
+    with torch.no_grad():
+        shares = rankup.load(net)(ImageInput(6).batch(asked)).logits[:, 2:].softmax(1)
+    said = [[answer["classes"][name] for name in "yz"] for answer in json.loads(done.out)]
+    assert said == [pytest.approx(row, abs=1e-6) for row in shares.tolist()]
     assert "second" in call("predict", net, *asked).out
     told = call("predict", net, *asked, "--task", "first", "--json")
     assert {*json.loads(told.out)[0]["classes"]} == {"a", "b"}

@@ -13,6 +13,7 @@ from rankup.data.inputs import ImageInput, Input, TextInput
 from rankup.data.texts import cut
 from rankup.errors import DataError, RankupError
 from rankup.life.samples import Found, find, read, scaling_of
+from rankup.net.guess import guess_and_answer
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import KnownTask, listed
 from rankup.runs.predict import Prediction
@@ -173,12 +174,12 @@ def guess(asked: Untold, items: Sequence[str], broken: list[str]) -> Iterator[tu
 @torch.no_grad()
 def _guessed(net: IncrementalNet, asked: Untold, x: Tensor) -> list[Guessed]:
     x = for_answers(net.body, x.to(net.dtype) if x.is_floating_point() else x)
-    guesses, found = net.guess(x), list[Guessed]()
-    shares = net(x, task=guesses.task).softmax(1)
+    (guesses, untold), found = guess_and_answer(net, x), list[Guessed]()
+    by_task = torch.split(untold.logits, [len(names) for names in asked.class_names], 1)
     for row, task in enumerate(guesses.task.tolist()):
-        names = asked.class_names[task]
-        order = shares[row, : len(names)].argsort(descending=True).tolist()
-        classes = [Prediction(names[index], float(shares[row, index])) for index in order]
+        names, shares = asked.class_names[task], by_task[task][row].softmax(0)
+        order = shares.argsort(descending=True).tolist()
+        classes = [Prediction(names[index], float(shares[index])) for index in order]
         sure, none = float(guesses.probabilities[row, task]), float(guesses.none[row])
         found.append(Guessed(net.tasks[task], sure, none, classes))
     return found
