@@ -241,6 +241,11 @@ def test_title_is_for_people(root: Path, call: Call) -> None:
     assert "The first [one]" in call("tasks", root / "net").out
     assert (root / "net" / "manifest.json").read_bytes() == before
     assert "no task 'none'" in call("rename", root / "net", "none", "x").err
+    done = call("rename", root / "net", "first", "--description", "All of it")
+    assert "is now described anew" in done.out
+    told = rankup.load(root / "net").describe("first")
+    assert (told.title, told.description) == ("The first [one]", "All of it")
+    assert "nothing to say of it" in call("rename", root / "net", "first").err
 
 
 def test_removed_task_leaves_no_byte(root: Path, call: Call) -> None:
