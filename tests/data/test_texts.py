@@ -88,6 +88,18 @@ def test_csv_files(tmp_path: Path, words: TextInput) -> None:
         make_stream(f"split:{folder}", inputs=words)
 
 
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_csv_files_of_spreadsheets(tmp_path: Path, words: TextInput, between: str) -> None:
+    file = text_csv(tmp_path / "all.csv", 5)
+    names, rows = file.read_text().split("\n", 1)
+    (plain,) = make_stream(f"split:{file}", inputs=words, tasks=1)
+    lines = [names.title(), *rows.splitlines()]
+    file.write_text("\n".join(line.replace(",", between) for line in lines), encoding="utf-8-sig")
+    (task,) = make_stream(f"split:{file}", inputs=words, tasks=1)
+    assert torch.equal(task.train_x, plain.train_x)
+    assert task.class_names == plain.class_names
+
+
 def test_folder_in_the_folder_of_data_sets(tmp_path: Path, words: TextInput) -> None:
     text_folder(tmp_path / "mine")
     assert len(make_stream("split:mine", inputs=words, data=tmp_path)) == 2

@@ -178,15 +178,25 @@ def named_column(file: Path, columns: Any, expected: Sequence[str], what: str) -
     )
 
 
+def texts_of_csv(file: Path) -> list[str]:
+    """The texts of a CSV file, whatever their classes are."""
+    columns = columns_of_csv(file)
+    said = columns[named_column(file, columns, TEXT_COLUMNS, "texts")]
+    return [text for text in said if text]
+
+
 def columns_of_csv(file: Path) -> dict[str, list[Any]]:
-    """A CSV file with a line of names on top: its columns by name."""
+    """A CSV file with a line of names on top: its columns by name, in lower case. Between them are
+    commas or, as spreadsheets write them in many countries, semicolons or tabs."""
     try:
         content = read_regular(file, MOST).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(content, newline="")))
+        between = max(",;\t", key=content.partition("\n")[0].count)
+        rows = list(csv.DictReader(io.StringIO(content, newline=""), delimiter=between))
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV in UTF-8: {error}") from error
     if not rows:
         raise DataError(f"{file} holds no rows under a line of names of columns")
-    return {name: [row.get(name) for row in rows] for name in rows[0] if name is not None}
+    names = (name for name in rows[0] if name is not None)
+    return {name.strip().lower(): [row.get(name) for row in rows] for name in names}
