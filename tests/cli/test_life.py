@@ -112,7 +112,7 @@ def test_prediction_is_the_networks_own(
     lines = call("predict", made / "net", *files, "--task", "2", "--csv").out.splitlines()
     assert lines[0] == "input,task,class,probability"
     assert [line.split(",")[:2] for line in lines[1:]] == [[str(f), "second"] for f in files]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(str, files))))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n".join(map(str, files)) + "\n \n"))
     assert call("predict", made / "net", "-", "--task", "second", "--csv").out.split() == lines
     folder = call("predict", made / "net", files[0].parent, "--task", "second", "--csv").out
     assert len(folder.split()) == 1 + 12

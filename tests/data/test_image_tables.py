@@ -78,6 +78,8 @@ def test_table_is_tested_with(rows: Rows, tmp_path: Path, call: Call) -> None:
     call("new", net, "--net", "mlp", "--size", "6", "--width", "16")
     assert call("learn", net, table, "--epochs", "40").code == 0
     assert sum(json.loads(call("test", net, table, "--json").out)["samples"].values()) == 24
+    said = json.loads(call("predict", net, table, "--json").out)
+    assert [answer["input"] for answer in said] == [str(tmp_path / path) for path, _ in rows]
     told = json.loads(call("test", net, table, "--held-out", "--json").out)
     assert told["accuracy"] == rankup.load(net).describe("shoes").accuracy
 

@@ -59,6 +59,13 @@ def find(root: Path) -> ImageTable | None:
     )
 
 
+def files_of_csv(table: Path) -> list[str]:
+    """The files of images that a CSV file names, whatever their classes are."""
+    columns = columns_of_csv(table)
+    named = columns[named_column(table, columns, IMAGE_COLUMNS, "images")]
+    return [str(table.parent / file) for file in named if file]
+
+
 def is_of_texts(root: Path) -> bool:
     """Whether a file is a table of texts, not of images."""
     if not root.is_file() or root.suffix.lower() not in SUFFIXES:
