@@ -366,6 +366,8 @@ def test_differences_are_told(root: Path, call: Call) -> None:
         ("learn NET EMPTY --name x", "holds no folders of images, expected one for each class"),
         ("learn NET ABOVE --name x", "holds no folders of images, but photos/first does"),
         ("test NET ABOVE --task first", "holds no folders of images, but photos/first does"),
+        ("learn NET PHONE --name x", "webp, got phone/a/1.HEIC"),
+        ("learn NET FEW --name x", "few/a has 1 image, expected at least 5"),
         ("learn NET CLASS --name x", "but images themselves: name the folder that it lies in, "),
         ("learn NET TEXTS --name x", "holds texts, but the network takes RGB images"),
         ("learn FILE/net PHOTOS --name x", "nothing can be saved to"),
@@ -392,9 +394,12 @@ def test_bad_input_gets_one_sentence(
     (root / "empty").mkdir()
     shutil.copytree(root / "photos" / "first" / "a", root / "one" / "a")
     (root / "texts.csv").write_text("text,label\nhello,a\n")
+    for name in ("phone/a/1.HEIC", "few/a/1.png"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch()
     places = {"NET": "net", "PHOTOS": "photos/first", "EMPTY": "empty", "ONE": "one"}
     places |= {"ABOVE": "photos", "CLASS": "photos/first/a", "TEXTS": "texts.csv"}
-    places |= {"FILE/net": "texts.csv/net"}
+    places |= {"FILE/net": "texts.csv/net", "PHONE": "phone", "FEW": "few"}
     done = call(*(places.get(word, word) for word in words.split()))
     assert done.code == 1
     assert sentence in done.err

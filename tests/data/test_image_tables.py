@@ -118,6 +118,7 @@ def test_table_of_something_else_beside_folders_is_left_alone(tmp_path: Path) ->
         (lambda rows: [("", "boots"), *rows], "row 0: there is no image"),
         (lambda rows: [*rows, (rows[0][0], "")], "row 24: there is no class"),
         (lambda rows: rows[:15], "has 3 images of class 'sandals', expected at least 5"),
+        (lambda rows: rows[:13], "has 1 image of class 'sandals', expected at least 5"),
         (lambda rows: rows[:12], "has one class, 'boots', expected at least 2"),
     ],
 )

@@ -131,6 +131,7 @@ def test_numbers_as_classes_have_the_names_of_the_metadata(
             "text,intent\n" + "red,a\n" * 9 + "one,b\n" * 4,
             "4 texts of class .b., expected",
         ),
+        ("text,intent\n" + "red,a\n" * 9 + "one,b\n", "1 text of class .b., expected"),
         ("text,intent\n\xff,a\n", "cannot be read as CSV in UTF-8"),
     ],
 )

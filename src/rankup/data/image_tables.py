@@ -47,8 +47,9 @@ def find(root: Path) -> ImageTable | None:
     counts = Counter(name for _, name in learned)
     if (few := min(counts, key=counts.__getitem__)) and counts[few] < TEST_EVERY:
         raise DataError(
-            f"{train} has {counts[few]} images of class {few!r}, expected at least {TEST_EVERY}: "
-            "without a table test, every fifth image of a class is for testing"
+            f"{train} has {counts[few]} image{'s' if counts[few] > 1 else ''} of class {few!r}, "
+            f"expected at least {TEST_EVERY}: without a table test, every fifth image of a class "
+            "is for testing"
         )
     is_test = every_fifth(np.array([label for _, label in labelled], dtype=np.int64))
     pairs = list(zip(labelled, is_test, strict=True))

@@ -66,8 +66,9 @@ class TextFiles:
         if not all(count >= 5 for count in Counter(_pairs(train)).values()):
             few = min(Counter(_pairs(train)).items(), key=lambda item: item[1])
             raise DataError(
-                f"{self.root} has {few[1]} texts of class {few[0][1]!r}, expected at least 5: "
-                "without a test split, every fifth text of a class is for testing"
+                f"{self.root} has {few[1]} text{'s' if few[1] > 1 else ''} of class "
+                f"{few[0][1]!r}, expected at least 5: without a test split, every fifth text of a "
+                "class is for testing"
             )
         return train.taken([not test for test in tested]), train.taken(tested)
 
