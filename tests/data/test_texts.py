@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from helpers.pictures import image_folder
-from helpers.words import COLOURS, NUMBERS, VOCABULARY, text_csv, text_folder, tokenizer_folder
+from helpers.words import (
+    COLOURS,
+    NUMBERS,
+    VOCABULARY,
+    text_csv,
+    text_folder,
+    text_rows,
+    tokenizer_folder,
+)
 from rankup.data import DataError, ImageInput, TextInput, make_stream
 
 pytest.importorskip("tokenizers")
@@ -86,6 +94,15 @@ def test_csv_files(tmp_path: Path, words: TextInput) -> None:
     (folder / "train.csv").unlink()
     with pytest.raises(DataError, match="2 CSV files, expected train.csv and test.csv, or just"):
         make_stream(f"split:{folder}", inputs=words)
+
+
+def test_one_parquet_file(tmp_path: Path, words: TextInput) -> None:
+    file = text_csv(tmp_path / "all.csv", 5)
+    pq.write_table(pa.table(text_rows(5)), tmp_path / "all.parquet")
+    ways = (f"split:{file}", f"split:{tmp_path / 'all.parquet'}")
+    plain, same = (make_stream(way, inputs=words, tasks=1)[0] for way in ways)
+    assert torch.equal(same.train_x.sort(0).values, plain.train_x.sort(0).values)
+    assert len(same.test_y) == len(plain.test_y)
 
 
 @pytest.mark.parametrize("between", [";", "\t"])

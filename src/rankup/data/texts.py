@@ -74,9 +74,11 @@ class TextFiles:
 
 
 def find(path: Path) -> TextFiles | None:
-    """Find the texts of a folder, or of a CSV file; None if it has none."""
+    """Find the texts of a folder, or of a CSV or parquet file; None if it has none."""
     if path.is_file():
-        return TextFiles(path, (path,), ()) if path.suffix.lower() == ".csv" else None
+        kind = path.suffix.lower()
+        has_texts = kind == ".csv" or (kind == ".parquet" and _is_of_texts(path))
+        return TextFiles(path, (path,), ()) if has_texts else None
     if (tables := sorted(path.glob("*.csv"))) and not _has_folders(path):
         by_name = {table.stem.lower(): table for table in tables}
         test = next((by_name[name] for name in _TESTS if name in by_name), None)
@@ -89,11 +91,15 @@ def find(path: Path) -> TextFiles | None:
             )
         return TextFiles(path, (by_name["train"],), (test,))
     found = parquet.find(path)
-    if found is None or not set(parquet.columns(found.train[0])) & {*TEXT_COLUMNS}:
+    if found is None or not _is_of_texts(found.train[0]):
         return None
-    if set(parquet.columns(found.train[0])) & {*parquet.IMAGE_COLUMNS}:
-        return None  # captions of images
     return TextFiles(path, found.train, found.test)
+
+
+def _is_of_texts(file: Path) -> bool:
+    """Whether a parquet file has texts that are not captions of images."""
+    names = {*parquet.columns(file)}
+    return bool(names & {*TEXT_COLUMNS}) and not names & {*parquet.IMAGE_COLUMNS}
 
 
 def _has_folders(path: Path) -> bool:
