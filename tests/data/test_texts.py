@@ -149,7 +149,7 @@ def test_numbers_as_classes_have_the_names_of_the_metadata(
             "4 texts of class .b., expected",
         ),
         ("text,intent\n" + "red,a\n" * 9 + "one,b\n", "1 text of class .b., expected"),
-        ("text,intent\n\xff,a\n", "cannot be read as CSV in UTF-8"),
+        ("text,intent\n\xff,a\n", "mine.csv, line 2: this is not UTF-8; save it as CSV UTF-8"),
     ],
 )
 def test_bad_tables_get_a_sentence(

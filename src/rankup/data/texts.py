@@ -201,8 +201,11 @@ def columns_of_csv(file: Path) -> dict[str, list[Any]]:
         rows = list(csv.DictReader(io.StringIO(content, newline=""), delimiter=between))
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as CSV in UTF-8: {error}") from error
+    except UnicodeDecodeError as error:
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        raise DataError(f"{file}, line {line}: this is not UTF-8; save it as CSV UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{file} cannot be read as CSV: {error}") from error
     if not rows:
         raise DataError(f"{file} holds no rows under a line of names of columns")
     names = (name for name in rows[0] if name is not None)
