@@ -112,7 +112,7 @@ def test_prediction_is_the_networks_own(
     lines = call("predict", made / "net", *files, "--task", "2", "--csv").out.splitlines()
     assert lines[0] == "input,task,class,probability"
     assert [line.split(",")[:2] for line in lines[1:]] == [[str(f), "second"] for f in files]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(str, files))))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n".join(map(str, files)) + "\n \n"))
     assert call("predict", made / "net", "-", "--task", "second", "--csv").out.split() == lines
     folder = call("predict", made / "net", files[0].parent, "--task", "second", "--csv").out
     assert len(folder.split()) == 1 + 12
@@ -133,6 +133,11 @@ def test_network_with_a_router_guesses_the_task(tmp_path: Path, call: Call) -> N
         assert {*answer["classes"]} == {"y", "z"}
         assert 0.5 < answer["task_probability"] <= 1
         assert 0 <= answer["none"] <= 1
+    # As the network answers without a task, in which the router has a say in the class, too.
+    with torch.no_grad():
+        shares = rankup.load(net)(ImageInput(6).batch(asked)).logits[:, 2:].softmax(1)
+    said = [[answer["classes"][name] for name in "yz"] for answer in json.loads(done.out)]
+    assert said == [pytest.approx(row, abs=1e-6) for row in shares.tolist()]
     assert "second" in call("predict", net, *asked).out
     told = call("predict", net, *asked, "--task", "first", "--json")
     assert {*json.loads(told.out)[0]["classes"]} == {"a", "b"}
@@ -236,6 +241,11 @@ def test_title_is_for_people(root: Path, call: Call) -> None:
     assert "The first [one]" in call("tasks", root / "net").out
     assert (root / "net" / "manifest.json").read_bytes() == before
     assert "no task 'none'" in call("rename", root / "net", "none", "x").err
+    done = call("rename", root / "net", "first", "--description", "All of it")
+    assert "is now described anew" in done.out
+    told = rankup.load(root / "net").describe("first")
+    assert (told.title, told.description) == ("The first [one]", "All of it")
+    assert "nothing to say of it" in call("rename", root / "net", "first").err
 
 
 def test_removed_task_leaves_no_byte(root: Path, call: Call) -> None:
@@ -356,6 +366,8 @@ def test_differences_are_told(root: Path, call: Call) -> None:
         ("learn NET EMPTY --name x", "holds no folders of images, expected one for each class"),
         ("learn NET ABOVE --name x", "holds no folders of images, but photos/first does"),
         ("test NET ABOVE --task first", "holds no folders of images, but photos/first does"),
+        ("learn NET PHONE --name x", "webp, got phone/a/1.HEIC"),
+        ("learn NET FEW --name x", "few/a has 1 image, expected at least 5"),
         ("learn NET CLASS --name x", "but images themselves: name the folder that it lies in, "),
         ("learn NET TEXTS --name x", "holds texts, but the network takes RGB images"),
         ("learn FILE/net PHOTOS --name x", "nothing can be saved to"),
@@ -382,9 +394,12 @@ def test_bad_input_gets_one_sentence(
     (root / "empty").mkdir()
     shutil.copytree(root / "photos" / "first" / "a", root / "one" / "a")
     (root / "texts.csv").write_text("text,label\nhello,a\n")
+    for name in ("phone/a/1.HEIC", "few/a/1.png"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch()
     places = {"NET": "net", "PHOTOS": "photos/first", "EMPTY": "empty", "ONE": "one"}
     places |= {"ABOVE": "photos", "CLASS": "photos/first/a", "TEXTS": "texts.csv"}
-    places |= {"FILE/net": "texts.csv/net"}
+    places |= {"FILE/net": "texts.csv/net", "PHONE": "phone", "FEW": "few"}
     done = call(*(places.get(word, word) for word in words.split()))
     assert done.code == 1
     assert sentence in done.err

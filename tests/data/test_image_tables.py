@@ -78,6 +78,8 @@ def test_table_is_tested_with(rows: Rows, tmp_path: Path, call: Call) -> None:
     call("new", net, "--net", "mlp", "--size", "6", "--width", "16")
     assert call("learn", net, table, "--epochs", "40").code == 0
     assert sum(json.loads(call("test", net, table, "--json").out)["samples"].values()) == 24
+    said = json.loads(call("predict", net, table, "--json").out)
+    assert [answer["input"] for answer in said] == [str(tmp_path / path) for path, _ in rows]
     told = json.loads(call("test", net, table, "--held-out", "--json").out)
     assert told["accuracy"] == rankup.load(net).describe("shoes").accuracy
 
@@ -116,6 +118,7 @@ def test_table_of_something_else_beside_folders_is_left_alone(tmp_path: Path) ->
         (lambda rows: [("", "boots"), *rows], "row 0: there is no image"),
         (lambda rows: [*rows, (rows[0][0], "")], "row 24: there is no class"),
         (lambda rows: rows[:15], "has 3 images of class 'sandals', expected at least 5"),
+        (lambda rows: rows[:13], "has 1 image of class 'sandals', expected at least 5"),
         (lambda rows: rows[:12], "has one class, 'boots', expected at least 2"),
     ],
 )

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from helpers.pictures import image_folder
-from helpers.words import COLOURS, NUMBERS, VOCABULARY, text_csv, text_folder, tokenizer_folder
+from helpers.words import (
+    COLOURS,
+    NUMBERS,
+    VOCABULARY,
+    text_csv,
+    text_folder,
+    text_rows,
+    tokenizer_folder,
+)
 from rankup.data import DataError, ImageInput, TextInput, make_stream
 
 pytest.importorskip("tokenizers")
@@ -88,6 +96,27 @@ def test_csv_files(tmp_path: Path, words: TextInput) -> None:
         make_stream(f"split:{folder}", inputs=words)
 
 
+def test_one_parquet_file(tmp_path: Path, words: TextInput) -> None:
+    file = text_csv(tmp_path / "all.csv", 5)
+    pq.write_table(pa.table(text_rows(5)), tmp_path / "all.parquet")
+    ways = (f"split:{file}", f"split:{tmp_path / 'all.parquet'}")
+    plain, same = (make_stream(way, inputs=words, tasks=1)[0] for way in ways)
+    assert torch.equal(same.train_x.sort(0).values, plain.train_x.sort(0).values)
+    assert len(same.test_y) == len(plain.test_y)
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_csv_files_of_spreadsheets(tmp_path: Path, words: TextInput, between: str) -> None:
+    file = text_csv(tmp_path / "all.csv", 5)
+    names, rows = file.read_text().split("\n", 1)
+    (plain,) = make_stream(f"split:{file}", inputs=words, tasks=1)
+    lines = [names.title(), *rows.splitlines()]
+    file.write_text("\n".join(line.replace(",", between) for line in lines), encoding="utf-8-sig")
+    (task,) = make_stream(f"split:{file}", inputs=words, tasks=1)
+    assert torch.equal(task.train_x, plain.train_x)
+    assert task.class_names == plain.class_names
+
+
 def test_folder_in_the_folder_of_data_sets(tmp_path: Path, words: TextInput) -> None:
     text_folder(tmp_path / "mine")
     assert len(make_stream("split:mine", inputs=words, data=tmp_path)) == 2
@@ -119,7 +148,8 @@ def test_numbers_as_classes_have_the_names_of_the_metadata(
             "text,intent\n" + "red,a\n" * 9 + "one,b\n" * 4,
             "4 texts of class .b., expected",
         ),
-        ("text,intent\n\xff,a\n", "cannot be read as CSV in UTF-8"),
+        ("text,intent\n" + "red,a\n" * 9 + "one,b\n", "1 text of class .b., expected"),
+        ("text,intent\n\xff,a\n", "mine.csv, line 2: this is not UTF-8; save it as CSV UTF-8"),
     ],
 )
 def test_bad_tables_get_a_sentence(

@@ -149,6 +149,7 @@ def test_health_metrics_and_documentation(serve: Any) -> None:
     assert "rankup_tasks 3.0" in text
     assert "/predict" in client.get("/openapi.json").json()["paths"]
     page = client.get("/docs").text
+    assert "`" not in page  # which only Markdown takes for more than itself
     assert "POST /predict" in page
     assert "<script" not in page
 

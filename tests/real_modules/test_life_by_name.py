@@ -12,6 +12,7 @@ from helpers.calling import Call
 from helpers.own_images import own_images
 from helpers.words import COLOURS, VOCABULARY, text_csv, tokenizer_folder
 from rankup.data.inputs import ImageInput, TextInput
+from rankup.data.texts import texts_of_csv
 from rankup.life.samples import find, read_task
 
 pytest.importorskip("timm")
@@ -47,8 +48,11 @@ def test_texts_are_taught_asked_tested_and_exported(call: Call) -> None:
         f"{word}_intent" for word in COLOURS
     ]
     assert "100.0% right, 60 of 60" in call("test", "net", "texts.csv").out
-    refused = call("predict", "net", "texts.csv")
-    assert "texts.csv is a file, but the network is asked about texts" in refused.err
+    said = call("predict", "net", "texts.csv", "--csv").out.splitlines()
+    assert [row.split(",")[0] for row in said[1:]] == texts_of_csv(Path("texts.csv"))
+    Path("texts.txt").write_text("red\n")
+    refused = call("predict", "net", "texts.txt")
+    assert "texts.txt is a file, but the network is asked about texts" in refused.err
     done = call("export", "net")
     assert done.code == 0, done.err
     _assert_exported(Path("words.onnx"), "net", list(COLOURS))

@@ -31,8 +31,8 @@ def learn(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="A folder with a folder of images for each class; for a network of texts, a CSV "
-            "file or a folder of parquet files.",
+            help="A folder with a folder of images for each class, or a CSV or parquet file with "
+            "columns image and label; for a network of texts, with columns text and label.",
         ),
     ],
     name: Annotated[
@@ -62,7 +62,7 @@ def learn(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a network a task, from a folder per class or a table of texts.
+    """Teach a network a task, from a folder per class or a table of images or texts.
 
     Every fifth sample of a class is held out to test with, unless there are folders train and
     test. Files that are no images, or broken, are named and left out. If the network does not

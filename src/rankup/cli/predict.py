@@ -27,8 +27,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUTS",
-            help="Files of images or folders of them; for a network of texts, texts. A - stands "
-            "for the lines of the standard input.",
+            help="Files of images or folders of them; for a network of texts, texts; CSV files "
+            "with a column of either. A - stands for the lines of the standard input.",
         ),
     ],
     task: Annotated[
@@ -58,7 +58,7 @@ def predict(
     """
     if plain + as_json + as_csv > 1:
         raise RankupError("--plain, --json and --csv exclude each other: name one of them")
-    lines = sys.stdin.read().splitlines() if "-" in items else []
+    lines = [each for each in sys.stdin.read().splitlines() if each.strip()] if "-" in items else []
     items = [each for item in items for each in (lines if item == "-" else [item])]
     if not items:
         raise RankupError("the standard input has no lines, expected a file or a text in each")

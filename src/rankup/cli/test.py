@@ -17,7 +17,8 @@ def test(
     data: Annotated[
         Path,
         typer.Argument(
-            metavar="DATA", help="A folder per class with the task's names, or a table of texts."
+            metavar="DATA",
+            help="A folder per class with the task's names, or a table of images or texts.",
         ),
     ],
     task: Annotated[

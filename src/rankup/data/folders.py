@@ -65,8 +65,9 @@ def find(root: Path) -> ImageFolder | None:
     for name, count in zip(classes, np.bincount(labels), strict=True):
         if count < TEST_EVERY:
             raise DataError(
-                f"{root / name} has {count} images, expected at least {TEST_EVERY}: without "
-                "folders train and test, every fifth image of a class is for testing"
+                f"{root / name} has {count} image{'s' if count > 1 else ''}, expected at least "
+                f"{TEST_EVERY}: without folders train and test, every fifth image of a class is "
+                "for testing"
             )
     pairs = list(zip(pictures, every_fifth(labels), strict=True))
     return ImageFolder(
@@ -79,13 +80,17 @@ def find(root: Path) -> ImageFolder | None:
 
 def where_else(root: Path) -> str:
     """What to name instead of a folder that holds no folders of images: one above it, if it holds
-    images itself, or one inside it. Empty if neither helps."""
+    images itself, or one inside it; or which files are no images. Empty if none of it helps."""
     if _images(root):
         above = os.path.normpath(root / "..")
-        return f"but images themselves: name the folder that it lies in, {above}"
+        return f"but images themselves: name the folder that it lies in, {above!r}"
     inner = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
     holds = next((f for f in inner if any(_images(g) for g in f.iterdir() if g.is_dir())), None)
-    return f"but {holds} does: name that one" if holds else ""
+    if holds is not None:
+        return f"but {holds} does: name that one"
+    files = (f for inside in inner for f in sorted(inside.iterdir()) if f.is_file())
+    other = next((f for f in files if not f.name.startswith(".")), None)
+    return f"expected files of type {_kinds()}, got {other}" if other else ""
 
 
 def to_test(root: Path) -> tuple[tuple[str, ...], tuple[tuple[Path, int], ...]]:
@@ -123,9 +128,12 @@ def _classes(folder: Path) -> tuple[str, ...]:
     if len(empty) == len(inner):
         return ()
     if empty:
-        kinds = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
-        raise DataError(f"{empty[0]} holds no images, expected files of type {kinds}")
+        raise DataError(f"{empty[0]} holds no images, expected files of type {_kinds()}")
     return tuple(sorted(f.name for f in inner))
+
+
+def _kinds() -> str:
+    return ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
 
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, int], ...]:

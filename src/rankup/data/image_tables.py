@@ -47,8 +47,9 @@ def find(root: Path) -> ImageTable | None:
     counts = Counter(name for _, name in learned)
     if (few := min(counts, key=counts.__getitem__)) and counts[few] < TEST_EVERY:
         raise DataError(
-            f"{train} has {counts[few]} images of class {few!r}, expected at least {TEST_EVERY}: "
-            "without a table test, every fifth image of a class is for testing"
+            f"{train} has {counts[few]} image{'s' if counts[few] > 1 else ''} of class {few!r}, "
+            f"expected at least {TEST_EVERY}: without a table test, every fifth image of a class "
+            "is for testing"
         )
     is_test = every_fifth(np.array([label for _, label in labelled], dtype=np.int64))
     pairs = list(zip(labelled, is_test, strict=True))
@@ -57,6 +58,13 @@ def find(root: Path) -> ImageTable | None:
         tuple(image for image, held_out in pairs if not held_out),
         tuple(image for image, held_out in pairs if held_out),
     )
+
+
+def files_of_csv(table: Path) -> list[str]:
+    """The files of images that a CSV file names, whatever their classes are."""
+    columns = columns_of_csv(table)
+    named = columns[named_column(table, columns, IMAGE_COLUMNS, "images")]
+    return [str(table.parent / file) for file in named if file]
 
 
 def is_of_texts(root: Path) -> bool:

@@ -66,16 +66,19 @@ class TextFiles:
         if not all(count >= 5 for count in Counter(_pairs(train)).values()):
             few = min(Counter(_pairs(train)).items(), key=lambda item: item[1])
             raise DataError(
-                f"{self.root} has {few[1]} texts of class {few[0][1]!r}, expected at least 5: "
-                "without a test split, every fifth text of a class is for testing"
+                f"{self.root} has {few[1]} text{'s' if few[1] > 1 else ''} of class "
+                f"{few[0][1]!r}, expected at least 5: without a test split, every fifth text of a "
+                "class is for testing"
             )
         return train.taken([not test for test in tested]), train.taken(tested)
 
 
 def find(path: Path) -> TextFiles | None:
-    """Find the texts of a folder, or of a CSV file; None if it has none."""
+    """Find the texts of a folder, or of a CSV or parquet file; None if it has none."""
     if path.is_file():
-        return TextFiles(path, (path,), ()) if path.suffix.lower() == ".csv" else None
+        kind = path.suffix.lower()
+        has_texts = kind == ".csv" or (kind == ".parquet" and _is_of_texts(path))
+        return TextFiles(path, (path,), ()) if has_texts else None
     if (tables := sorted(path.glob("*.csv"))) and not _has_folders(path):
         by_name = {table.stem.lower(): table for table in tables}
         test = next((by_name[name] for name in _TESTS if name in by_name), None)
@@ -88,11 +91,15 @@ def find(path: Path) -> TextFiles | None:
             )
         return TextFiles(path, (by_name["train"],), (test,))
     found = parquet.find(path)
-    if found is None or not set(parquet.columns(found.train[0])) & {*TEXT_COLUMNS}:
+    if found is None or not _is_of_texts(found.train[0]):
         return None
-    if set(parquet.columns(found.train[0])) & {*parquet.IMAGE_COLUMNS}:
-        return None  # captions of images
     return TextFiles(path, found.train, found.test)
+
+
+def _is_of_texts(file: Path) -> bool:
+    """Whether a parquet file has texts that are not captions of images."""
+    names = {*parquet.columns(file)}
+    return bool(names & {*TEXT_COLUMNS}) and not names & {*parquet.IMAGE_COLUMNS}
 
 
 def _has_folders(path: Path) -> bool:
@@ -178,15 +185,28 @@ def named_column(file: Path, columns: Any, expected: Sequence[str], what: str) -
     )
 
 
+def texts_of_csv(file: Path) -> list[str]:
+    """The texts of a CSV file, whatever their classes are."""
+    columns = columns_of_csv(file)
+    said = columns[named_column(file, columns, TEXT_COLUMNS, "texts")]
+    return [text for text in said if text]
+
+
 def columns_of_csv(file: Path) -> dict[str, list[Any]]:
-    """A CSV file with a line of names on top: its columns by name."""
+    """A CSV file with a line of names on top: its columns by name, in lower case. Between them are
+    commas or, as spreadsheets write them in many countries, semicolons or tabs."""
     try:
         content = read_regular(file, MOST).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(content, newline="")))
+        between = max(",;\t", key=content.partition("\n")[0].count)
+        rows = list(csv.DictReader(io.StringIO(content, newline=""), delimiter=between))
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as CSV in UTF-8: {error}") from error
+    except UnicodeDecodeError as error:
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        raise DataError(f"{file}, line {line}: this is not UTF-8; save it as CSV UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{file} cannot be read as CSV: {error}") from error
     if not rows:
         raise DataError(f"{file} holds no rows under a line of names of columns")
-    return {name: [row.get(name) for row in rows] for name in rows[0] if name is not None}
+    names = (name for name in rows[0] if name is not None)
+    return {name.strip().lower(): [row.get(name) for row in rows] for name in names}

@@ -123,7 +123,7 @@ SHARING: dict[str, Any] = {
 }
 HEALTH: dict[str, Any] = {
     "summary": "Whether the server answers.",
-    "responses": _json_of({"type": "object"}, '`{"status": "ok"}`'),
+    "responses": _json_of({"type": "object"}, '{"status": "ok", "tasks": 5}'),
 }
 METRICS: dict[str, Any] = {
     "summary": "Counts and times for Prometheus.",

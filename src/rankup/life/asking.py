@@ -9,9 +9,10 @@ from torch import Tensor
 
 from rankup.data import folders, image_tables
 from rankup.data.inputs import ImageInput, Input, TextInput
-from rankup.data.texts import cut
+from rankup.data.texts import cut, texts_of_csv
 from rankup.errors import DataError, RankupError
 from rankup.life.samples import Found, find, read, scaling_of
+from rankup.net.guess import guess_and_answer
 from rankup.net.network import IncrementalNet
 from rankup.net.tasks import KnownTask, listed
 from rankup.runs.predict import Prediction
@@ -78,19 +79,28 @@ def _knows_nothing(folder: StrPath) -> RankupError:
 
 
 def expanded(items: Sequence[str], inputs: Input) -> list[str]:
-    """What was named: texts as they are, files of images, and all images in folders."""
+    """What was named: texts as they are, files of images, all images in folders, and what CSV
+    files hold of either."""
     if isinstance(inputs, ImageInput):
         return [file for item in items for file in _files(Path(item))]
-    if isinstance(inputs, TextInput) and (files := [i for i in items if _is_text_file(i)]):
-        raise DataError(
-            f"{files[0]} is a file, but the network is asked about texts: give it the file's "
-            f"lines, with - in place of the name and < {files[0]}"
-        )
+    if isinstance(inputs, TextInput):
+        return [text for item in items for text in _texts(item)]
     return list(items)
 
 
-def _is_text_file(item: str) -> bool:
-    return len(item) < 256 and bool(Path(item).suffix) and Path(item).is_file()
+def _texts(item: str) -> list[str]:
+    if len(item) >= 256 or not Path(item).suffix or not Path(item).is_file():
+        return [item]
+    if _is_csv(Path(item)):
+        return texts_of_csv(Path(item))
+    raise DataError(
+        f"{item} is a file, but the network is asked about texts: give it the file's lines, with - "
+        f"in place of the name and < {item}"
+    )
+
+
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
 
 
 def _readable(
@@ -173,12 +183,12 @@ def guess(asked: Untold, items: Sequence[str], broken: list[str]) -> Iterator[tu
 @torch.no_grad()
 def _guessed(net: IncrementalNet, asked: Untold, x: Tensor) -> list[Guessed]:
     x = for_answers(net.body, x.to(net.dtype) if x.is_floating_point() else x)
-    guesses, found = net.guess(x), list[Guessed]()
-    shares = net(x, task=guesses.task).softmax(1)
+    (guesses, untold), found = guess_and_answer(net, x), list[Guessed]()
+    by_task = torch.split(untold.logits, [len(names) for names in asked.class_names], 1)
     for row, task in enumerate(guesses.task.tolist()):
-        names = asked.class_names[task]
-        order = shares[row, : len(names)].argsort(descending=True).tolist()
-        classes = [Prediction(names[index], float(shares[row, index])) for index in order]
+        names, shares = asked.class_names[task], by_task[task][row].softmax(0)
+        order = shares.argsort(descending=True).tolist()
+        classes = [Prediction(names[index], float(shares[index])) for index in order]
         sure, none = float(guesses.probabilities[row, task]), float(guesses.none[row])
         found.append(Guessed(net.tasks[task], sure, none, classes))
     return found
@@ -186,7 +196,7 @@ def _guessed(net: IncrementalNet, asked: Untold, x: Tensor) -> list[Guessed]:
 
 def _files(path: Path) -> Iterator[str]:
     if not path.is_dir():
-        yield str(path)
+        yield from image_tables.files_of_csv(path) if _is_csv(path) else [str(path)]
         return
     inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in folders.SUFFIXES)
     if not inside:

@@ -94,15 +94,7 @@ def guess(
     net: IncrementalNet, x: Tensor, options: dict[str, Any], likeliest: int | None, together: bool
 ) -> Guess:
     routing = routing_of(net, x)
-    votes, looks = route(net, routing, x, options, likeliest, together)
-    shares = votes.sum(0, keepdim=True) if together else votes
-    task = shares.argmax(1)
-    fits = _fits(routing, looks, task.expand(len(votes)))
-    fits = fits.mean(0, keepdim=True) if together else fits
-    quantiles = routing.quantiles(x.device)[task]  # [B, levels]
-    above = torch.searchsorted(quantiles, fits[:, None])[:, 0]
-    found = Guess(task, shares.softmax(1), 1 - above / LEVELS, -fits)
-    return Guess(*(tensor[0] for tensor in found)) if together else found
+    return _guess(routing, route(net, routing, x, options, likeliest, together), together)
 
 
 @torch.no_grad()
@@ -112,7 +104,31 @@ def answer(
     """Each class's probability: its task's, times its share of the task, of which routers that
     know classes have a say, too."""
     routing = routing_of(net, x)
-    votes, looks = route(net, routing, x, options, likeliest)
+    return _answer(routing, route(net, routing, x, options, likeliest))
+
+
+@torch.no_grad()
+def guess_and_answer(net: IncrementalNet, x: Tensor) -> tuple[Guess, Untold]:
+    """Both from one look at the inputs."""
+    routing = routing_of(net, x)
+    routed = route(net, routing, x, {}, None)
+    return _guess(routing, routed, together=False), _answer(routing, routed)
+
+
+def _guess(routing: Routing, routed: Routed, together: bool) -> Guess:
+    votes, looks = routed
+    shares = votes.sum(0, keepdim=True) if together else votes
+    task = shares.argmax(1)
+    fits = _fits(routing, looks, task.expand(len(votes)))
+    fits = fits.mean(0, keepdim=True) if together else fits
+    quantiles = routing.quantiles(votes.device)[task]  # [B, levels]
+    above = torch.searchsorted(quantiles, fits[:, None])[:, 0]
+    found = Guess(task, shares.softmax(1), 1 - above / LEVELS, -fits)
+    return Guess(*(tensor[0] for tensor in found)) if together else found
+
+
+def _answer(routing: Routing, routed: Routed) -> Untold:
+    votes, looks = routed
     votes = votes.masked_fill(votes < votes.amax(1, keepdim=True) - _FAR, -torch.inf)
     shares = votes.log_softmax(1)
     looks.narrow_to(votes)
