@@ -41,6 +41,19 @@ def add_task(net: IncrementalNet, classes: int = 2, name: str | None = None) -> 
     net.commit_task()
 
 
+def guessing(folder: Path) -> Path:
+    """A network that guesses, with tasks of two and three classes."""
+    module = rankup.models.mlp(SIDE * SIDE, hidden=[12, 8])
+    net = rankup.grow(module, rankup.Rank(3, 1), router="energy, means")
+    for number, classes in enumerate((2, 3)):
+        net.begin_task(f"task {number + 1}", classes)
+        draw = torch.Generator().manual_seed(number)
+        net.commit_task(calibrate=[number + torch.rand(40, SIDE * SIDE, generator=draw)])
+    net.inputs = GREY
+    rankup.save(net, folder)
+    return folder
+
+
 def image(seed: int = 0, side: int = SIDE) -> bytes:
     return encoded(pictures(1, side, side, seed=seed)[0])
 

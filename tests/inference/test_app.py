@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 import rankup
-from helpers.serving import GREY, SIDE, add_task, image, network
+from helpers.serving import GREY, SIDE, add_task, guessing, image, network
+from rankup.inference.app import Options, create_app
 from rankup.inference.served import Served
 
 NUMBERS = [round(0.1 * index, 1) for index in range(SIDE * SIDE)]
@@ -163,3 +165,36 @@ def test_page_loads_nothing_from_elsewhere(client: Any) -> None:
         assert "http://" not in text
         assert "https://" not in text
         assert "innerHTML" not in text
+
+
+def test_task_is_guessed(tmp_path: Path) -> None:
+    folder = guessing(tmp_path / "net")
+    encoded = [image(1), image(2)]
+    items = [{"image": base64.b64encode(each).decode()} for each in encoded]
+    app = create_app(folder, Options(hosts=None))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.get("/tasks").json()["network"]["guesses"]
+        response = client.post("/predict", json={"items": items})
+        answers = response.json()["answers"]
+        told = client.post("/predict", json=items[0] | {"task": "task 1"}).json()
+        assert "guessed" not in told["answers"][0]
+        (alone,) = client.post("/predict", json=items[0]).json()["answers"]
+    net, x = rankup.load(folder), GREY.batch(encoded)
+    guess, untold = net.guess(x), net(x)
+    for row, answer in enumerate(answers):
+        task = int(guess.task[row])
+        assert (answer["item"], answer["task"]) == (row, net.tasks[task])
+        assert answer["guessed"]["none"] == pytest.approx(float(guess.none[row]), abs=1e-5)
+        wanted = untold.logits[row].exp()[slice(2) if task == 0 else slice(2, 5)]
+        sure = float(wanted.sum())
+        assert answer["guessed"]["probability"] == pytest.approx(sure, abs=1e-5)
+        shares = {str(index): float(share) / sure for index, share in enumerate(wanted)}
+        assert as_dict(answer) == pytest.approx(shares, abs=1e-4)
+    assert as_dict(alone) == pytest.approx(as_dict(answers[0]), abs=1e-5)
+
+
+def test_without_a_router_a_task_must_be_named(client: Any) -> None:
+    assert not client.get("/tasks").json()["network"]["guesses"]
+    response = client.post("/predict", json={"tensor": NUMBERS})
+    assert response.status_code == 400
+    assert "name one with task" in response.json()["error"]

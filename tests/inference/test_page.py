@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rankup
-from helpers.serving import GREY, Server, add_task, image, network, serving
+from helpers.serving import GREY, Server, add_task, guessing, image, network, serving
 from inference.test_learning import photos
 from inference.test_uploads import zipped
 
@@ -94,6 +94,18 @@ def test_images_are_answered_for_all_tasks_or_one(page: Any) -> None:
     assert page.locator(".classes li").count() == 2
     shares = [float(text.split()[0]) for text in page.locator(".share").all_inner_texts()]
     assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
+def test_task_is_guessed_unless_chosen(browser: Any, tmp_path: Path) -> None:
+    with serving(guessing(tmp_path / "net")) as server, opened(browser, server) as page:
+        page.set_input_files("#files", [upload("a.png", image(1))])
+        page.wait_for_selector(".answer .classes")
+        assert page.locator(".answer h3").count() == 1
+        expect(page.locator(".answer")).to_contain_text("sure")
+        page.select_option("#task", label="All tasks")
+        page.set_input_files("#files", [upload("a.png", image(1))])
+        expect(page.locator(".answer h3")).to_have_count(2)
+        assert "sure" not in page.locator(".answer").inner_text()
 
 
 def test_dropped_image_is_answered(page: Any) -> None:

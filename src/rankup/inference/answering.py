@@ -28,11 +28,14 @@ class Answering:
     """Prepares inputs and asks the queue.
 
     Args:
+        guesses: the queue of questions without a task.
         threads: that decode images and split texts into tokens.
     """
 
-    def __init__(self, batcher: Batcher, limits: Limits, threads: int = 2) -> None:
-        self.batcher, self.limits = batcher, limits
+    def __init__(
+        self, batcher: Batcher, guesses: Batcher, limits: Limits, threads: int = 2
+    ) -> None:
+        self.batcher, self.guesses, self.limits = batcher, guesses, limits
         self._pool = ThreadPoolExecutor(threads, "rankup-inputs")
         self._preparing = 0
 
@@ -41,14 +44,15 @@ class Answering:
 
     async def answers(self, asked: Asked) -> list[dict[str, Any]]:
         """An entry for each input and task, in the order in which they were asked."""
-        inputs, names = [], []
+        inputs: list[Tensor] = []
+        names: list[str | None] = []
         for question in asked.questions:
             made = self._few_numbers(question) or await self._in_a_thread(question)
             for card in question.tasks:
                 inputs.append(made[card.kind])
-                names.append(card.name)
+                names.append(None if question.guess else card.name)
         if len(inputs) == 1:
-            rows = iter([await self.batcher.submit(inputs[0], names[0])])
+            rows = iter([await self._queue(names[0]).submit(inputs[0], names[0] or "")])
         else:
             rows = iter(await self._rows(inputs, names))
         return [
@@ -57,17 +61,21 @@ class Answering:
             for card in question.tasks
         ]
 
-    async def _rows(self, inputs: list[Tensor], names: list[str]) -> list[list[float]]:
-        """The queue's answers to inputs, which may be of several shapes: it is asked once for each
-        shape."""
+    def _queue(self, name: str | None) -> Batcher:
+        return self.guesses if name is None else self.batcher
+
+    async def _rows(self, inputs: list[Tensor], names: list[str | None]) -> list[Any]:
+        """The queues' answers to inputs, which may be of several shapes: each is asked once for
+        each shape."""
         alike: dict[Any, list[int]] = defaultdict(list)
         for place, x in enumerate(inputs):
-            alike[x.shape, x.dtype].append(place)
+            alike[x.shape, x.dtype, names[place] is None].append(place)
         futures = []
         try:
             for places in alike.values():
                 x = torch.stack([inputs[place] for place in places])
-                futures.append(self.batcher.submit_many(x, [names[place] for place in places]))
+                queue = self._queue(names[places[0]])
+                futures.append(queue.submit_many(x, [names[place] or "" for place in places]))
             answers = [await future for future in futures]
         except BaseException:
             for future in futures:  # nobody will read them
@@ -192,18 +200,24 @@ def probabilities(logits: Tensor) -> list[list[float]]:
     if logits.dim() != 2:
         raise RankupError(f"the network answers with logits of shape {list(logits.shape)}")
     shares = logits.float().softmax(1)
-    if shares.isnan().any():
-        raise RankupError("the answer is not a number: the input's numbers are too large")
+    refuse_nan(shares)
     return shares.tolist()
 
 
-def _answer(
-    number: int, question: Question, card: TaskCard, row: list[float], top: int
-) -> dict[str, Any]:
+def refuse_nan(found: Tensor) -> None:
+    if found.isnan().any():
+        raise RankupError("the answer is not a number: the input's numbers are too large")
+
+
+def _answer(number: int, question: Question, card: TaskCard, row: Any, top: int) -> dict[str, Any]:
+    about = {}
+    if question.guess:
+        card, probability, none, row = row
+        about = {"guessed": {"probability": round(probability, 6), "none": round(none, 6)}}
     of_task = row[: card.classes]
     order = sorted(range(len(of_task)), key=of_task.__getitem__, reverse=True)[:top]
     names = card.class_names
-    answer: dict[str, Any] = {"item": number, "task": card.name}
+    answer: dict[str, Any] = {"item": number, "task": card.name, **about}
     if question.label is not None:
         answer["file"] = question.label
     answer["classes"] = [

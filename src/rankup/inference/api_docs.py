@@ -32,7 +32,8 @@ _TASK = {
 }
 _ITEM = {
     "type": "object",
-    "description": "One of image, text and tensor, and which task is asked.",
+    "description": "One of image, text and tensor, and which task is asked. A network with a "
+    "router guesses the task if none is named.",
     "properties": {
         "image": {"type": "string", "format": "byte", "description": "An encoded image in base64."},
         "text": {"type": "string"},
@@ -76,6 +77,15 @@ _ANSWERS = {
                     "item": {"type": "integer", "description": "Which input, from 0."},
                     "file": {"type": "string"},
                     "task": {"type": "string"},
+                    "guessed": {
+                        "type": "object",
+                        "description": "If the request named no task: how probable the guessed one "
+                        "is, and which share of its held-out samples fit it better.",
+                        "properties": {
+                            "probability": {"type": "number"},
+                            "none": {"type": "number"},
+                        },
+                    },
                     "classes": {
                         "type": "array",
                         "description": "The likeliest first.",

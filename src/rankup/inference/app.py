@@ -23,6 +23,7 @@ from rankup.inference import api_docs, questions
 from rankup.inference.answering import Answering, is_quick, probabilities
 from rankup.inference.batcher import Batcher, Closed, QueueFull
 from rankup.inference.guard import Guard
+from rankup.inference.guessing import Guesser
 from rankup.inference.learning import Learning
 from rankup.inference.limits import Limits, Refused
 from rankup.inference.metrics import CONTENT_TYPE, Metrics
@@ -73,6 +74,7 @@ class _Application:
         self.served = Served(folder)
         self.learning = Learning(folder, options.limits) if options.learn else None
         self.batcher: Batcher | None = None
+        self.guesses: Batcher | None = None
         self.answering: Answering | None = None
         app = self.app = FastAPI(
             title="rankup",
@@ -122,10 +124,21 @@ class _Application:
             inline=await asyncio.to_thread(is_quick, self.served.now),
             on_batch=self.metrics.batch,
         )
-        self.answering = Answering(self.batcher, options.limits)
+        guesser = Guesser(self.served)
+        self.guesses = Batcher(
+            guesser,
+            options.most,
+            options.wait_ms,
+            options.limits.queue,
+            finish=guesser.finish,
+            loop=asyncio.get_running_loop(),
+            on_batch=self.metrics.batch,
+        )
+        self.answering = Answering(self.batcher, self.guesses, options.limits)
         self.served.changed = lambda net: setattr(self.batcher, "net", net)
         self.metrics.gauge("tasks", "Tasks.", lambda: len(self.served.now.tasks))
-        self.metrics.gauge("queue", "Inputs that wait.", lambda: len(self.batcher or ()))
+        queues = self.batcher, self.guesses
+        self.metrics.gauge("queue", "Inputs that wait.", lambda: sum(map(len, queues)))
         self.served.start()
         # What is there now stays: a full collection need not look through all of torch.
         gc.collect()
@@ -138,6 +151,7 @@ class _Application:
                 await self.learning.close()
             self.served.close()
             await asyncio.to_thread(self.batcher.close)
+            await asyncio.to_thread(self.guesses.close)
             self.answering.close()
 
     async def health(self) -> Response:

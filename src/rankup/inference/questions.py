@@ -34,6 +34,7 @@ class Question:
     content: Any  # an encoded image, a text, nested lists of numbers, or these packed
     tasks: tuple[TaskCard, ...]
     label: str | None = None  # such as a file's name
+    guess: bool = False  # the task; then `tasks` is one of them, which says how inputs are made
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def from_form(
     if not inputs:
         raise RankupError("the form has neither an image nor a text")
     asked: list[tuple[TaskCard, ...]]
+    guess = not task and not tasks and known.guesses
     if len(task) > 1 and not tasks:
         if len(task) != len(inputs):
             raise RankupError(
@@ -93,7 +95,7 @@ def from_form(
         several: Any = "all" if list(tasks) == ["all"] else list(tasks) or None
         asked = [_tasks(single, several, known)] * len(inputs)
     questions = tuple(
-        Question(kind, content, of, label)
+        Question(kind, content, of, label, guess)
         for (kind, content, label), of in zip(inputs, asked, strict=True)
     )
     return _checked(Asked(questions, _top(top or _TOP)), limits)
@@ -111,6 +113,7 @@ def _question(item: object, shared: dict[str, Any], known: Snapshot) -> Question
     (kind,) = kinds
     own = item if item.keys() & {"task", "tasks"} else shared
     tasks = _tasks(own.get("task"), own.get("tasks"), known)
+    guess = own.get("task") is None and own.get("tasks") is None and known.guesses
     content = item[kind]
     if kind == "image":
         content = _from_base64(content, "image must be an encoded image in base64")
@@ -118,7 +121,7 @@ def _question(item: object, shared: dict[str, Any], known: Snapshot) -> Question
         raise RankupError(f"text must be a string, got {_type(content)}")
     elif kind == "tensor":
         content = _numbers(content)
-    return Question(kind, content, tasks)
+    return Question(kind, content, tasks, guess=guess)
 
 
 def _tasks(task: object, tasks: object, known: Snapshot) -> tuple[TaskCard, ...]:
@@ -134,8 +137,8 @@ def _tasks(task: object, tasks: object, known: Snapshot) -> tuple[TaskCard, ...]
         if not isinstance(tasks, list) or not tasks:
             raise RankupError('tasks must be a list of names, or "all"')
         return tuple(known.task(name) for name in tasks)
-    if len(known.tasks) == 1:
-        return tuple(known.tasks.values())
+    if len(known.tasks) == 1 or known.guesses:
+        return tuple(known.tasks.values())[:1]
     raise RankupError(
         f"the network has {len(known.tasks)} tasks: name one with task, several with tasks, or all "
         'with "tasks": "all"'

@@ -62,6 +62,12 @@ class Snapshot:
         return self.tasks[name]
 
     @cached_property
+    def guesses(self) -> bool:
+        """Whether a question need not name its task: the network guesses it."""
+        kinds = {card.kind for card in self.tasks.values()}
+        return self.net.routing is not None and len(self.tasks) > 1 and len(kinds) == 1
+
+    @cached_property
     def listing(self) -> bytes:
         """The answer to `GET /tasks`."""
         size = self.net.size()
@@ -70,6 +76,7 @@ class Snapshot:
             "tasks": len(cards),
             "numbers": size.total,
             "bytes": size.bytes,
+            "guesses": self.guesses,
             "inputs": sorted({card["inputs"]["kind"] for card in cards if card["inputs"]}),
         }
         return json.dumps({"network": network, "tasks": cards}, ensure_ascii=False).encode()

@@ -60,6 +60,7 @@ async function loadTasks() {
   const known = new Set(state.tasks.map((task) => task.name));
   if (known.size) for (const { name } of data.tasks) if (!known.has(name)) state.fresh.add(name);
   state.tasks = data.tasks;
+  state.guesses = data.network.guesses;
   state.count = data.tasks.length;
   const { numbers, bytes } = data.network;
   byId("network").textContent =
@@ -77,10 +78,12 @@ function size(bytes) {
 
 function showChoice() {
   const select = byId("task");
-  const chosen = select.value;
+  const [chosen, all] = [select.value, select.selectedOptions[0]?.dataset.all];
   const options = state.tasks.map((task) => make("option", { value: task.name }, task.title));
-  if (state.tasks.length !== 1) options.unshift(make("option", { value: "" }, "All tasks"));
+  if (state.tasks.length !== 1) options.unshift(make("option", { value: "", "data-all": "yes" }, "All tasks"));
+  if (state.guesses) options.unshift(make("option", { value: "" }, "Guess the task"));
   select.replaceChildren(...options);
+  if (all) select.selectedIndex = options.findIndex((option) => option.dataset.all);
   if (state.tasks.some((task) => task.name === chosen)) select.value = chosen;
   showInputs();
 }
@@ -276,7 +279,12 @@ async function ask(send, describe) {
 }
 
 // As many as a request takes: only tasks of this kind, and those all at once if they are all.
-const askedTasks = (kind) => chosenTasks().filter((task) => kindOf(task) === kind).map((task) => task.name);
+// None for a network that is to guess.
+function askedTasks(kind) {
+  const choice = byId("task").selectedOptions[0];
+  if (state.guesses && choice && !choice.value && !choice.dataset.all) return [];
+  return chosenTasks().filter((task) => kindOf(task) === kind).map((task) => task.name);
+}
 
 function askImages(files) {
   const images = [...files];
@@ -291,7 +299,8 @@ function askImages(files) {
 }
 
 function askJson(kind, content, label) {
-  const body = JSON.stringify({ [kind]: content, tasks: askedTasks(kind) });
+  const tasks = askedTasks(kind);
+  const body = JSON.stringify({ [kind]: content, ...(tasks.length && { tasks }) });
   const headers = { "Content-Type": "application/json" };
   ask(
     () => fetched("/predict", { method: "POST", body, headers }),
@@ -329,13 +338,17 @@ function picture(file) {
 function shown(image, what, answers) {
   const blocks = answers.map((answer) => {
     const list = make("ol", { class: "classes" }, ...answer.classes.map(classRow));
-    return make("div", {}, make("h3", {}, titleOf(answer.task)), list);
+    const sure = answer.guessed ? [make("p", { class: "hint" }, guessOf(answer.guessed))] : [];
+    return make("div", {}, make("h3", {}, titleOf(answer.task)), ...sure, list);
   });
   const body = make("div", {});
   if (what) body.append(make("p", { class: "what" }, what));
   body.append(make("div", { class: "of-tasks" }, ...blocks));
   return make("article", { class: image ? "answer" : "answer plain" }, ...(image ? [image] : []), body);
 }
+
+const guessOf = ({ probability, none }) =>
+  none > 0.95 ? "The likeliest task, but it may be of none." : `Guessed, ${percent(probability)} sure.`;
 
 function classRow({ name, probability }) {
   const fill = make("span");
