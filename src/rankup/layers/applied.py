@@ -8,9 +8,6 @@ from torch import Tensor
 
 from rankup.errors import TaskStateError
 from rankup.layers import merging
-from rankup.layers.base import (
-    working_dtype,
-)
 from rankup.layers.dispatch import (
     MixedShape,
     MixedWay,
@@ -25,6 +22,7 @@ from rankup.layers.tables import (
     read_tables,
 )
 from rankup.layers.task_context import LEARNING
+from rankup.layers.tensors import working_dtype
 
 
 class AppliedLayer(FactoredLayer):

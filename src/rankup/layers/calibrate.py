@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankup.distributed.ranks import Ranks, merged_moments
 from rankup.errors import TaskStateError
-from rankup.layers.base import Tensors
+from rankup.layers.tensors import Tensors
 from rankup.utils.torch_modes import evaluating
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.layers.applied import AppliedLayer
-from rankup.layers.base import over_space, working_dtype
 from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
 from rankup.layers.tables import Block
 from rankup.layers.task_context import LEARNING
+from rankup.layers.tensors import over_space, working_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

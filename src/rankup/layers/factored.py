@@ -9,22 +9,19 @@ from torch import Tensor
 
 from rankup import seeds
 from rankup.distributed.sharding import whole
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    cut_out,
-    without_row,
-)
+from rankup.layers.base import Start, TaskLayer
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
     Block,
+    Selection,
     after_removal,
+    cut_out,
     read_tables,
     rows_of,
     spans_of,
+    without_row,
 )
+from rankup.layers.tensors import Tensors
 from rankup.rank import Place
 
 

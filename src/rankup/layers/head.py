@@ -9,19 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    aligned_rows,
-    cut_out,
-    over_last,
-)
+from rankup.layers.base import Start, TaskLayer
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
+from rankup.layers.tables import Selection, aligned_rows, cut_out
 from rankup.layers.task_context import active_task, answers_like_widest, note_head_input
+from rankup.layers.tensors import Tensors, over_last
 
 
 class TaskHead(TaskLayer):

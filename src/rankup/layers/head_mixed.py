@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankup.layers.base import over_last
 from rankup.layers.dispatch import (
     HeadsShape,
     block_count,
@@ -15,6 +14,7 @@ from rankup.layers.dispatch import (
     length_to_plan,
     samples_to_plan,
 )
+from rankup.layers.tensors import over_last
 
 
 class Blocks(NamedTuple):

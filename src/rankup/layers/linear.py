@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from rankup.layers import beside_kept, merging
 from rankup.layers.applied import AppliedLayer
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
-from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
 from rankup.layers.dispatch import length_to_plan, merging_is_cheaper, samples_to_plan
 from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import Tables, read_tables
 from rankup.layers.task_context import LEARNING
+from rankup.layers.tensors import needs_torchs_operations, over_last, working_dtype
 
 # From so many samples a CPU is faster with samples as columns, if factors are few.
 _MANY = 32  # of one task

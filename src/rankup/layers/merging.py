@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rankup.layers import dispatch
-from rankup.layers.base import TaskLayer, needs_torchs_operations
+from rankup.layers.base import TaskLayer
 from rankup.layers.cached import CACHE
+from rankup.layers.tensors import needs_torchs_operations
 
 if TYPE_CHECKING:
     from rankup.layers.factored import FactoredLayer

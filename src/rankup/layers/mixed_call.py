@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankup.layers.base import TaskLayer, needs_torchs_operations
+from rankup.layers.base import TaskLayer
 from rankup.layers.cached import CACHE
+from rankup.layers.tensors import needs_torchs_operations
 from rankup.utils.per_thread import PerThread, set_to
 
 

@@ -9,18 +9,13 @@ from torch import Tensor, nn
 
 from rankup.distributed.ranks import Ranks, pooled_norm
 from rankup.errors import TaskStateError
-from rankup.layers.base import (
-    Selection,
-    Start,
-    Tensors,
-    at_least_float32,
-    over_channels,
-    without_row,
-)
+from rankup.layers.base import Start
 from rankup.layers.calibrate import Pool
 from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.spec import NormSpec
+from rankup.layers.tables import Selection, without_row
+from rankup.layers.tensors import Tensors, at_least_float32, over_channels
 from rankup.rank import Place
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}

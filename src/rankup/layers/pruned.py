@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankup.layers.base import Tensors
 from rankup.layers.spec import FactoredSpec, HeadSpec, Shapes, Spec
+from rankup.layers.tensors import Tensors
 from rankup.rank import Place
 
 KEPT = ".kept"  # suffix to a tensor's name: a file's bits of it

@@ -16,22 +16,15 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from rankup.errors import TaskStateError
 from rankup.layers.affine import affine_in
 from rankup.layers.affine_class import STAND_INS, TAKES_ROWS, affine_class
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    aligned_rows,
-    at_least_float32,
-    row_by_row,
-    without_row,
-)
+from rankup.layers.base import Start, TaskLayer
 from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.norm import TaskNorm
 from rankup.layers.spec import TensorSpec, WeightSpec
+from rankup.layers.tables import Selection, aligned_rows, without_row
 from rankup.layers.task_context import active_task
+from rankup.layers.tensors import Tensors, at_least_float32, row_by_row
 from rankup.utils.per_thread import PerThread
 
 STATISTICS = "statistics"  # the last part of the name of a batch norm's statistics

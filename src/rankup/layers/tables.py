@@ -1,4 +1,5 @@
-"""The tables of a factored layer, and where in them the factors are that a task selects from."""
+"""Tables with rows for all tasks, and where in a factored layer's tables the factors are that a
+task selects from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankup.layers.base import Selection, aligned_rows
+from rankup.layers.tensors import ALIGNED
 
+# The indices of the tasks that a task selects from, in its own order; None for all before it.
+Selection = tuple[int, ...] | None
 Span = tuple[int, int]  # of rows of a table
 Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
@@ -54,3 +57,20 @@ def rows_of(table: Tensor, spans: Sequence[Span]) -> Tensor:
     if len(spans) == 1:
         return aligned_rows(table, *spans[0])
     return torch.cat([table[start:end] for start, end in spans])
+
+
+def cut_out(table: Tensor, start: int, end: int) -> Tensor:
+    """The table without rows `start` to `end`."""
+    return torch.cat([table[:start], table[end:]])
+
+
+def without_row(table: Tensor, index: int) -> Tensor:
+    return cut_out(table, index, index + 1)
+
+
+def aligned_rows(table: Tensor, start: int, end: int) -> Tensor:
+    """Rows `start` to `end`, copied if they do not begin at an aligned address: products may have
+    other bits there."""
+    rows = table[start:end]
+    offset = start * table.stride(0) * table.element_size() if start else 0
+    return rows.clone() if offset % ALIGNED else rows

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankup.errors import RankupError
-from rankup.layers.base import TaskLayer, Tensors, over_space
+from rankup.layers.base import TaskLayer
 from rankup.layers.conv import (
     FactoredConv,
     FactoredConv1d,
@@ -29,6 +29,7 @@ from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
 from rankup.layers.stacked_map import StackedMap
 from rankup.layers.substitute import TaskTensor
+from rankup.layers.tensors import Tensors, over_space
 
 
 class _Stacked(TaskLayer):
