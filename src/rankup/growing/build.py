@@ -14,6 +14,7 @@ from rankup.growing.reinit import redrawn, reset
 from rankup.growing.roles import places_of
 from rankup.growing.trace import trace
 from rankup.layers import FactoredLinear, TaskHead, TaskLayer, TaskNorm, factored_conv
+from rankup.layers.parameter_layers import FactoredWeight, TaskTensor
 from rankup.layers.spec import (
     FactoredSpec,
     HeadSpec,
@@ -22,7 +23,7 @@ from rankup.layers.spec import (
     TensorSpec,
     WeightSpec,
 )
-from rankup.layers.substitute import HEAD, FactoredWeight, TaskTensor, substitute
+from rankup.layers.substitute import HEAD, substitute
 
 
 def build_module(

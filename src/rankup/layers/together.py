@@ -27,8 +27,8 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
+from rankup.layers.parameter_layers import TaskTensor
 from rankup.layers.stacked_map import StackedMap
-from rankup.layers.substitute import TaskTensor
 from rankup.layers.tensors import Tensors, over_space
 
 

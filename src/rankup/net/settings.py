@@ -12,12 +12,13 @@ from typing import Any
 from torch import nn
 
 from rankup.layers import TaskHead, active_task
+from rankup.utils.derived import derived_class
 from rankup.utils.per_thread import PerThread, set_to
 
 _COUNTS = ("num_labels", "num_classes")
 _KEPT = "_counts_of_task"  # where a module notes which of its settings are the task's
 
-_DERIVED = "_derived_by_rankup"  # as in layers/substitute.py
+_DERIVED = "_derived_by_rankup"  # marks the classes made here
 
 _written = PerThread[dict[str, Any]]()  # what the forward of this thread's call has written
 
@@ -107,10 +108,8 @@ _WRITTEN = property(_read_problem, _write_problem)
 
 
 def _derive(thing: Any, attributes: dict[str, Any]) -> None:
-    """Give an object a class of its own, derived from the one it has and of the same name."""
-    kind = type(thing)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _DERIVED: True}
-    thing.__class__ = type(kind.__name__, (kind,), names | attributes)
+    """Give an object a class of its own with these attributes."""
+    thing.__class__ = derived_class(type(thing), attributes | {_DERIVED: True})
 
 
 def _underive(thing: Any) -> None:
