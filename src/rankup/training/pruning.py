@@ -178,7 +178,7 @@ class Pruning:
                     feed.ranks.average_(gradient, feed.share)
                 total = total + gradient.square()
                 learner.sync_buffers(tensors)
-        return learner.unpadded(views(total, learner.learned()))
+        return learner.padding.unpad(views(total, learner.learned()))
 
     def _numbers(self) -> Tensors:
         learned = dict(self.pupil.net.body.named_parameters(prefix="body"))

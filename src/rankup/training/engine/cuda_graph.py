@@ -95,7 +95,7 @@ class Graph(Steps):
         # `draws` are each learner's slice of them.
         if self.form == "branches":
             pairs = zip(inputs, self.learners, strict=True)
-            self.tensors = [_copies(tensors, learner.made) for tensors, learner in pairs]
+            self.tensors = [_copies(tensors, learner.owned) for tensors, learner in pairs]
             self.draws = [_copies(tensors) for tensors in draws]
         else:
             self.stacked, self.tensors = _stacked(inputs)
@@ -211,9 +211,9 @@ def _stacked(tensors: Sequence[Tensors]) -> tuple[Tensors, list[Tensors]]:
     ]
 
 
-def _copies(tensors: Tensors, made: Collection[str] = ()) -> Tensors:
-    """Tensors of one's own; those of these names need no copy."""
-    return {name: t if name in made else t.clone() for name, t in tensors.items()}
+def _copies(tensors: Tensors, owned: Collection[str] = ()) -> Tensors:
+    """Copies of tensors, but for those named in `owned`, which nobody else holds."""
+    return {name: t if name in owned else t.clone() for name, t in tensors.items()}
 
 
 def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:

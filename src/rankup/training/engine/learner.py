@@ -37,7 +37,8 @@ class Learner(nn.Module, ABC):
     side_streams: Sequence[torch.cuda.Stream] = ()  # of a captured step
     threads: int | None = None  # most CPU threads that speed up a step, if not all
     mutated: tuple[str, ...] = ()  # tensors that a step may change besides the parameters
-    made: frozenset[str] = frozenset()  # tensors that are its own: a captured step may take them
+    owned: frozenset[str] = frozenset()  # inputs that nobody else holds, so that a captured step
+    # need not copy them
     gains_by_compiling = False  # whether a compiled step saves more time than compiling takes
     is_compiled = False
 
