@@ -34,7 +34,7 @@ from rankup.layers import TaskHead
 from rankup.net.guess import routing_of
 from rankup.net.routers.base import RoutedBatch
 from rankup.net.stages import append
-from rankup.training.examples import divided
+from rankup.training.router_examples import divided
 
 NAMES = ("energy", "mahalanobis", "analytic")
 

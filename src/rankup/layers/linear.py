@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers import beside_kept, merging
+from rankup.layers import merging, mixed_linear
 from rankup.layers.applied import AppliedLayer
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
 from rankup.layers.dispatch import length_to_plan, merging_is_cheaper, samples_to_plan
@@ -169,7 +169,7 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         dtype, base = working_dtype(x), self.base_weight
         assert base is not None
         flat, own = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
-        y = beside_kept.answer(flat, own, base, self._shared_bias is not None, dtype)
+        y = mixed_linear.answer(flat, own, base, self._shared_bias is not None, dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
     def mixed_sources(self) -> tuple[Tensor, ...]:
@@ -184,7 +184,7 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
             return MixedTables()
         tables = Tables(*read_tables(self._buffers))
         biases = self.spec.has_own_bias, self._shared_bias
-        return beside_kept.tables(tables, dtype, *biases, self.may_merge)
+        return mixed_linear.tables(tables, dtype, *biases, self.may_merge)
 
     @property
     def _shared_bias(self) -> Tensor | None:

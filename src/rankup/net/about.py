@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankup.data.inputs import Input, from_json
 from rankup.errors import RankupError
-from rankup.net.kept import KeptFactors, kept_of_layers
+from rankup.net.kept_factors import KeptFactors, kept_of_layers
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
