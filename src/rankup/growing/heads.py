@@ -112,10 +112,13 @@ def head_spec(name: str, modules: Modules, read: Collection[str]) -> HeadSpec:
             "entries for classes: tasks have other numbers of them; replace the head"
         )
     # A layer of a derived class that computes the same is replaced, which is faster.
-    own = has_hooks(layer) or name in read
-    own = own or not (computes_as_torchs_own(layer) or _is_linear_map(layer))
+    own_forward = (
+        has_hooks(layer)
+        or name in read
+        or not (computes_as_torchs_own(layer) or _is_linear_map(layer))
+    )
     has_bias = layer.bias is not None
-    return HeadSpec(name, torch.Size(rest).numel(), has_bias, tuple(rest[1:]), own)
+    return HeadSpec(name, torch.Size(rest).numel(), has_bias, tuple(rest[1:]), own_forward)
 
 
 def _is_linear_map(layer: Any) -> bool:

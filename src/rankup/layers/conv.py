@@ -154,8 +154,8 @@ class FactoredConv(AppliedLayer):
     def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         if self._pointwise:
             start = None if biases is None else self._per_sample(biases, x)
-            seen = (slice(None, None, stride) for stride in self.conv.stride)
-            return self._map_each(x[:, :, *seen], weights, start)
+            strided = (slice(None, None, stride) for stride in self.conv.stride)
+            return self._map_each(x[:, :, *strided], weights, start)
         # One image of all samples' channels, a group for each sample.
         together = x.reshape(1, -1, *x.shape[2:])
         flat = None if biases is None else biases.view(-1)

@@ -42,20 +42,21 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         return x @ self.old_V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
-        given, rank = PROJECTED.value, len(self.new_selector)
-        seen = given[1] if given is not None and given[0] == self.spec.name else None
+        rank = len(self.new_selector)
+        layer, projected = PROJECTED.value or (None, None)
+        if layer != self.spec.name:
+            projected = None
         if self._adds_to_kept(x, rank):
             return self._learning_kept(x)
-        if not self._takes_node(x, rank, seen):
-            if seen is None:
+        if not self._takes_node(x, rank, projected):
+            if projected is None:
                 return self._of_one_task(x, LEARNING)
-            return self._projected_by_autograd(x, seen)
-        y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
-            x.reshape(-1, self.in_features), *self._read_by_nodes(), seen
-        )
+            return self._projected_by_autograd(x, projected)
+        flat = x.reshape(-1, self.in_features)
+        y: Tensor = FactoredMap.apply(flat, *self._node_inputs(), projected)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self.out_features)
 
-    def _read_by_nodes(self) -> tuple[Tensor | None, ...]:
+    def _node_inputs(self) -> tuple[Tensor | None, ...]:
         """The arguments that both autograd functions have in common."""
         new = "new_U" in self._parameters
         return (
@@ -73,12 +74,12 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
 
     def _learning_kept(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features).to(working_dtype(x))
-        given: tuple[Any, ...] = (flat, *self._read_by_nodes(), self.base_weight)
+        inputs: tuple[Any, ...] = (flat, *self._node_inputs(), self.base_weight)
         if _is_mapped():
-            y = kept_map(*given)
+            y = kept_map(*inputs)
         else:
             merges = merging_is_cheaper(self._positions(x), self.in_features, self.out_features)
-            y = KeptMap.apply(*given, merges)  # type: ignore[no-untyped-call]
+            y = KeptMap.apply(*inputs, merges)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self.out_features)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
@@ -98,19 +99,19 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         y = torch.addmm(B[task], hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y + F.linear(x, base)
 
-    def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
+    def _takes_node(self, x: Tensor, rank: int, projected: Tensor | None) -> bool:
         """Whether `FactoredMap` is used: not with a kept weight, where building W is cheaper, or
         under a transform that does not support such functions."""
         if _transformed(x) or not self.has_one_dtype:
             return False
-        return seen is not None or not (
+        return projected is not None or not (
             self.base_weight is not None or self._takes_dense(x, rank, learned=False)
         )
 
-    def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _projected_by_autograd(self, x: Tensor, projected: Tensor) -> Tensor:
         """What `FactoredMap` computes for a given projection, in torch's own operations."""
         old, added = len(self.old_U), "new_U" in self._parameters
-        y = (seen * self.new_selector[:old].to(seen.dtype)) @ self.old_U
+        y = (projected * self.new_selector[:old].to(projected.dtype)) @ self.old_U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
             y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
@@ -168,8 +169,8 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
     def _mixed_beside_kept(self, x: Tensor, tasks: Tensor) -> Tensor:
         dtype, base = working_dtype(x), self.base_weight
         assert base is not None
-        flat, own = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
-        y = mixed_linear.answer(flat, own, base, self._shared_bias is not None, dtype)
+        flat, gathered = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
+        y = mixed_linear.answer(flat, gathered, base, self._shared_bias is not None, dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
     def mixed_sources(self) -> tuple[Tensor, ...]:

@@ -47,14 +47,14 @@ def tables(
 
 
 def answer(
-    x: Tensor, own: MixedTables, base: Tensor, shares_bias: bool, dtype: torch.dtype
+    x: Tensor, gathered: MixedTables, base: Tensor, shares_bias: bool, dtype: torch.dtype
 ) -> Tensor:
     """The layer's output `[N, out]` for `x [N, in]`, the positions of sample after sample.
 
     Args:
-        own: what `tables` gave, with the rows of the batch's samples.
+        gathered: what `tables` gave, with the rows of the batch's samples.
     """
-    rows, (V, U, *others) = own
+    rows, (V, U, *others) = gathered
     bias = others.pop(0) if shares_bias else None
     kept = others[0] if others else base.to(dtype).t()
     if len(kept) > len(V):

@@ -16,14 +16,14 @@ Block = tuple[Tensor, Tensor, Tensor]  # U [R, out], V [R, in], selector [R]
 
 
 def read_tables(buffers: Mapping[str, Any]) -> tuple[Any, ...]:
-    """U, V, S, B and the kept weight: reading a module's attributes takes longer than using them.
-    (Not an itemgetter, which torch.compile cannot trace.)"""
+    """U, V, S, B and the kept weight. Attributes of a module would take longer to read, and an
+    `itemgetter` cannot be traced by torch.compile."""
     return buffers["U"], buffers["V"], buffers["S"], buffers["B"], buffers["base_weight"]
 
 
 class Tables(NamedTuple):
-    """A consistent snapshot of what a mixed batch reads of a layer: another thread may commit a
-    task in the meantime."""
+    """A layer's tables as a mixed batch reads them. If another thread commits a task, all are from
+    before or all from after that."""
 
     U: Tensor
     V: Tensor
@@ -38,8 +38,15 @@ def after_removal(selection: Selection, task: int) -> Selection:
 
 
 def spans_of(ends: Sequence[int], selection: Selection, own: int | None = None) -> list[Span]:
-    """Where in the tables the factors are that a task selects from: the seeded ones, those of other
-    tasks, and `own` for its own. Neighbours are one span."""
+    """Where in the tables the factors are that a task selects from, with adjacent spans joined.
+
+    Args:
+        ends: as in `FactoredLayer`.
+        own: the task's index, to include its own factors.
+
+    >>> spans_of([2, 5, 6, 9], selection=(0, 2))  # two seeded factors, then three tasks' own
+    [(0, 5), (6, 9)]
+    """
     if selection is None:
         return [(0, ends[-1] if own is None else ends[own + 1])]
     spans = [(0, ends[0])]
@@ -53,7 +60,7 @@ def spans_of(ends: Sequence[int], selection: Selection, own: int | None = None) 
 
 
 def rows_of(table: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Rows in memory of their own, or as they would be there."""
+    """The rows of these spans in one tensor, at an aligned address."""
     if len(spans) == 1:
         return aligned_rows(table, *spans[0])
     return torch.cat([table[start:end] for start, end in spans])

@@ -62,14 +62,14 @@ class _StackedFactored(_Stacked, FactoredLayer):
 
 class StackedLinear(_StackedFactored, FactoredLinear):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        own = self.stacked
+        stacked = self.stacked
         old, new = self._split_selector()
         grouped = x.to(_dtype_of_activations(x)).reshape(self.tasks, -1, self.in_features)
-        rows = [own["U"] * new[:, :, None]] if "U" in own else []
+        rows = [stacked["U"] * new[:, :, None]] if "U" in stacked else []
         if self.spec.bias:  # one more factor, whose hidden channel is always 1
-            rows.append(own["bias"][:, None])
+            rows.append(stacked["bias"][:, None])
         U = torch.cat(rows, 1) if rows else new.new_zeros(len(new), 0, self.out_features)
-        y: Tensor = StackedMap.apply(grouped, U, own.get("V"), self.base_weight)  # type: ignore[no-untyped-call]
+        y: Tensor = StackedMap.apply(grouped, U, stacked.get("V"), self.base_weight)  # type: ignore[no-untyped-call]
         if old.shape[1]:
             hidden = F.linear(grouped, self.old_V)  # [A, n, R]
             y = y + (hidden * old[:, None]) @ self.old_U
@@ -78,7 +78,7 @@ class StackedLinear(_StackedFactored, FactoredLinear):
 
 class _StackedConv(_StackedFactored, FactoredConv):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        own = self.stacked
+        stacked = self.stacked
         old, new = self._split_selector()
         each = len(x) // self.tasks
         y = None if self.base_weight is None else self._map(x, self.base_weight)
@@ -87,17 +87,17 @@ class _StackedConv(_StackedFactored, FactoredConv):
             scale = self._per_sample(old.repeat_interleave(each, 0), x)
             shared = self._up(hidden * scale.to(hidden.dtype), self.old_U)
             y = shared if y is None else y + shared
-        if "U" in own:
-            hidden = self._of_own(x, own["V"])  # [A, b, r, …]
+        if "U" in stacked:
+            hidden = self._of_own(x, stacked["V"])  # [A, b, r, …]
             size = hidden.shape[3:]
             hidden = hidden.flatten(3) * new[:, None, :, None].to(hidden.dtype)
-            added = torch.matmul(own["U"].mT[:, None], hidden)  # [A, b, out, positions]
+            added = torch.matmul(stacked["U"].mT[:, None], hidden)  # [A, b, out, positions]
             added = added.view(len(x), self.out_channels, *size)
             y = added if y is None else y + added
         assert y is not None
         if not self.spec.bias:
             return y
-        return y + self._per_sample(own["bias"].repeat_interleave(each, 0), x).to(y.dtype)
+        return y + self._per_sample(stacked["bias"].repeat_interleave(each, 0), x).to(y.dtype)
 
     def _of_own(self, x: Tensor, V: Tensor) -> Tensor:
         """Hidden channels of each task's own factors, by a convolution with a group per task."""

@@ -63,7 +63,7 @@ def commit(
         for part, tensors in pairs:
             validate.learned(part.spec, tensors, place, task)
         _refuse_not_finite(net, pairs)
-        added = [rounding.rounded(part.spec, own, net.options.store) for part, own in pairs]
+        added = [rounding.rounded(part.spec, tensors, net.options.store) for part, tensors in pairs]
         task = replace(task, kept=_kept(net, added))
         append(net, [task], [[tensors] for tensors in added])
     if net.routing is not None:

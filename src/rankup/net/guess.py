@@ -117,11 +117,11 @@ def answer(
     batch.narrow_to(votes)
     parts = []
     for task in range(votes.shape[1]):
-        own = batch.of(task).logits.float().log_softmax(1)
+        logits = batch.of(task).logits.float().log_softmax(1)
         for name, weight in routing.rule.weights:
             if (classes := routing.routers[name].class_votes(batch, task)) is not None:
-                own = (own + weight * classes).log_softmax(1)
-        parts.append(own + shares[:, task, None])  # −∞ where the task was ruled out
+                logits = (logits + weight * classes).log_softmax(1)
+        parts.append(logits + shares[:, task, None])  # −∞ where the task was ruled out
     return Untold(torch.cat(parts, 1), votes.argmax(1))
 
 
