@@ -148,7 +148,7 @@ class Pruning:
         again.seed = seeds.number(again.seed, "pruning", again.draws_by, number)
         learner.feed = copy.copy(whole)
         learner.feed.recipe = again.recipe
-        learner.keep({name: tensor != 0 for name, tensor in self._numbers().items()})
+        learner.mask({name: tensor != 0 for name, tensor in self._numbers().items()})
         try:
             train([OpenTask(again, learner)], self.engine.start([learner]))
         finally:

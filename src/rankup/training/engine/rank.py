@@ -120,11 +120,11 @@ class RankLearner(ModuleLearner):
     def adopt(self, learned: Tensors) -> None:
         super().adopt(self.padding.unpad(learned))
 
-    def keep(self, kept: Tensors) -> None:
-        """From the next step on, let parameters of these names be zero wherever `kept` is False."""
-        for number, (name, mask) in enumerate(self.padding.pad(kept).items()):
-            self._masks[f"kept{number}"] = name
-            self.register_input(f"kept{number}", mask.to(self.feed.dtype))
+    def mask(self, masks: Tensors) -> None:
+        """From the next step on, keep parameters of these names zero where their mask is False."""
+        for number, (name, mask) in enumerate(self.padding.pad(masks).items()):
+            self._masks[f"mask{number}"] = name
+            self.register_input(f"mask{number}", mask.to(self.feed.dtype))
         self.replicas = "branches"
 
     @torch.no_grad()
