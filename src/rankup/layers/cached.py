@@ -41,8 +41,8 @@ class Cache:
     as their layer, or inside of `held` for as long as the list that it gives.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit  # bytes on each device; by default a share of its memory
+    def __init__(self) -> None:
+        self.limit: int | None = None  # bytes on each device; None for a share of its memory
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._captured: dict[int, list[_Entry]] = {}
         self._known: set[int] = set()  # ids of layers that have entries

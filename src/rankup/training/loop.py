@@ -110,13 +110,10 @@ class OpenTask:
     def feed(self) -> Feed:
         return self.learner.feed
 
-    @property
-    def peak_rate(self) -> float:
-        return peak_rate(self.pupil)
-
     def rates(self, epoch: int) -> Sequence[float]:
         recipe, steps = self.pupil.recipe, self.feed.steps_per_epoch
-        return rates(recipe, self.peak_rate, recipe.epochs * steps)[epoch * steps :][:steps]
+        of_task = rates(recipe, peak_rate(self.pupil), recipe.epochs * steps)
+        return of_task[epoch * steps :][:steps]
 
     def sample_epoch(self, epoch: int) -> Draws:
         """An epoch's random numbers. They depend only on the seed, the task's number or name and
@@ -195,7 +192,7 @@ def train(open_tasks: Sequence[OpenTask], steps: Steps) -> None:
             loss = total / steps_per_epoch
             if not math.isfinite(total):
                 open_task.failure = open_task.failure or diverged(
-                    open_task.feed.task, epoch + 1, loss, open_task.peak_rate
+                    open_task.feed.task, epoch + 1, loss, peak_rate(open_task.pupil)
                 )
             elif open_task.on_epoch is not None:
                 done = Epoch(epoch + 1, epochs, loss, _accuracy_now(open_task))
