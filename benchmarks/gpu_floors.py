@@ -105,7 +105,7 @@ def needs_of(name: str, learning: Learning) -> Need:
         case.module(),
         sample,
         learner.feed.batch_size,
-        projected=isinstance(learner, ChainLearner) and learner.seen is not None,
+        projected=isinstance(learner, ChainLearner) and learner.projections is not None,
         width=2 if case.recipe().precision == "bfloat16" else 4,
     ).times(case.seeds)
 

@@ -32,9 +32,9 @@ from rankup.data.heldout import hold_out
 from rankup.growing.routing import RouterRule
 from rankup.layers import TaskHead
 from rankup.net.guess import routing_of
-from rankup.net.routers.base import Looks
+from rankup.net.routers.base import RoutedBatch
 from rankup.net.stages import append
-from rankup.training.examples import divided
+from rankup.training.router_examples import divided
 
 NAMES = ("energy", "mahalanobis", "analytic")
 
@@ -106,12 +106,12 @@ def with_one_view(
 def seen(net: rankup.IncrementalNet, x: Tensor) -> dict[str, Tensor]:
     """Each router's votes, `[B, T]`, and the logits of all tasks and what the analytic router says
     of their classes, `[B, T, C]`."""
-    looks = Looks(net, routing_of(net, x), x, {})
-    routing = looks.routing
-    found = {name: routing.routers[name].votes(looks, routing.fits(looks, name)) for name in NAMES}
+    batch = RoutedBatch(net, routing_of(net, x), x, {})
+    routing = batch.routing
+    found = {name: routing.routers[name].votes(batch, routing.fits(batch, name)) for name in NAMES}
     tasks = range(len(net.tasks))
-    found["logits"] = torch.stack([looks.of(task).logits.float() for task in tasks], 1)
-    votes = [routing.routers["analytic"].class_votes(looks, task) for task in tasks]
+    found["logits"] = torch.stack([batch.of(task).logits.float() for task in tasks], 1)
+    votes = [routing.routers["analytic"].class_votes(batch, task) for task in tasks]
     found["classes"] = torch.stack([each for each in votes if each is not None], 1)
     return found
 
@@ -177,8 +177,8 @@ def milliseconds(run: Callable[[], object], device: str) -> float:
 
 
 def alone(net: rankup.IncrementalNet, x: Tensor) -> Tensor:
-    looks = Looks(net, routing_of(net, x), x, {})
-    return looks.routing.fits(looks, "analytic")
+    batch = RoutedBatch(net, routing_of(net, x), x, {})
+    return batch.routing.fits(batch, "analytic")
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ import rankup
 from rankup.data import make_stream, to_float
 from rankup.data.heldout import hold_out
 from rankup.net.guess import routing_of
-from rankup.net.routers.base import Examples, Looks
+from rankup.net.routers.base import Examples, RoutedBatch
 
 BATCH = 250
 
@@ -53,11 +53,11 @@ def tried(
     right, before = [], []
     for number, task in enumerate(stream):
         for images, labels in zip(task.test_x.split(BATCH), task.test_y.split(BATCH), strict=True):
-            looks = Looks(net, routing_of(net, images), to_float(images.to(device)), {})
-            router = looks.routing.routers["analytic"]
-            votes = router.votes(looks, looks.routing.fits(looks, "analytic"))
-            classes = looks.noted["analytic"].classes.argmax(1).cpu()
-            right.append(classes == looks.routing.columns(number).start + labels)
+            batch = RoutedBatch(net, routing_of(net, images), to_float(images.to(device)), {})
+            router = batch.routing.routers["analytic"]
+            votes = router.votes(batch, batch.routing.fits(batch, "analytic"))
+            classes = batch.cache["analytic"].classes.argmax(1).cpu()
+            right.append(classes == batch.routing.columns(number).start + labels)
             before.append((votes > votes[:, number, None]).sum(1).cpu())
     return torch.cat(right), torch.cat(before)
 

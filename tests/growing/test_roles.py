@@ -265,7 +265,7 @@ def test_what_one_task_leaves_in_a_cache_does_not_answer_for_another(tmp_path: P
 
 
 def test_weight_is_computed_once_in_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankup.layers.substitute import FactoredWeight
+    from rankup.layers.parameter_layers import FactoredWeight
 
     net = taught(Around(SelfAttended(nn.MultiheadAttention(16, 2)), 16), torch.randn(4, 6))
     calls: list[str] = []

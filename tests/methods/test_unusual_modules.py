@@ -20,7 +20,7 @@ from rankup.growing.options import GrowOptions
 from rankup.methods import METHODS, method_class, method_options
 from rankup.methods.base import Method, Setting
 from rankup.rank import Rank
-from rankup.training.loop import OpenTask
+from rankup.training.loop import peak_rate
 from rankup.training.recipe import Recipe
 
 # The others refuse modules in which tasks would share what is no layer.
@@ -205,7 +205,8 @@ def test_every_independent_network_learns_a_first_task() -> None:
     recipe: dict[str, Any] = {"first_lr": 5e-3, "first_factors": 3.0}
     learning = method(made("parallel", rankup.models.mlp(12, [16]), tasks, **recipe), "parallel")
     for task in tasks[:2]:
-        assert OpenTask(learning, learning.begin(task)).peak_rate == 5e-3
+        learning.begin(task)
+        assert peak_rate(learning) == 5e-3
         learning.abandon()
         learning.learn(task, None, None)
 

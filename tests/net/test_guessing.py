@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import rankup
 from rankup.data import make_stream, to_float
 from rankup.net.routers import routing as routing_file
-from rankup.net.routers.analytic import found_by, solve
-from rankup.net.routers.base import Examples, Looks
+from rankup.net.routers.analytic import likelihoods, solve
+from rankup.net.routers.base import Examples, RoutedBatch
 from rankup.net.routers.features import base_features
 from rankup.net.routers.routing import Routing
 from rankup.net.routers.sums import Sums
@@ -44,9 +44,9 @@ def routing(net: rankup.IncrementalNet) -> Routing:
 
 
 def raw_scores(net: rankup.IncrementalNet, task: int) -> dict[str, Tensor]:
-    known, looks = routing(net), Looks(net, routing(net), X, {})
+    known, batch = routing(net), RoutedBatch(net, routing(net), X, {})
     return {
-        name: known.routers[name].fits(looks, task, known.rows[task].of(name))
+        name: known.routers[name].fits(batch, task, known.rows[task].of(name))
         for name in ("energy", "mahalanobis", "means")
     }
 
@@ -98,13 +98,13 @@ def test_strange_inputs_fit_none() -> None:
 def test_likeliest_asks_only_so_many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     net = taught("energy, analytic, features=256")
     asked: list[int] = []
-    of = Looks.of
+    of = RoutedBatch.of
 
-    def counted(self: Looks, task: int) -> object:
+    def counted(self: RoutedBatch, task: int) -> object:
         asked.append(int(self.wanted[:, task].sum()) if self.wanted is not None else len(X))
         return of(self, task)
 
-    monkeypatch.setattr(Looks, "of", counted)
+    monkeypatch.setattr(RoutedBatch, "of", counted)
     logits, _ = net(X, likeliest=1)
     assert sum(asked) <= 2 * len(X)  # for the energy, and for the answer
     assert (logits.isfinite().sum(1) == 2).all()
@@ -360,7 +360,7 @@ def test_discriminants_may_expect_each_feature_to_vary_in_its_own_way() -> None:
         given = rows * units
         sums = torch.zeros(2, 5).index_add_(0, labels, given)
         known = [solve(Sums.of([given]), sums, counts, alike) for alike in (False, True)]
-        found.append([found_by(each, given).classes for each in known])
+        found.append([likelihoods(each, given).classes for each in known])
     (own, alike), (own_in_others, alike_in_others) = found
     torch.testing.assert_close(own_in_others, own)
     assert (alike_in_others - alike).abs().max() > 1e-3

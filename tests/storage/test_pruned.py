@@ -15,7 +15,7 @@ from helpers.pruned import drop, factored, grown
 from helpers.zoo import assert_same_bits, hashes, inputs, logits, module
 from rankup.layers.pruned import from_bits
 from rankup.layers.rounding import STORES, Store
-from rankup.net.kept import KeptFactors
+from rankup.net.kept_factors import KeptFactors
 from rankup.net.size import stored_by_task
 from rankup.storage.editing import joining, removal
 from rankup.storage.manifest import File

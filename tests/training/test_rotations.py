@@ -161,7 +161,9 @@ def test_chain_takes_the_steps_that_autograd_takes() -> None:
         rankup.fit(net, split_digits(2)[0], replace(RECIPE, epochs=1))
         net.begin_task("open", 2, selectors="previous", rotations=True)
         learner = kind(net.train(), Feed(split_digits(2)[1], RECIPE, CPU, F64))
-        assert learner.seen is None  # nothing is projected beforehand: images differ in every step
+        assert (
+            learner.projections is None
+        )  # nothing is projected beforehand: images differ in every step
         steps, draws = Eager([learner]), epoch(learner.feed)
         losses = steps.epoch([draws], [[RATE] * learner.feed.steps_per_epoch], 0)
         steps.adopt()

@@ -9,7 +9,7 @@ from rankup.cli.network import AsJson, NetworkPlace, network_place
 from rankup.cli.sentences import say
 
 if TYPE_CHECKING:
-    from rankup.net.kept import KeptFactors
+    from rankup.net.kept_factors import KeptFactors
     from rankup.rank import Rank
     from rankup.storage.manifest import Manifest
 
@@ -88,7 +88,7 @@ def _rule(rank: "Rank") -> str:
 
 def _kept(manifest: "Manifest") -> "list[dict[str, KeptFactors]]":
     """What each task kept of the layers that may drop factors."""
-    from rankup.net.kept import kept_of_layers
+    from rankup.net.kept_factors import kept_of_layers
 
     known = manifest.task_list()
     return [kept_of_layers(manifest.specs, known, i) for i in range(len(known.tasks))]

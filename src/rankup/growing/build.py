@@ -1,4 +1,4 @@
-"""Building of a network's module: a copy of the given one, with task layers in place of its own."""
+"""Building a network's module: a copy of the given one, with task layers in place of its own."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from rankup.growing.reinit import redrawn, reset
 from rankup.growing.roles import places_of
 from rankup.growing.trace import trace
 from rankup.layers import FactoredLinear, TaskHead, TaskLayer, TaskNorm, factored_conv
+from rankup.layers.parameter_layers import FactoredWeight, TaskTensor
 from rankup.layers.spec import (
     FactoredSpec,
     HeadSpec,
@@ -22,21 +23,21 @@ from rankup.layers.spec import (
     TensorSpec,
     WeightSpec,
 )
-from rankup.layers.substitute import HEAD, FactoredWeight, TaskTensor, substitute
+from rankup.layers.substitute import HEAD, substitute
 
 
 def build_module(
     original: nn.Module, plan: Plan, options: GrowOptions, *, copy: bool = True
 ) -> tuple[nn.Module, list[TaskLayer]]:
-    """The module, and its task layers in the order of the plan.
+    """The network's module, and its task layers in the order of the plan.
 
     Args:
-        copy: whether what is kept of the original is copied; if not, it lies in the same memory.
+        copy: whether kept weights are copied; if not, they share the original's memory.
     """
     originals = dict(original.named_modules())
     layers = [_make_layer(spec, original, originals, plan, options, copy) for spec in plan.layers]
     replacing = [layer for layer in layers if not is_substituted(layer.spec)]
-    # Layers are replaced during the copy, so every reference to one leads to its new form.
+    # Layers are replaced while copying, so that every reference to one leads to its replacement.
     replaced = {id(originals[layer.spec.name]): layer for layer in replacing}
     module = (copy_of if copy else sharing_copy_of)(original, replaced)
     _refuse_left_out(module, replacing)
@@ -58,7 +59,7 @@ def _substitute(
     options: GrowOptions,
     plan: Plan,
 ) -> None:
-    """Let modules that run their own forward read the layers in place of their tensors."""
+    """Let modules that run their own forward read from task layers in place of their tensors."""
     with seeds.seeded_rng(plan.device, seeds.number(options.seed, "tensors")):
         start = original if options.base == "keep" else redrawn(original)
     names = {
@@ -122,14 +123,14 @@ def _make_layer(
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor:
-    """A parameter, or what a parametrization makes."""
+    """A module's parameter, or the tensor that a parametrization makes."""
     owner, _, key = name.rpartition(".")
     tensor: Tensor = getattr(module.get_submodule(owner), key)
     return tensor
 
 
 def _refuse_left_out(module: nn.Module, layers: Sequence[TaskLayer]) -> None:
-    """Refuse a module whose copy lacks the layers that replaced its own."""
+    """Raise if the copy does not contain the layers that replace the module's own."""
     included = {id(layer) for layer in module.modules()}
     for layer in layers:
         if id(layer) not in included:
@@ -141,8 +142,8 @@ def _refuse_left_out(module: nn.Module, layers: Sequence[TaskLayer]) -> None:
 
 
 def _refuse_another_path(module: nn.Module, plan: Plan) -> None:
-    """Refuse a module whose forward checks the class of its layers and takes another path with
-    those that replaced its own."""
+    """Raise if the forward takes another path with the layers that replace the module's own, as
+    when it checks their class."""
     path = plan.paths[0]
     if path is not None and trace(module).path not in (None, path):
         raise RankupError(

@@ -1,4 +1,4 @@
-"""Copies of modules, and the refusal of layers that torch does not know about."""
+"""Copies of modules, and the refusal of layers that are not registered as submodules."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def copy_of(module: nn.Module, replacements: Mapping[int, object] | None = None) -> nn.Module:
-    """A copy that includes what a forward has stored in its module, such as `self.features`: torch
-    does not copy non-leaf tensors.
+    """A deep copy, which unlike `copy.deepcopy` works with non-leaf tensors that a forward has
+    stored in the module, such as `self.features`.
 
     Args:
-        replacements: what takes the place of modules and tensors in the copy, by their ids.
+        replacements: by ids of modules and tensors, what the copy has in their place.
     """
     features = {
         id(value): value.detach().clone()
@@ -54,8 +54,8 @@ def refuse_hidden_layers(module: nn.Module) -> None:
 
 
 def unregistered(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Names and values of a module's plain attributes; from lists, tuples, sets and dicts each
-    value that they hold, at any depth."""
+    """The names and values of plain attributes of a module and its submodules. Of lists, tuples,
+    sets and dicts each value inside, at any depth."""
     for name, layer in module.named_modules():
         for key, attribute in vars(layer).items():
             left = [] if key in _REGISTERED else [attribute]

@@ -1,7 +1,7 @@
-"""Heads of modules that others wrote: which layers give the answers, by the user's word, by the
-model's own, or by what runs last; and new ones for models that were built without."""
+"""Which layers of a module are its heads: those that the user names, that the model itself names,
+or that run last. And new heads for models that were built without one."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,21 +12,24 @@ from rankup import seeds
 from rankup.errors import RankupError
 from rankup.growing.copying import sharing_copy_of
 from rankup.growing.names import folded
-from rankup.growing.supported import computes_as_torchs_own, has_hooks, shares_weight
+from rankup.growing.supported import (
+    Modules,
+    computes_as_torchs_own,
+    has_hooks,
+    shares_weight,
+)
 from rankup.growing.trace import Trace
 from rankup.layers import CONVOLUTIONS
 from rankup.layers.spec import HeadSpec
 
-NEW = "new"  # in place of a head's name
+NEW = "new"  # the option `head` that asks for a new head
 
-Modules = Mapping[str, nn.Module]
-
-# What a module calls its head, if neither a trace nor a library's own word tells.
+# Names that heads usually have, for modules that cannot be traced.
 _NAMES = ("classifier", "score", "fc", "head", "classification_head")
 
 
 def with_new_head(module: nn.Module) -> nn.Module:
-    """The module with a head on its features: its own kind, if it knows how to make one."""
+    """The module with a head on its features: the model's own kind of head, if it can make one."""
     if callable(getattr(module, "reset_classifier", None)):
         made: Any = sharing_copy_of(module)
         with seeds.seeded_rng(torch.device("cpu"), 0):
@@ -60,10 +63,10 @@ class WithHead(nn.Module):
 def choose_heads(
     modules: Modules, given: Sequence[str] | None, training: Trace, evaluation: Trace
 ) -> tuple[str, ...]:
-    """The layers that are given, that the module calls its classifiers, or that run last."""
+    """The names of the heads: given ones, else those that the model names, else the last to run."""
     if given is not None and given != (NEW,):
         return tuple(dict.fromkeys(_given_head(name, modules) for name in given))
-    if named := _by_the_models_word(modules):
+    if named := _named_by_model(modules):
         return named
     if not any(map(is_projection, modules.values())):
         raise RankupError(
@@ -86,7 +89,7 @@ def choose_heads(
 
 
 def is_projection(layer: nn.Module) -> bool:
-    """Whether a layer is a Linear, or a convolution that is one at every position."""
+    """Whether a layer is a Linear, or a 1×1 convolution with stride 1."""
     if isinstance(layer, CONVOLUTIONS):
         once = {*layer.kernel_size, *layer.stride, layer.groups} == {1}
         return once and layer.padding in ("valid", "same", (0,) * len(layer.kernel_size))
@@ -94,7 +97,7 @@ def is_projection(layer: nn.Module) -> bool:
 
 
 def head_spec(name: str, modules: Modules, read: Collection[str]) -> HeadSpec:
-    """The spec of a head, or why it cannot be replaced by one for each task."""
+    """The spec of a head; raises if it cannot be replaced by one for each task."""
     layer: Any = modules[name]
     if (why := shares_weight(name, modules)) is not None:
         raise RankupError(
@@ -108,15 +111,18 @@ def head_spec(name: str, modules: Modules, read: Collection[str]) -> HeadSpec:
             f"the head {name!r} has a parameter {per_class[0]!r} besides its weight and bias with "
             "entries for classes: tasks have other numbers of them; replace the head"
         )
-    # A subclass that computes what torch's own layer does is replaced by a faster one.
-    own = has_hooks(layer) or name in read
-    own = own or not (computes_as_torchs_own(layer) or _is_linear_map(layer))
+    # A layer of a derived class that computes the same is replaced, which is faster.
+    own_forward = (
+        has_hooks(layer)
+        or name in read
+        or not (computes_as_torchs_own(layer) or _is_linear_map(layer))
+    )
     has_bias = layer.bias is not None
-    return HeadSpec(name, torch.Size(rest).numel(), has_bias, tuple(rest[1:]), own)
+    return HeadSpec(name, torch.Size(rest).numel(), has_bias, tuple(rest[1:]), own_forward)
 
 
 def _is_linear_map(layer: Any) -> bool:
-    """Whether a layer of a derived class computes what a Linear does, tried on random numbers."""
+    """Whether a layer of a derived class computes what `nn.Linear` does, for random numbers."""
     if not isinstance(layer, nn.Linear):
         return False
     weight, bias = layer.weight, layer.bias
@@ -139,7 +145,8 @@ def _given_head(name: str, modules: Modules) -> str:
     return found
 
 
-def _by_the_models_word(modules: Modules) -> tuple[str, ...]:
+def _named_by_model(modules: Modules) -> tuple[str, ...]:
+    """The heads that timm's `get_classifier` gives or transformers' `num_labels` points to."""
     whole: Any = modules[""]
     if callable(get := getattr(whole, "get_classifier", None)):
         found = get()
@@ -168,7 +175,7 @@ def _by_the_models_word(modules: Modules) -> tuple[str, ...]:
 
 
 def _last_projection(name: str, module: nn.Module) -> str | None:
-    """The last Linear or 1×1 convolution in a module, or the module itself."""
+    """The name of the last Linear or 1×1 convolution in a module, or of the module itself."""
     inner = [key for key, layer in module.named_modules() if is_projection(layer)]
     return f"{name}.{inner[-1]}".strip(".") if inner else None
 
@@ -196,7 +203,7 @@ def _last_in(trace: Trace, modules: Modules) -> str:
 
 
 def _without_an_equal(name: str, trace: Trace, modules: Modules) -> str:
-    """Refuse a head beside another one of as many classes, which answers as directly."""
+    """Raise if another layer with as many outputs reaches the module's output as directly."""
     width = len(_weight(modules[name]))
     equals = [
         other

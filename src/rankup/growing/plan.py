@@ -1,4 +1,4 @@
-"""Plans of networks: what becomes of each layer of a module."""
+"""The plan of a network: what becomes of each layer of a module."""
 
 import warnings
 from dataclasses import dataclass
@@ -13,25 +13,35 @@ from rankup.layers.substitute import STATISTICS
 
 @dataclass(frozen=True)
 class Plan:
-    """What a network is made of."""
+    """What a network is made of.
 
-    layers: tuple[LayerSpec, ...]  # what each layer becomes
-    dense: DenseSpec  # what is left
-    folds: tuple[tuple[str, str], ...]  # a convolution and the batch norm that is its only reader
-    capped: tuple[str, ...]  # layers that a task gives less rank than was asked for
-    # The Linear that reads the inputs as they are, if there is one and it is factored.
+    Attributes:
+        layers: the specs of all task layers.
+        dense: the spec of all other tensors, which tasks share.
+        folds: pairs of a convolution and the batch norm that is its only reader.
+        capped: the layers to which tasks add less rank than was asked for.
+        first: the factored Linear that reads the inputs as they are, if there is one.
+        chain: the factored Linears of a module that is nothing but Linears with a ReLU after each
+            and a head; None for all other modules.
+        paths: the torch.fx graphs in training and in evaluation mode, as text; None if the module
+            cannot be traced or does not always take the same path.
+        dtype: what most of the module computes in.
+        device: where the module's parameters are.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    dense: DenseSpec
+    folds: tuple[tuple[str, str], ...]
+    capped: tuple[str, ...]
     first: str | None
-    # The layers of a module that is nothing but factored Linears, a ReLU after each, and a head.
     chain: tuple[str, ...] | None
-    # The torch.fx graph in training and in evaluation mode, as text; None if the module cannot be
-    # traced or does not take the same path every time.
     paths: tuple[str | None, str | None]
     dtype: torch.dtype
     device: torch.device
 
     @property
     def substitutes(self) -> bool:
-        """Whether modules read a task's tensors in place of their own: one task at a time."""
+        """Whether there are modules that read a task's tensors in place of their own."""
         return bool(self.substituted)
 
     @property
@@ -43,7 +53,7 @@ class Plan:
         return (*self.layers, self.dense)
 
     def warn(self, options: GrowOptions) -> None:
-        """Warn at the line of the caller's caller where less is learned than was asked for."""
+        """Warn, on behalf of `grow`'s caller, if less is learned than was asked for."""
         if self.capped:
             warnings.warn(
                 "one task cannot add more rank than a layer's weight has: capped in "
@@ -62,14 +72,14 @@ class Plan:
 
 
 def is_substituted(spec: Spec) -> bool:
-    """Whether a module reads what the spec describes in place of tensors of its own."""
+    """Whether the spec is of tensors that a module reads in place of its own."""
     if isinstance(spec, HeadSpec):
         return spec.own_forward
     return isinstance(spec, WeightSpec | TensorSpec) or spec.name.endswith(f".{STATISTICS}")
 
 
 def owner_of(spec: Spec) -> str:
-    """The name of the module that reads what a spec describes in place of its own."""
+    """The name of the module that reads the tensors of such a spec."""
     if isinstance(spec, HeadSpec):
         return spec.name
     name = spec.parameter if isinstance(spec, WeightSpec) else spec.name

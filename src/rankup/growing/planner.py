@@ -1,7 +1,6 @@
-"""The plan of a network: what becomes of each layer of a module, or why it is refused, before
-anything is changed."""
+"""Making the plan of a network: what becomes of each layer of a module, or why it is refused."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +52,7 @@ def make_plan(module: nn.Module, options: GrowOptions) -> Plan:
 
 
 class _Planner:
-    """Chooses the heads first, then the layers to factor and the norms to keep per task."""
+    """Chooses a module's heads, the layers to factor and the norms to keep per task."""
 
     def __init__(self, module: nn.Module, options: GrowOptions) -> None:
         self.modules = dict(module.named_modules())
@@ -71,8 +70,8 @@ class _Planner:
         return self.options.vectors == "shared"
 
     def _is_shared_norm(self, layer: nn.Module) -> bool:
-        """Whether a norm stays as it was given. A batch norm without statistics cannot: it looks at
-        the whole batch."""
+        """Whether a norm stays as it was given. A batch norm without running statistics cannot,
+        because its output for a sample depends on the whole batch."""
         if not isinstance(layer, _BatchNorm):
             return self.shares_vectors
         has_statistics = layer.running_mean is not None
@@ -88,20 +87,7 @@ class _Planner:
         shapes = {name: self._matrix(name) for name in factored}
         asked = resolve(self.options.rank, shapes)
         ranks = {name: capped(asked[name], shapes[name]) for name in factored}
-        prunes = any(rank.prune for rank in ranks.values())
-        layers: list[LayerSpec] = []
-        for name, layer in self.modules.items():
-            if name in ranks:
-                feeds_norm = self.training.feeds_batch_norm(name)
-                size, rank, shares = shapes[name], ranks[name], self.shares_vectors
-                layers.append(factored_spec(name, layer, size, rank, feeds_norm, shares))
-            elif name in norms:
-                layers.append(norm_spec(name, layer, shared=name in early))
-            elif name in self.heads:
-                layers.append(replace(self.heads[name], prune=prunes))
-                layers += self._substituted(name, layer, ranks, factored)
-            elif not self._is_left_out(name):
-                layers += self._substituted(name, layer, ranks, factored)
+        layers = self._specs(ranks, norms, early)
         reader, chain = self.training.reads_inputs(), self.training.chain()
         owners = {owner_of(spec) for spec in layers if is_substituted(spec)}
         also = self.evaluation.folds()
@@ -118,6 +104,32 @@ class _Planner:
             device=device,
         )
 
+    def _specs(
+        self, ranks: dict[str, LayerRank], norms: Sequence[str], early: Collection[str]
+    ) -> list[LayerSpec]:
+        """The specs of all layers, in the order of `modules`.
+
+        Args:
+            ranks: of the layers and parameters to factor, in the order in which they run.
+            norms: the norms to replace.
+            early: those of them that are trained with the first task and shared.
+        """
+        prunes = any(rank.prune for rank in ranks.values())
+        specs: list[LayerSpec] = []
+        for name, layer in self.modules.items():
+            if name in ranks:
+                feeds_norm = self.training.feeds_batch_norm(name)
+                size, rank, shares = self._matrix(name), ranks[name], self.shares_vectors
+                specs.append(factored_spec(name, layer, size, rank, feeds_norm, shares))
+            elif name in norms:
+                specs.append(norm_spec(name, layer, shared=name in early))
+            elif name in self.heads:
+                specs.append(replace(self.heads[name], prune=prunes))
+                specs += self._substituted(name, layer, ranks)
+            elif not self._is_left_out(name):
+                specs += self._substituted(name, layer, ranks)
+        return specs
+
     def _with_presets(self, options: GrowOptions) -> GrowOptions:
         if options.include is None or _ATTENTION not in options.include:
             return options
@@ -128,7 +140,7 @@ class _Planner:
         return replace(options, include=(*others, *named))
 
     def _readings(self) -> dict[str, set[Reading]]:
-        """How parameters are read whose role their layers' kinds do not tell."""
+        """How parameters are read, where their layers' classes do not tell their roles."""
         if not self.training.failed:
             return self.training.readings
         unknown = [
@@ -196,22 +208,23 @@ class _Planner:
         ]
 
     def _is_plain(self, name: str) -> bool:
-        """Whether one of a network's own layers can replace a layer."""
+        """Whether a layer can be replaced by one of ours, and need not run its own forward."""
         is_weighted = isinstance(self.modules[name], WEIGHTED)
         if is_weighted and self.options.keeps_per_task(f"{name}.weight"):
             return False
         return obstacle(name, self.modules, self.training.read) is None
 
     def _is_left_out(self, name: str) -> bool:
+        """Whether a layer that could have been factored was not chosen."""
         return isinstance(self.modules[name], WEIGHTED) and self._is_plain(name)
 
     def _position(self, name: str) -> int:
-        """When a layer, or that of a parameter, first runs."""
+        """When a layer, or the layer of a parameter, first runs."""
         layer = name if name in self.modules else name.rpartition(".")[0]
         return self.training.position(layer)
 
     def _matrix(self, name: str) -> Shape:
-        """A layer's weight as a matrix, or each of a parameter's matrices."""
+        """The shape of a layer's weight as a matrix, or of each matrix in a parameter."""
         if name in self.modules:
             return Form().matrix(self._tensor(f"{name}.weight").shape)
         return self._form(name).matrix(self._tensor(name).shape)
@@ -227,7 +240,7 @@ class _Planner:
         return tensor
 
     def _roles(self, name: str, layer: nn.Module) -> dict[str, Role]:
-        """What becomes of each parameter of a layer that runs its own forward, by full name."""
+        """The role of each parameter of a layer that runs its own forward, by full name."""
         roles: dict[str, Role] = {}
         for key, tensor in _read_by(layer):
             full = f"{name}.{key}".lstrip(".")
@@ -239,7 +252,7 @@ class _Planner:
         return roles
 
     def _role(self, tensor: Tensor, places: Sequence[tuple[str, nn.Module, str]]) -> Role:
-        """What becomes of a tensor that is in one place, or that several layers share."""
+        """The role of a tensor, given all the places where layers have it."""
         names = [full for full, _, _ in places]
         if any(map(self.options.keeps_per_task, names)):
             return "vector"
@@ -257,10 +270,11 @@ class _Planner:
         return "frozen"
 
     def _substituted(
-        self, name: str, layer: nn.Module, ranks: dict[str, LayerRank], factored: Sequence[str]
+        self, name: str, layer: nn.Module, ranks: dict[str, LayerRank]
     ) -> list[LayerSpec]:
-        """What becomes of a layer that runs its own forward with a task's tensors."""
-        if self.options.last and self.training.position(name) < self._position(factored[0]):
+        """The specs for a layer that runs its own forward and reads tensors of the active task."""
+        first = next(iter(ranks))
+        if self.options.last and self.training.position(name) < self._position(first):
             return []
         specs: list[LayerSpec] = []
         kept = self.options.base == "keep"
@@ -298,6 +312,7 @@ class _Planner:
         return devices.pop()
 
     def _dense(self, layers: Sequence[LayerSpec]) -> DenseSpec:
+        """All tensors of the module that no other spec describes."""
         whole = {spec.name for spec in layers if not is_substituted(spec)}
         read = [spec for spec in layers if is_substituted(spec)]
         statistics = {owner_of(s) for s in read if s.name.endswith(f".{STATISTICS}")}
@@ -322,14 +337,14 @@ class _Planner:
                 tensors[name] = tensor
         return DenseSpec(
             tensors=tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()),
-            # A frozen parameter is as good as a buffer.
+            # A frozen parameter is treated like a buffer.
             trained=tuple(name for name, tensor in tensors.items() if tensor.requires_grad),
             kept=self.options.base == "keep",
         )
 
 
 def _read_by(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The parameters that a layer's forward reads, made by a parametrization or its own."""
+    """The parameters that a layer's forward reads: its own and what parametrizations make."""
     if is_parametrized(layer):
         for key in layer.parametrizations:  # type: ignore[union-attr]
             yield key, getattr(layer, key)
@@ -343,7 +358,7 @@ def _made_from(name: str) -> str:
 
 
 def _unstorable(tensor: torch.Tensor) -> str | None:
-    """The kind of a tensor that no file of a network can hold, else None."""
+    """Why a tensor cannot be stored in a network's files: its kind, or None if it can be."""
     if tensor.layout != torch.strided:
         return "sparse"
     if tensor.is_quantized:

@@ -1,7 +1,7 @@
-"""What reads a parameter: a product, a convolution, or something else.
+"""Which operations read a parameter: products, convolutions or others.
 
-A weight whose layer is of no known kind is a matrix if a product or a convolution reads it. That is
-seen in a trace by torch.fx, or in a run on inputs that the module's own library provides.
+A weight in a layer of unknown class is a matrix if a product or a convolution reads it. That is
+found in a trace by torch.fx, or in a run on inputs that the module provides.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution")
 _TRANSPOSED = tuple(f"conv_transpose{dims}d" for dims in (1, 2, 3))
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "_grouped_mm", "grouped_mm")
 _SUMS_OF_PRODUCTS = ("addmm", "baddbmm", "addbmm")  # the first argument is added
-# What gives the same numbers, seen in another way.
+# Operations whose result has the same numbers in another shape or dtype.
 _VIEWS = (
     "to",
     "type",
@@ -101,7 +101,8 @@ def _flat(arguments: Iterable[Any]) -> list[Any]:
 
 
 def _picks(op: str, arguments: Any) -> bool:
-    """Whether an operation takes a matrix, or a range, from a stack; tables are read by tensors."""
+    """Whether an operation indexes by numbers or slices, as into a stack of matrices. Rows of an
+    embedding are read by tensors of indices."""
     if op not in ("getitem", "__getitem__"):
         return False
     index = arguments[1]
@@ -113,12 +114,13 @@ def _picks(op: str, arguments: Any) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes how operations read the given parameters."""
+    """Records how operations read the given parameters."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.read: dict[str, set[Reading]] = {name: set() for name in parameters}
-        # Tensors with the parameter that each is a view of, kept alive: ids are used again.
+        # By id: a tensor, the parameter that it is a view of and whether it is transposed. Tensors
+        # are kept alive, because Python uses ids again.
         self._views = {id(p): (p, name, False) for name, p in parameters.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,12 +145,12 @@ class _Watch(TorchFunctionMode):
 
 
 def readings_in_run(module: nn.Module, names: Iterable[str]) -> dict[str, set[Reading]]:
-    """How parameters of these names are read when the module runs on inputs that its library
-    provides; nothing is known of them if there are none, or if it fails."""
+    """How these parameters are read when the module runs on its own `dummy_inputs`; empty if it has
+    none, or if the run fails."""
     inputs = getattr(module, "dummy_inputs", None)
     if not isinstance(inputs, Mapping):
         return {}
-    # A copy, because a forward may write to its module. Weights are not copied.
+    # A copy, because a forward may write to its module. It shares parameters.
     shared = {id(p): nn.Parameter(p.detach(), False) for p in module.parameters()}
     copied = copy_of(module, shared)
     watch = _Watch({name: copied.get_parameter(name) for name in names})

@@ -1,4 +1,4 @@
-"""Redrawing of weights, by the modules that know how to draw them."""
+"""Drawing weights anew, by modules' own `reset_parameters`."""
 
 import inspect
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from rankup.layers.spec import DenseSpec
 def reset(
     module: nn.Module, original: nn.Module, spec: DenseSpec, seed: int, device: torch.device
 ) -> None:
-    """Draw new values from the network's seed, in the modules that know how to, and reset their
-    buffers.
+    """Draw the shared parameters of a network's module anew from the network's seed, where their
+    modules can draw them, and reset buffers.
 
     Args:
-        module: a network's module, with task layers.
-        original: the module as it was given, whose own code may also draw layers that were
-            replaced.
+        module: the network's module, with task layers.
+        original: the module as it was given. Copies of its modules draw, because their code may
+            expect layers that were replaced.
     """
     frozen = frozen_parts(original)
     owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in spec.tensors)
@@ -41,8 +41,7 @@ def reset(
 
 
 def redrawn(original: nn.Module) -> nn.Module:
-    """A copy with redrawn weights, including by modules that draw those of their layers; frozen
-    parameters stay as given."""
+    """A copy whose parameters are drawn anew by all modules that can; frozen ones stay as given."""
     fresh, frozen = copy_of(original), frozen_parts(original)
     for name, module in fresh.named_modules():
         if name not in frozen:
@@ -55,14 +54,14 @@ def redrawn(original: nn.Module) -> nn.Module:
 
 
 def redraw(module: nn.Module) -> None:
-    """Redraw a module's own weights, if it knows how to."""
+    """Call a module's `reset_parameters`, unless it takes arguments, which only its owner knows."""
     if (draw := drawing_of(module)) is not None and not _wants_arguments(draw):
-        draw()  # one with arguments is for its owner to call
+        draw()
 
 
 def drawing_of(module: nn.Module) -> Callable[..., Any] | None:
-    """The method that draws a module's own weights, if any. Torch's attention has another name for
-    it than all its other layers."""
+    """The method that draws a module's weights, if it has one; `nn.MultiheadAttention` has another
+    name for it than torch's other layers."""
     names = ("reset_parameters", "_reset_parameters")
     methods = (getattr(module, name, None) for name in names)
     return next((method for method in methods if callable(method)), None)

@@ -1,9 +1,9 @@
-"""Roles of parameters in layers that run their own forward: matrices get factors, vectors are kept
-per task, and what is neither stays as it is."""
+"""The roles of parameters in layers that run their own forward: matrices get factors, vectors are
+kept per task, all others stay as they are."""
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,14 +12,13 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import ParametrizationList
 
 from rankup.growing.readers import Reading
+from rankup.growing.supported import Modules
 from rankup.rank import Shape
 
 Role = Literal["matrix", "vector", "frozen"]
-Modules = Mapping[str, nn.Module]
-
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
-# The kinds of torch whose weights are those of a product or a convolution.
+# Torch's layers whose weights are matrices of a product or kernels of a convolution.
 _WITH_MATRICES = (
     nn.Linear,
     _ConvNd,
@@ -28,7 +27,7 @@ _WITH_MATRICES = (
     nn.RNNCellBase,
     nn.MultiheadAttention,
 )
-# Learned for the network as a whole, whatever reads them.
+# Parts of names of parameters that are not kept per task, whatever reads them.
 _TOKENS = ("token", "embed", "pos", "prompt", "query", "latent", "mask", "table")
 
 _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
@@ -36,17 +35,16 @@ _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 
 @dataclass(frozen=True)
 class Form:
-    """How a parameter is made of matrices: how many lie in its first dimension, and whether the
-    inputs of each come before its outputs."""
+    """How a parameter is made of matrices."""
 
-    count: int = 1
-    transposed: bool = False
+    count: int = 1  # matrices that are stacked in its first dimension
+    transposed: bool = False  # whether a matrix is [in, out], not [out, in]
 
     def part_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (shape[0] // self.count, *shape[1:])
 
     def matrix(self, shape: Sequence[int]) -> Shape:
-        """Each of a parameter's matrices."""
+        """The shape of each matrix in a parameter of that shape."""
         first, *rest = self.part_shape(shape)
         if len(shape) == 3 and self.count > 1:  # of experts
             first, *rest = rest
@@ -55,7 +53,11 @@ class Form:
 
 
 def role_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[Reading]) -> Role:
-    """What becomes of a layer's own parameter. What is not known is shared, and stays as it is."""
+    """The role of a parameter of a layer. One of an unknown kind stays as it is.
+
+    Args:
+        readings: how operations read it, as far as that is known.
+    """
     is_token = any(word in key.lower() for word in _TOKENS)
     if isinstance(layer, EMBEDDINGS) or is_token or not parameter.is_floating_point():
         return "frozen"
@@ -69,7 +71,7 @@ def role_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[
 
 
 def depends_on_reading(layer: nn.Module, key: str, parameter: Tensor) -> bool:
-    """Whether a parameter's role follows from what reads it, not from its layer's kind."""
+    """Whether a parameter's role depends on what reads it, not only on its layer's class."""
     product: Reading = "product"
     return role_of(layer, key, parameter, ()) != role_of(layer, key, parameter, (product,))
 
@@ -91,8 +93,8 @@ def form_of(layer: nn.Module, key: str, parameter: Tensor, readings: Collection[
 
 
 def places_of(modules: Modules) -> dict[int, list[tuple[str, nn.Module, str]]]:
-    """Where each parameter is, by its id: full name, layer and key. One that several layers share
-    has several places."""
+    """By the id of each parameter, the places where it is: full name, layer and key. A parameter
+    that several layers share has several."""
     places: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
     for name, module in modules.items():
         for key, parameter in module._parameters.items():
@@ -102,7 +104,7 @@ def places_of(modules: Modules) -> dict[int, list[tuple[str, nn.Module, str]]]:
 
 
 def attention_parts(modules: Modules) -> tuple[str, ...]:
-    """The names of what is attention, by their own names or their classes'."""
+    """The names of modules that are attention, judging by their own names or their classes'."""
     return tuple(
         name
         for name, module in modules.items()

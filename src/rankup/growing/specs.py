@@ -1,4 +1,4 @@
-"""Specs of layers and parameters of a module."""
+"""Specs from a module's layers and parameters."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -60,7 +60,7 @@ def norm_spec(name: str, layer: Any, shared: bool) -> NormSpec:
         name,
         over,
         shape if isinstance(shape, tuple) else (shape,),
-        # An RMSNorm may take it from the dtype that torch computes in.
+        # `nn.RMSNorm` may take eps from the dtype in which it computes.
         torch.finfo(at_least_float32(layer.weight.dtype)).eps if layer.eps is None else layer.eps,
         getattr(layer, "num_groups", 1),
         layer.weight is not None,
@@ -70,6 +70,7 @@ def norm_spec(name: str, layer: Any, shared: bool) -> NormSpec:
 
 
 def statistics_spec(name: str, layer: nn.modules.batchnorm._BatchNorm) -> NormSpec:
-    """Of a batch norm that runs its own forward, whose weights are specified by themselves."""
+    """The spec of the running statistics of a batch norm that runs its own forward. Its weight and
+    bias have specs of their own."""
     full, shape = f"{name}.{STATISTICS}", (layer.num_features,)
     return NormSpec(full, "batch2d", shape, layer.eps, 1, False, False, False)

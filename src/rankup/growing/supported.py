@@ -1,5 +1,4 @@
-"""Kinds of layers that a network knows, and refusals of what it cannot take, in one sentence that
-tells what to do."""
+"""Which layers `grow` knows and can replace, and which modules it refuses."""
 
 import copy
 import inspect
@@ -35,7 +34,7 @@ _HOW_HOOKS_ARE_CALLED = (
     "_forward_pre_hooks_with_kwargs",
     "_is_full_backward_hook",
 )
-# What the known kinds compute with, and a derived class or a layer could override.
+# Attributes that decide what a layer computes. A derived class or a single layer may override them.
 _COMPUTE_BY = ("__call__", "forward", "_conv_forward", "_check_input_dim", "weight", "bias")
 
 
@@ -44,8 +43,7 @@ def kind_of(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def computes_as_torchs_own(layer: nn.Module) -> bool:
-    """Whether a layer is of a known kind, or of a derived class that does not change what is
-    computed."""
+    """Whether a layer is of a known class of torch, or of a derived one that computes the same."""
     kind = kind_of(layer)
     return kind is not None and not any(
         name in vars(layer) or getattr(type(layer), name, None) is not getattr(kind, name, None)
@@ -64,7 +62,7 @@ def copy_hooks(source: nn.Module, target: nn.Module) -> None:
 
 
 def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:
-    """Each module's own parameters and the buffers that belong to its state."""
+    """Parameters and persistent buffers of each module, without those of its submodules."""
     for name, module in modules:
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):
             if tensor is not None and key not in module._non_persistent_buffers_set:
@@ -72,8 +70,7 @@ def own_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
 
 
 def frozen_parts(module: nn.Module) -> set[str]:
-    """The names of modules that stay as given: all parameters of each, or of something that
-    contains it, are frozen."""
+    """The names of modules whose parameters are all frozen, and of all modules inside them."""
     names = set[str]()
     for name, layer in module.named_modules():
         wanted = [parameter.requires_grad for parameter in layer.parameters()]
@@ -83,7 +80,7 @@ def frozen_parts(module: nn.Module) -> set[str]:
 
 
 def uninitialised(module: nn.Module) -> list[str]:
-    """The names of lazy layers that have not run yet, so that their shapes are not known."""
+    """The names of lazy layers that have not run yet, whose shapes are therefore not known."""
     return [
         name
         for name, layer in module.named_modules()
@@ -92,7 +89,7 @@ def uninitialised(module: nn.Module) -> list[str]:
 
 
 def refuse_module(module: nn.Module) -> None:
-    """Refuse what no choice of layers could fix."""
+    """Raise if a module cannot be grown, whichever layers are chosen."""
     if not isinstance(module, nn.Module):
         raise RankupError(f"grow takes an nn.Module, got {type(module).__name__}")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -144,7 +141,12 @@ def _refuse_arguments(module: nn.Module) -> None:
 
 
 def obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
-    """Why a layer cannot be replaced by one of ours, and runs its own forward instead."""
+    """Why a layer cannot be replaced by one of ours and has to run its own forward; None if it
+    can.
+
+    Args:
+        read: the names of layers whose weights the module's forward reads directly.
+    """
     layer = modules[name]
     kind = kind_of(layer)
     if kind is not None and not _is_plain(layer):
@@ -159,6 +161,7 @@ def obstacle(name: str, modules: Modules, read: Collection[str]) -> str | None:
 
 
 def shares_weight(name: str, modules: Modules) -> str | None:
+    """Which other layer has a parameter of this one, as part of a sentence; None if none has."""
     weights = {id(parameter) for parameter in modules[name].parameters()}
     for other, module in modules.items():
         if other != name and any(id(p) in weights for p in module._parameters.values()):
@@ -167,7 +170,7 @@ def shares_weight(name: str, modules: Modules) -> str | None:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether nothing is lost if another layer that computes the same replaces this one."""
+    """Whether a layer has nothing that would be missing from another that computes the same."""
     parameters = {"weight"} if isinstance(layer, nn.RMSNorm) else {"weight", "bias"}
     if set(layer._parameters) != parameters or layer._modules:
         return False

@@ -1,4 +1,4 @@
-"""Traces of modules by torch.fx: in which order layers run, and what reads each of them."""
+"""Traces of modules by torch.fx: in which order layers run, and what reads their outputs."""
 
 import builtins
 import inspect
@@ -21,7 +21,8 @@ from rankup.layers import CONVOLUTIONS, TaskLayer
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
-# Python's `len` must return a number: in a trace, `len(x)` is recorded like `x.size(0)`.
+# Python's `len` must return a number, so torch.fx cannot trace it. While tracing, it is replaced by
+# a function that records the call.
 _len, _recorded_len = len, singledispatch(len)
 _recorded_len.register(fx.Proxy, lambda x: x.tracer.create_proxy("call_function", _len, (x,), {}))
 
@@ -32,7 +33,7 @@ class Trace:
     Args:
         graph: what torch.fx recorded; None if it cannot trace the module.
         constant: whether every run takes the same path; if not, only the order is known.
-        kept: names of nodes whose outputs the module keeps, such as `self.features`.
+        kept: names of nodes whose outputs the module stores, such as in `self.features`.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Trace:
         return self.order.index(name) if name in self.order else len(self.order)
 
     def answers(self) -> list[str]:
-        """The layers with parameters whose outputs reach the module's without another in between,
-        in the order in which they run."""
+        """The layers with parameters whose outputs reach the module's output without another such
+        layer in between, in the order in which they run."""
         left = [node for node in self._graph.nodes if node.op == "output"]
         found: dict[str, None] = {}
         seen = set(left)
@@ -92,10 +93,12 @@ class Trace:
         return bool(readers) and all(map(self._is_batch_norm, readers))
 
     def folds(self) -> list[tuple[str, str]]:
-        """Convolutions and the batch norms that can be folded into them: each runs once, nothing
-        else reads the convolution or its weights, and nothing keeps its output. After a Linear the
-        norm's channels may be another dimension than the layer's outputs, so those stay apart. A
-        module with options may use them differently, so there is nothing to fold in it."""
+        """Pairs of a convolution and a batch norm that can be folded into it.
+
+        Each runs once, and only the norm reads the convolution's output. Not those after a Linear,
+        whose outputs may be in another dimension than the norm's channels. None in a module with
+        options, which may take another path.
+        """
         return [
             (str(conv.target), str(norm.target))
             for conv in (self._calls if self._input is not None else [])
@@ -105,8 +108,8 @@ class Trace:
         ]
 
     def reads_inputs(self) -> str | None:
-        """The Linear that is the only reader of the module's input, with each sample flattened or
-        as it is."""
+        """The name of the Linear that is the only reader of the module's input, as it is or with
+        each sample flattened."""
         node = self._first_reader()
         if node is None or not self._is_linear(node):
             return None
@@ -114,23 +117,23 @@ class Trace:
         return name if self.order.count(name) == 1 else None
 
     def chain(self) -> list[str] | None:
-        """The Linears of a module that is nothing but Linears with a ReLU between them, its inputs
-        flattened or as they are."""
+        """The names of the Linears of a module that is nothing but Linears with ReLUs between them,
+        whose inputs may be flattened first; None for other modules."""
         names: list[str] = []
         node = self._first_reader()
         while node is not None and self._is_linear(node) and node.target not in names:
             names.append(str(node.target))
             reader = _only_reader(node)
             if reader is None or not self._is_relu(reader):
-                # The last Linear alone is returned, not a dict with it.
+                # The output must be the last Linear's and not, say, a dict with it.
                 whole = reader is not None and reader.op == "output" and reader.args == (node,)
                 return names if whole else None
             node = _only_reader(reader)
         return None
 
     def seen_through_relu(self, name: str) -> str | None:
-        """The layer whose outputs another layer, and nothing else, reads through a ReLU; both run
-        once."""
+        """The name of the layer whose output the given layer, and nothing else, reads through a
+        ReLU, if both run once."""
         if self.path is None or self.order.count(name) != 1:
             return None
         relu = self._calls[self.order.index(name)].all_input_nodes[0]
@@ -178,8 +181,8 @@ class Trace:
         return node.target in (torch.relu, F.relu, "relu")
 
     def _flattens(self, node: fx.Node, x: fx.Node) -> bool:
-        """Whether a call does what `x.flatten(1)` does. `x.view(-1, n)` does so only for samples
-        of n numbers: how many they have is not known until a task's data is."""
+        """Whether a node computes `x.flatten(1)`. `x.view(-1, n)` is taken for that, too, though it
+        is so only for samples of n numbers, which is not known before there is data."""
         if node.op == "call_module":
             layer = self._called(node)
             return isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
@@ -198,8 +201,8 @@ class Trace:
 
 def trace(module: nn.Module, *, training: bool = True) -> Trace:
     """Trace a module in training or in evaluation mode, where its path may differ."""
-    # A copy, because a forward may write to its module and its buffers. Weights are not copied, and
-    # neither are task layers' tables: nothing reads them.
+    # A copy, because a forward may write to its module and its buffers. It shares parameters and
+    # the tables of task layers.
     shared: dict[int, Any] = {
         id(buffer): buffer
         for layer in module.modules()
@@ -225,12 +228,12 @@ def trace(module: nn.Module, *, training: bool = True) -> Trace:
 
 
 class _RunsOriginal(RankupError):
-    """The copy of a module runs layers of the original."""
+    """The forward of a module's copy calls layers of the original."""
 
 
 class _Tracer(fx.Tracer):
-    """Takes known layers as a whole: torch.fx steps into every class that is not torch's own, even
-    one that only says how a known layer is made, and into task layers."""
+    """Records calls of known layers and of task layers. By itself torch.fx would trace into them if
+    their class is not torch's own."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -257,13 +260,13 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if super().is_leaf_module(m, module_qualified_name) or isinstance(m, TaskLayer):
             return True
-        # One with a forward of its own, too: it may be the head.
+        # A Linear or convolution even if it has its own forward: it may be the head.
         return isinstance(m, WEIGHTED) or computes_as_torchs_own(m)
 
 
 def _simple_defaults(module: nn.Module) -> dict[str, Any]:
-    """Defaults of a forward's arguments that torch.fx can take as constants: a stand-in for None is
-    not None, and leads to another path."""
+    """The defaults of a forward's arguments that torch.fx can treat as constants. A proxy in place
+    of None would not be None, and could lead to another path."""
     arguments = inspect.signature(module.forward).parameters.values()
     simple = str | bool | int | float | None
     return {
@@ -274,7 +277,7 @@ def _simple_defaults(module: nn.Module) -> dict[str, Any]:
 
 
 def _only_reader(x: fx.Node) -> fx.Node | None:
-    """The only reader of a node, apart from sizes of it that only this reader takes."""
+    """The node that alone reads `x`, not counting sizes of `x` that only this node reads."""
     for reader in x.users:
         sizes = [size for size in reader.all_input_nodes if size is not x]
         sizes += [shape for size in sizes for shape in size.all_input_nodes if shape is not x]
@@ -297,7 +300,7 @@ def _counts_samples(size: Any, x: fx.Node) -> bool:
 def _reads_kind(call: fx.Node, tensor: fx.Node) -> bool:
     """Whether a call reads only the dtype, device or shape of a tensor, not its values."""
     if call.op == "call_method" and call.target in ("to", "type_as"):
-        return call.args[0] is not tensor  # another is made of its kind
+        return call.args[0] is not tensor  # another tensor is converted to its dtype and device
     if call.op == "call_method":
         return call.target in ("size", "dim", "numel", "is_floating_point")
     return call.target is getattr and call.args[1] in ("dtype", "device", "shape", "ndim")

@@ -1,5 +1,6 @@
-"""Modules that run their own forward and scale or shift channels by vectors of their own, such as a
-norm: a mixed batch runs through them once, and each sample's own rows come after it."""
+"""Modules that scale or shift channels by vectors of their own, such as a user's own norm. For a
+mixed batch they run once with neutral vectors; their output is then scaled and shifted per sample.
+"""
 
 import copy
 import inspect
@@ -11,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Use = Literal["scale", "one plus", "shift"]  # the second as in a norm whose weight starts at zero
+# How a vector v is used: y·v, y·(1 + v) as by a norm whose weight starts at zero, or y + v.
+Use = Literal["scale", "one plus", "shift"]
 
 _CLOSE = 1e-4
 _NEUTRAL = {"scale": 1.0, "one plus": 0.0, "shift": 0.0}
@@ -19,14 +21,13 @@ _NEUTRAL = {"scale": 1.0, "one plus": 0.0, "shift": 0.0}
 
 @dataclass(frozen=True)
 class Affine:
-    """How a module uses its vectors: its answer is what it gives with neutral ones, scaled and
-    shifted, along the last dimension or along the channels, the second."""
+    """How a module uses vectors: its output is that with neutral ones, scaled and shifted."""
 
-    uses: tuple[tuple[str, Use], ...]
-    over_last: bool
+    uses: tuple[tuple[str, Use], ...]  # by name of the vector
+    over_last: bool  # whether along the last dimension, not along the channels, the second one
 
     def neutral(self, key: str) -> float:
-        """What all numbers of a vector are where it changes nothing."""
+        """The value of a neutral vector's numbers, which change nothing."""
         return _NEUTRAL[dict(self.uses)[key]]
 
     def apply(self, y: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
@@ -50,8 +51,8 @@ class Affine:
 
 
 def affine_in(module: nn.Module, keys: Sequence[str]) -> Affine | None:
-    """How a module uses its vectors of these names, which are all that it has, found by trial;
-    None if in no such way."""
+    """How a module uses its vectors of these names, found by trial; None if in another way, or if
+    it has other parameters."""
     vectors = [tensor for tensor in module._parameters.values() if tensor is not None]
     width = vectors[0].numel() if vectors else 0
     if (
@@ -79,7 +80,7 @@ def _ways(keys: Sequence[str]) -> Iterator[Affine]:
 
 @torch.no_grad()
 def _computes(module: nn.Module, way: Affine, width: int) -> bool:
-    """Whether the module computes this, in both modes and for inputs of several shapes."""
+    """Whether the module does this, in both modes and for inputs of several shapes."""
     places = tuple(size for size in (2, 3, 5) if size != width)[:2]
     last, channels = ((), places[:1], places), (places[:1], places)
     shapes = [(3, *some, width) for some in last] if way.over_last else []

@@ -8,27 +8,29 @@ from torch import Tensor
 
 from rankup.layers.affine import Affine
 from rankup.layers.task_context import active_task
+from rankup.utils.derived import derived_class
 from rankup.utils.per_thread import PerThread, set_to
 
 STAND_INS = "_stand_ins_of_rankup"  # of a derived class: their names, by what they stand in for
 TAKES_ROWS = "_takes_rows_of_rankup"  # of one whose modules a mixed batch runs through once
 
-_neutral = PerThread[dict[str, Tensor]]()  # by name, vectors to read that change nothing
+_neutral = PerThread[dict[str, Tensor]]()  # vectors without effect, read in place of a task's
 
 
-@cache  # or torch.compile would compile what they are in once for each of them
+@cache  # so that torch.compile does not compile the same code again for each module
 def affine_class(kind: Any, affine: Affine, names: tuple[tuple[str, str], ...]) -> Any:
-    """A class derived from a module's, which reads the vectors of these keys from layers of these
-    names."""
+    """A class derived from a module's.
+
+    Args:
+        names: pairs of a vector's name and the name of the submodule that it is read from.
+    """
     attributes: dict[str, Any] = {
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
         STAND_INS: {key: [name] for key, name in names},
         TAKES_ROWS: True,
         "forward": _then_rows(kind.forward, affine, names),
     }
     attributes |= {key: property(_reader(name)) for key, name in names}
-    return type(kind.__name__, (kind,), attributes)
+    return derived_class(kind, attributes)
 
 
 def _reader(name: str) -> Callable[[Any], Tensor]:
@@ -42,7 +44,8 @@ def _reader(name: str) -> Callable[[Any], Tensor]:
 def _then_rows(
     forward: Callable[..., Any], affine: Affine, names: tuple[tuple[str, str], ...]
 ) -> Callable[..., Any]:
-    """For a mixed batch, the module's forward with neutral vectors, and then each sample's own."""
+    """A forward that for a mixed batch runs the module's own with neutral vectors, and then scales
+    and shifts each sample by those of its task."""
 
     @wraps(forward)
     def run(self: Any, *inputs: Tensor, **named: Tensor) -> Any:

@@ -8,9 +8,6 @@ from torch import Tensor
 
 from rankup.errors import TaskStateError
 from rankup.layers import merging
-from rankup.layers.base import (
-    working_dtype,
-)
 from rankup.layers.dispatch import (
     MixedShape,
     MixedWay,
@@ -25,11 +22,16 @@ from rankup.layers.tables import (
     read_tables,
 )
 from rankup.layers.task_context import LEARNING
+from rankup.layers.tensors import working_dtype
 
 
 class AppliedLayer(FactoredLayer):
-    """A factored layer that a module calls with an input, for one task or for a mixed batch. The
-    forms of the sum are written here; how a matrix is applied is for each kind of layer to say."""
+    """A factored layer that a module calls with an input, for one task or for a mixed batch.
+
+    This class has the ways to compute the sum of factors: as a dense weight or factor by factor,
+    and for mixed batches in the three ways of `dispatch.mixed_way`. How a matrix is applied to an
+    input is up to each kind of layer.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
@@ -46,8 +48,7 @@ class AppliedLayer(FactoredLayer):
 
     @property
     def weight(self) -> Tensor:
-        """W of the active task, shaped as in torch's own layer: a module's forward may read its
-        dtype, or more."""
+        """The active task's W in the shape of torch's own layer, for a module's forward to read."""
         conv = self.spec.conv
         inputs = (conv.channels, *conv.kernel_size) if conv else (self.spec.inputs,)
         shape = self.spec.outputs, *inputs
@@ -58,7 +59,7 @@ class AppliedLayer(FactoredLayer):
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias of the active task: a module's forward may check whether there is one."""
+        """The bias of the active task, if there is one, for a module's forward to read."""
         if not self.spec.bias:
             return None
         shape = (self.spec.outputs,)
@@ -66,8 +67,8 @@ class AppliedLayer(FactoredLayer):
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         tables, way = self._tables(), self._mixed_way(x)
-        # A convolution per sample has as many groups as there are samples: torch would compile it
-        # again for every number.
+        # A convolution with a kernel per sample has as many groups as there are samples, so
+        # torch.compile would compile it again for every batch size.
         if way == "weights" and (self._pointwise or not torch.compiler.is_compiling()):
             return self._mixed_by_weights(x, tasks, tables)
         by = self._mixed_by_hidden if way == "hidden" else self._mixed_by_factors
@@ -81,7 +82,7 @@ class AppliedLayer(FactoredLayer):
 
     def _tables(self) -> Tables:
         U, V, S, *rest = read_tables(self._buffers)
-        rank = S.shape[1]  # on a GPU, steps of a task being learned may have padded U and V
+        rank = S.shape[1]  # U and V may be padded while a task is learned on a GPU
         return Tables(U[:rank], V[:rank], S, *rest)
 
     def _mixed_by_hidden(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor:
@@ -105,7 +106,7 @@ class AppliedLayer(FactoredLayer):
         return self._map_own(x, per_sample, biases)
 
     def _mixed_start(self, x: Tensor, tasks: Tensor, tables: Tables) -> Tensor | None:
-        """What the sum of the factors is added to: the biases and the output of a kept weight."""
+        """What the factors' output is added to: biases and the output of the kept weight."""
         B, base = tables.B, tables.base
         biases = self._per_sample(B.index_select(0, tasks), x) if self.spec.bias else None
         if base is None:
@@ -136,9 +137,9 @@ class AppliedLayer(FactoredLayer):
         return self._factored(x, blocks)
 
     def _takes_dense(self, x: Tensor, rank: int, learned: bool) -> bool:
-        """Which form runs, by the shapes, the task's own rank and the device."""
+        """Whether W is built and applied, and not its factors one after another."""
         inputs, outputs = self.spec.inputs, self.spec.outputs
-        # While a task is learned, W would need a gradient, as much work as applying a kept weight.
+        # While a task is learned, W needs a gradient, which costs as much as applying W₀.
         kept = learned and self.base_weight is not None
         return dense_is_cheaper(self._positions(x), rank, inputs, outputs, kept=kept)
 
@@ -146,7 +147,7 @@ class AppliedLayer(FactoredLayer):
         return self._add_base(x, reduce(torch.add, [self._term(x, *block) for block in blocks]))
 
     def _term(self, x: Tensor, U: Tensor, V: Tensor, selector: Tensor) -> Tensor:
-        # Numbers are brought to the activations' dtype: under autocast they would promote these.
+        # Selectors are cast, because under autocast they would promote the activations.
         hidden = self._map(x, V)
         return self._up(hidden * self._per_channel(selector).to(hidden.dtype), U)
 
@@ -155,40 +156,41 @@ class AppliedLayer(FactoredLayer):
 
     @abstractmethod
     def _check(self, x: Tensor) -> None:
-        """Refuse an input that does not fit."""
+        """Raise if the shape or dtype of an input does not fit."""
 
     @abstractmethod
     def _positions(self, x: Tensor) -> int:
-        """How many times the layer applies its matrix to this input."""
+        """At how many positions of this input, over all samples, the layer applies its matrix."""
 
     @abstractmethod
     def _map(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """The layer with the matrix `[n, in]` for its weight: n output channels."""
+        """Apply a weight, given as a matrix `[n, in]`; the result has n channels."""
 
     @abstractmethod
     def _up(self, hidden: Tensor, U: Tensor) -> Tensor:
-        """The layer's outputs from R channels."""
+        """Map R hidden channels to the layer's outputs by `U [R, out]`."""
 
     @property
     @abstractmethod
     def _pointwise(self) -> bool:
-        """Whether an output sees only one position of the input."""
+        """Whether each output depends on only one position of the input."""
 
     @abstractmethod
     def _map_each(self, x: Tensor, matrices: Tensor, start: Tensor | None) -> Tensor:
-        """`start` plus a matrix per sample, `[B, out, n]`, at every position of x's n channels."""
+        """Apply a matrix per sample, `[B, out, n]`, at every position of `x`, which has n channels,
+        and add `start`."""
 
     @abstractmethod
     def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-        """The layer with weights per sample, `[B, out, in]`, and biases `[B, out]`."""
+        """Apply a weight per sample, `[B, out, in]`, and add biases `[B, out]`."""
 
     @abstractmethod
     def _per_channel(self, row: Tensor) -> Tensor:
-        """`row [n]`, shaped to multiply what has n channels."""
+        """`row [n]`, shaped to broadcast over activations with n channels."""
 
     @abstractmethod
     def _per_sample(self, rows: Tensor, x: Tensor) -> Tensor:
-        """`rows [B, n]`, shaped to multiply a result of `x` with n channels."""
+        """`rows [B, n]`, shaped to broadcast over activations like `x` but with n channels."""
 
 
 def _scaled(U: Tensor, selectors: Tensor) -> Tensor:

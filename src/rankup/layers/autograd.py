@@ -1,7 +1,7 @@
-"""The factored maps of a task being learned, each as one node of autograd's graph.
+"""Autograd functions of the factored layers of the open task.
 
-Most of a small network's step is the cost of launching operations, not arithmetic. Written out, the
-node launches half as many as autograd would, and none for what is frozen.
+A small network's step mostly takes the time of starting operations, not of computing. Written by
+hand, a backward pass has half as many operations, and none for frozen factors.
 """
 
 from typing import Any
@@ -12,10 +12,11 @@ from torch import Tensor
 
 
 class FactoredMap(torch.autograd.Function):
-    """`((x Vᵀ) · selector) U + bias` over old factors, which are frozen, and new ones.
+    """`((x Vᵀ) · selector) U + bias`, where `U [R, out]` and `V [R, in]` are the frozen factors
+    followed by the new ones.
 
-    `projected` is `x V_oldᵀ` if that was computed before. New factors, the bias or the old
-    factors may be missing.
+    New factors and the bias may be None, and there may be no old factors. `projected [N, R_old]` is
+    `x V_oldᵀ`, if that was computed before.
     """
 
     @staticmethod
@@ -34,7 +35,7 @@ class FactoredMap(torch.autograd.Function):
         _, scaled, U, _ = parts
         ctx.new = 0 if new_U is None else len(new_U)
         ctx.is_projected = projected is not None
-        # All of it is held by others or needed anyway: second derivatives take no memory.
+        # Others hold these tensors or backward needs them: second derivatives take no more memory.
         ctx.save_for_backward(x, selector, new_U, new_V, old_U, old_V, *parts)
         return scaled @ U if bias is None else torch.addmm(bias, scaled, U)
 
@@ -42,8 +43,7 @@ class FactoredMap(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, selector, new_U, new_V, old_U, old_V, hidden, scaled, U, V = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # The gradient is to be differentiated as well, and what was computed without recording
-            # would be taken for constant.
+            # For second derivatives, compute again with autograd on what forward computed without.
             projected = hidden[:, : len(old_U)] if ctx.is_projected else None
             hidden, scaled, U, V = _parts(x, selector, new_U, new_V, old_U, old_V, projected)
         wants_x, _, wants_U, wants_V, wants_bias, *_ = ctx.needs_input_grad
@@ -70,9 +70,9 @@ def _parts(
     old_V: Tensor,
     projected: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each factor's projection of x, before and after the selector, and the factors U and V."""
+    """Hidden channels `[N, R]` before and after the selector, and all factors' U and V."""
     U = old_U if new_U is None else torch.cat([old_U, new_U])
-    # Only a network's inputs are projected before, so no gradient goes on through V to x.
+    # Only the network's inputs are projected beforehand, and they need no gradient through V_old.
     V = old_V if new_V is None or projected is not None else torch.cat([old_V, new_V])
     if projected is None:
         hidden = x @ V.t()  # [N, R]
@@ -84,13 +84,14 @@ def _parts(
 
 
 class KeptMap(torch.autograd.Function):
-    """`x W₀ᵀ + ((x Vᵀ) · selector) U + bias`: the same beside a kept weight, which is frozen.
+    """`x W₀ᵀ + ((x Vᵀ) · selector) U + bias`, the same with a kept weight, which is frozen.
 
-    For many rows W₀ and the factors are merged into one weight, forward and again backward: one
-    product in place of three. No gradient of that weight is taken, only those of its parts.
+    With `merges`, W₀ and the factors are merged into one weight, in forward and again in backward:
+    one product in place of three. No gradient of that weight is computed, only those of the new
+    factors.
 
-    All is computed in the dtype of `x`; under autocast the others are cast here, without nodes of
-    their own. New factors, the bias or the old factors may be missing.
+    All is computed in the dtype of `x`; other tensors are cast here, which saves autograd's nodes
+    for casts. New factors and the bias may be None, and there may be no old factors.
     """
 
     @staticmethod
@@ -115,8 +116,7 @@ class KeptMap(torch.autograd.Function):
             y.addmm_(hidden * scale, U)
         ctx.new = 0 if new_U is None else len(new_U)
         ctx.dtypes = [None if t is None else t.dtype for t in (new_U, new_V, bias)]
-        # Neither the cast or merged weight nor the scaled projection is kept: all are quick to make
-        # again.
+        # Cast or merged weights and scaled hidden channels are quick to compute again.
         ctx.save_for_backward(x, selector, base, hidden, U, V, new_U, new_V, old_U, old_V)
         return y
 
@@ -125,7 +125,7 @@ class KeptMap(torch.autograd.Function):
         x, selector, base, hidden, U, V, *factors = ctx.saved_tensors
         merges = hidden is None
         if is_recorded := torch.is_grad_enabled():
-            # To be differentiated as well: what was computed without recording is made again.
+            # For second derivatives, as in `FactoredMap`.
             new_U, new_V, old_U, old_V = factors
             U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
         if merges or is_recorded:
@@ -167,15 +167,14 @@ def kept_map(
     old_V: Tensor,
     base: Tensor,
 ) -> Tensor:
-    """What `KeptMap` computes, in torch's own operations: for transforms that do not support such
-    nodes."""
+    """What `KeptMap` computes, in torch's own operations, for transforms that do not support it."""
     U, V = _joined(old_U, new_U, x.dtype), _joined(old_V, new_V, x.dtype)
     y = F.linear(x, base.to(x.dtype), None if bias is None else bias.to(x.dtype))
     return torch.addmm(y, (x @ V.t()) * selector.to(x.dtype), U)
 
 
 def _joined(old: Tensor, new: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Frozen and new factors together: one product instead of two."""
+    """Frozen and new factors in one tensor, for one product in place of two."""
     if new is None:
         return old.to(dtype)
     return torch.cat([old.to(dtype), new.to(dtype)]) if len(old) else new.to(dtype)

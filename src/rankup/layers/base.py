@@ -1,9 +1,4 @@
-"""The base class of all layers of a grown network.
-
-A layer holds tables of what its committed tasks added, all of them buffers, and for the task being
-learned parameters of its own, named `new_…`. Which task it runs for is no state on the module: see
-`task_context.py`.
-"""
+"""The base class of the layers of a grown network that hold something per task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,26 +7,29 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from rankup import seeds
 from rankup.errors import RankupError, TaskStateError
+from rankup.layers.placeholder import Placeholder
 from rankup.layers.spec import HeadSpec, LayerSpec, kept_dtype, learned_dtype
+from rankup.layers.tables import Selection
 from rankup.layers.task_context import LEARNING, active_task
+from rankup.layers.tensors import Tensors, at_least_float32, name_of, row_by_row
 from rankup.rank import Place
-
-Tensors = dict[str, Tensor]
-# The indices of the tasks that a task selects from, in its own order; None for all before it.
-Selection = tuple[int, ...] | None
-
-_ALIGNED = 64  # bytes: where torch lets a tensor begin
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a new task's selectors over old factors and its norms' weights start, how long its own
-    factors' vectors are at first, and from which tasks it selects. Its draws are seeded by `key`,
-    its name; without one, by its number."""
+    """How a new task starts.
+
+    Args:
+        selectors: where its selectors over old factors start.
+        norms: where the weights of its norms start.
+        factors: the length of its own factors' vectors.
+        key: its name, which seeds its random numbers; if None, its number does.
+        selection: the tasks from whose factors it selects.
+        place: how many factors it adds and uses follows from this.
+    """
 
     selectors: float | Literal["previous", "halfway"] = 0.0
     norms: Literal["fresh", "previous"] = "fresh"
@@ -58,8 +56,11 @@ def refuse_other_dtype(change: Callable[[Tensor], Tensor], dtype: torch.dtype) -
 
 
 class RowsError(RankupError):
-    """A layer got another number of rows than a mixed batch has samples. Its arguments are what it
-    says and that number: torch.compile cannot trace an `__init__` of its own."""
+    """A layer got an input whose number of rows is not the number of samples in the mixed batch.
+
+    Raised with a message and the number of rows, because torch.compile cannot trace an exception
+    with its own `__init__`.
+    """
 
     @property
     def rows(self) -> int:
@@ -69,35 +70,31 @@ class RowsError(RankupError):
         return str(self.args[0])
 
 
-class Placeholder:
-    """Weight that exposes only shape, dtype and device, as in `x.to(self.conv.weight.dtype)`."""
-
-    def __init__(
-        self, shape: torch.Size, refusal: str, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.shape, self.dtype, self.device, self.ndim = shape, dtype, device, len(shape)
-        self.refusal = refusal
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    def __getattr__(self, name: str) -> Any:
-        raise TaskStateError(self.refusal)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        placeholder = next(arg for arg in (*args, *(kwargs or {}).values()) if type(arg) is cls)
-        if func in (Tensor.to, Tensor.type_as):
-            return args[0].to(placeholder.device, placeholder.dtype)
-        raise TaskStateError(placeholder.refusal)
-
-
 class TaskLayer(nn.Module, ABC):
-    """Base of all layers: the stages of a task, from `start` through `open` and `learned` to
-    `close` and `install`."""
+    """Base class of the layers that hold something per task.
+
+    What committed tasks added is in tables, which are buffers with rows for each task; what the
+    open task learns is in parameters named `new_…`. Which task the layer runs for is not stored in
+    it: see `task_context.py`. So that other threads may run the layer at any time, tables are never
+    modified in place but replaced, all at once.
+
+    A task goes through these methods, in all layers together (see `rankup/net/stages.py`):
+
+    1. `start` gives the values that it starts with.
+    2. `open` makes them parameters.
+    3. `learned` gives their values after training.
+    4. `extended` gives the tables with the task's rows, without changing the layer.
+    5. `close` removes the parameters, and `install` replaces the tables by the extended ones.
+
+    A task that is abandoned is only closed. To remove a committed one, `without` gives the tables
+    without its rows, and `drop` installs them.
+
+    Args:
+        spec: the layer's shapes and dtypes.
+        seed: the network's seed.
+        dtype: the network's dtype, for all that the spec does not give another dtype.
+        device: where the tables are created.
+    """
 
     spec: LayerSpec
 
@@ -118,46 +115,57 @@ class TaskLayer(nn.Module, ABC):
 
     @abstractmethod
     def start(self, classes: int, start: Start) -> Tensors:
-        """The values that the next task starts with."""
+        """The values that the next task starts with, by key.
+
+        Args:
+            classes: how many rows the task's heads have.
+            start: where selectors, norms and factors start.
+        """
 
     @abstractmethod
     def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
-        """The tables with one more task in them, or with several, each of which selects from some
-        of those before it; nothing is changed yet."""
+        """The tables, by name, with the rows of more tasks; the layer is not changed.
+
+        Args:
+            added: for each task its tensors, as `learned` gives them.
+            selections: for each task, from which of those before it it selects.
+        """
 
     @abstractmethod
     def added(self, task: int) -> Tensors:
-        """What a committed task added."""
+        """What a committed task added, by key: the inverse of `extended`."""
 
     def merged(self, task: int) -> nn.Module:
-        """Torch's own layer that computes what this one does for a committed task. Layers that only
-        rivals have are not merged."""
+        """A plain torch layer that computes what this one does for a committed task. Layers that
+        only rival methods use need not implement it."""
         raise NotImplementedError
 
     def without(self, task: int) -> Tensors:
-        """The tables without a committed task; nothing is changed yet. Layers that only rivals have
-        never lose one."""
+        """The tables, by name, without a committed task; the layer is not changed. Layers that only
+        rival methods use need not implement it."""
         raise NotImplementedError
 
     def drop(self, task: int, tables: Tensors) -> None:
-        """Remove a committed task, whose tables without it `without` gave."""
+        """Remove a committed task. `tables` are what `without` gave for it."""
         self._buffers = {**self._buffers, **tables}
         self.count -= 1
 
     def open(self, values: Tensors, start: Start | None = None) -> None:
+        """Begin a task: make these values, which `start` gave, parameters named `new_…`."""
         # All at once, here as in `close`: another thread may be copying the network.
         new = {f"new_{key}": nn.Parameter(value) for key, value in values.items()}
         self._parameters = {**self._parameters, **new}
 
     def learned(self) -> Tensors:
+        """The current values of the open task, by key."""
         return {key.removeprefix("new_"): p.detach() for key, p in self.named_parameters()}
 
     def close(self) -> None:
+        """Remove the parameters of the open task."""
         self._parameters = {}
 
     def install(self, tables: Tensors, selections: Sequence[Selection] = (None,)) -> None:
-        """Make tables the layer's own: those with one more task, or with several, each of which
-        selects from some of those before it."""
+        """Replace the tables by those that `extended` gave, for the same `selections`."""
         # All tables at once: a thread that reads `_buffers` once has either the old or the new
         # ones, never some of each.
         self._buffers = {**self._buffers, **tables}
@@ -165,8 +173,8 @@ class TaskLayer(nn.Module, ABC):
         self.count += len(selections)
 
     def take_attributes(self, original: nn.Module) -> None:
-        """Copy the attributes, other than tensors, of the layer that it replaces: the module's
-        forward may read them."""
+        """Copy all attributes but tensors from the layer that this one replaces, because the
+        module's forward may read them."""
         taken = {*vars(self), *dir(type(self)), *self._buffers}
         torchs = {*type(original).__constants__, "training", "transposed"}  # type: ignore[attr-defined]
         for key, value in vars(original).items():
@@ -204,16 +212,17 @@ class TaskLayer(nn.Module, ABC):
         return self
 
     def _knows(self, task: int) -> bool:
-        """Whether a task is committed. How many there are is not looked at for the one that is
-        being learned, or compiled code would depend on it."""
+        """Whether a task is committed. For `LEARNING` this does not read `count`, or compiled code
+        would depend on it and be compiled again for every task."""
         return task != LEARNING and 0 <= task < self.count
 
     def _learns(self, task: int) -> bool:
-        # Not the dict's truth, which not every torch.compile can trace.
+        """Whether a task is the open one."""
+        # Not `bool(self._parameters)`, which some versions of torch.compile cannot trace.
         return len(self._parameters) > 0 and (task == LEARNING or task == self.count)
 
     def _task_read(self, what: str) -> int:
-        """The one active task, of which a module's forward reads something directly."""
+        """The active task, if it is a single one; otherwise refuse to let `what` be read."""
         task = active_task()
         if not isinstance(task, int):
             raise TaskStateError(self._unreadable(what))
@@ -222,8 +231,8 @@ class TaskLayer(nn.Module, ABC):
     def _read_of_task(
         self, what: str, shape: Sequence[int], read: Callable[[int], Tensor]
     ) -> Tensor:
-        """What the module's forward reads directly, for the active task; of a mixed batch, which
-        has no one task, a placeholder."""
+        """A tensor that the module's forward reads from the layer: for one active task what `read`
+        gives, for a mixed batch a placeholder of that shape."""
         if isinstance(active_task(), Tensor):
             seen = self.computes_in, self._factory["device"]
             return Placeholder(torch.Size(shape), self._unreadable(what), *seen)  # type: ignore[return-value]
@@ -236,6 +245,7 @@ class TaskLayer(nn.Module, ABC):
         )
 
     def _task(self, x: Tensor) -> int | Tensor:
+        """The active task, or in a mixed batch the task of each sample, `[B]`."""
         task = active_task()
         if task is None:
             raise TaskStateError(
@@ -259,8 +269,8 @@ class TaskLayer(nn.Module, ABC):
             )
 
     def _widened_input(self, x: Tensor) -> Tensor:
-        """Activations in the dtype that tasks learn in, for layers that hardly compute: their
-        answers are brought back. Autocast does the same by itself."""
+        """`x` in the dtype that tasks learn in, for layers that take little time to compute in it;
+        they cast their output back. Under autocast `x` itself, which autocast casts as needed."""
         if self.has_one_dtype or torch.is_autocast_enabled(x.device.type):
             return x
         return x.to(self.dtype)
@@ -286,72 +296,3 @@ class TaskLayer(nn.Module, ABC):
         drawn = torch.empty(rows, length, dtype=at_least_float32(self.dtype), device="cpu")
         nn.init.orthogonal_(drawn, generator=self._draw(purpose, key))
         return drawn.to(**self._factory)
-
-
-def row_by_row(
-    tensor: Tensor, device: torch.device, dtype: torch.dtype, copy: bool = True
-) -> Tensor:
-    """A contiguous copy, as loading from a file gives it: torch may compute different bits from a
-    tensor with other strides, such as a transposed one, or at an address that is not aligned. With
-    `copy=False` the tensor itself, if it is like that already."""
-    alike = tensor.is_contiguous() and (tensor.device, tensor.dtype) == (device, dtype)
-    if not copy and alike and tensor.data_ptr() % _ALIGNED == 0:
-        return tensor
-    return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def cut_out(table: Tensor, start: int, end: int) -> Tensor:
-    """A table without some of its rows."""
-    return torch.cat([table[:start], table[end:]])
-
-
-def without_row(table: Tensor, index: int) -> Tensor:
-    return cut_out(table, index, index + 1)
-
-
-def aligned_rows(table: Tensor, start: int, end: int) -> Tensor:
-    """Rows of a table as they would be in memory of their own: products of a tensor that begins in
-    the middle of a cache line may have other bits."""
-    rows = table[start:end]
-    offset = start * table.stride(0) * table.element_size() if start else 0
-    return rows.clone() if offset % _ALIGNED else rows
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in for numbers stored in this one."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """What products of these activations are computed in. Autocast leaves double precision."""
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
-
-
-def needs_torchs_operations() -> bool:
-    """Whether a compiler, a transform of torch.func or forward-mode derivatives are on: these
-    support neither nodes of our own nor what is kept from one call to the next."""
-    return torch.compiler.is_compiling() or (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
-
-
-def over_last(rows: Tensor, x: Tensor) -> Tensor:
-    """A row per sample, `[B, …]`, broadcast over what is between x's first and last dimensions."""
-    between = x.dim() - rows.dim()
-    return rows.view(rows.shape[0], *(1,) * between, *rows.shape[1:])
-
-
-def over_channels(rows: Tensor, x: Tensor) -> Tensor:
-    """A row per sample, `[B, C]`, broadcast over the dimensions after x's channels."""
-    return over_space(rows, x.dim() - 2)
-
-
-def over_space(rows: Tensor, dims: int) -> Tensor:
-    """Numbers for channels, the last dimension, broadcast over `dims` after them."""
-    return rows[(..., *(None,) * dims)]

@@ -1,8 +1,7 @@
-"""What layers make of constant tensors to answer faster, such as a task's dense weight, for as long
-as there is memory for it.
+"""A cache of tensors that layers compute from constant ones, such as a task's dense weight.
 
-Whether something is cached changes no bits: it is made in the same way every time, and which form a
-layer runs in does not depend on what is cached.
+What is cached changes no bits: it is computed in the same way every time, and the form in which a
+layer runs does not depend on it.
 """
 
 import threading
@@ -28,24 +27,25 @@ Key = tuple[int, Hashable]  # a layer's id, and which of its tensors
 
 class _Entry(NamedTuple):
     tensors: tuple[Tensor, ...]
-    sources: tuple[Any, ...]  # what they were made of, and its versions
+    sources: tuple[Any, ...]  # weak references to what they were computed from, with versions
     bytes: int
-    stream: Any  # on which they were made, and the event to wait for on others
-    ready: Any
+    stream: Any  # the CUDA stream on which they were computed
+    ready: Any  # the event that other streams wait for
 
 
 class Cache:
-    """Tensors by layer and key, the most recently used ones of each device within a limit.
+    """Tensors by layer and key. On each device the least recently used ones are dropped once all
+    together exceed a limit.
 
-    A CUDA graph goes on reading what it was captured with: that stays as long as its layer, or as
-    what `held` gave.
+    A CUDA graph goes on reading the tensors that it was captured with. These are kept for as long
+    as their layer, or inside of `held` for as long as the list that it gives.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit  # bytes on each device; by default a share of its memory
+    def __init__(self) -> None:
+        self.limit: int | None = None  # bytes on each device; None for a share of its memory
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._captured: dict[int, list[_Entry]] = {}
-        self._known: set[int] = set()  # ids of layers, which are dropped with them
+        self._known: set[int] = set()  # ids of layers that have entries
         self._lock = threading.RLock()
 
     def clear(self) -> None:
@@ -55,7 +55,8 @@ class Cache:
     def of(
         self, layer: object, key: Hashable, sources: Sequence[Tensor], make: Make
     ) -> tuple[Tensor, ...]:
-        """What `make` makes of the sources, or has made of them for this layer and key before."""
+        """The result of `make`, which computes it from `sources`; a cached one, if the sources are
+        still the same tensors, unchanged."""
         capturing = sources[0].is_cuda and torch.cuda.is_current_stream_capturing()
         with self._lock:
             entry = self._entries.get((id(layer), key))
@@ -68,12 +69,12 @@ class Cache:
                     own = self._captured.setdefault(id(layer), []) if own is None else own
                     own.append(entry)
         if entry is not None:
-            # A capture begins when all work is done, and cannot wait for what is not captured.
+            # A captured stream cannot wait for others, and need not: all work is done before.
             return entry.tensors if capturing else _on_this_stream(entry)
-        # Constants, also where the first to ask is in inference mode or records gradients.
+        # Plain constants, even if the caller is in inference mode or records gradients.
         with torch.inference_mode(False), torch.no_grad():
             tensors = make()
-        if not capturing:  # else they are in the graph's memory, and empty until it runs
+        if not capturing:  # else they are in the graph's memory, and have no values until it runs
             self._keep(layer, key, sources, tensors)
         return tensors
 
@@ -120,7 +121,7 @@ def _is_made_of(entry: _Entry, sources: Sequence[Tensor]) -> bool:
 
 
 def version(tensor: Tensor) -> int:
-    """How often it was changed in place."""
+    """How often a tensor was modified in place; 0 for inference tensors, which do not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -143,7 +144,7 @@ def _on_this_stream(entry: _Entry) -> tuple[Tensor, ...]:
 
 @contextmanager
 def held() -> Iterator[list[Any]]:
-    """Inside, what a CUDA graph is captured with is kept by the list alone."""
+    """Inside, only the list given keeps the tensors that a CUDA graph is captured with."""
     entries: list[Any] = []
     with set_to(_held, entries):
         yield entries

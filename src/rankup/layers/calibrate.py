@@ -1,4 +1,4 @@
-"""Statistics of batch norms, pooled over all batches of a task's data: known as precise BN."""
+"""Statistics of batch norms, pooled over a task's data (known as precise BN)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankup.distributed.ranks import Ranks, merged_moments
 from rankup.errors import TaskStateError
-from rankup.layers.base import Tensors
+from rankup.layers.tensors import Tensors
 from rankup.utils.torch_modes import evaluating
 
 if TYPE_CHECKING:
@@ -28,9 +28,13 @@ def pooled_statistics(
     run: Run,
     ranks: Ranks | None = None,
 ) -> Iterator[None]:
-    """Inside, batch norms hold the statistics of the task being learned, pooled over the batches,
-    each of which is run through the body; with ranks, over those of all. Without norms no batch is
-    run."""
+    """Inside, norms hold statistics of the open task, pooled over batches.
+
+    Args:
+        norms: without any, no batch is run.
+        batches: of inputs; in a process group each process has its own, and those of all count.
+        run: runs the body on a batch.
+    """
     if not norms:
         yield
         return
@@ -39,10 +43,10 @@ def pooled_statistics(
     try:
         with evaluating(body):
             if ranks is None:
-                seen = _run_all(batches, run)
+                count = _run_all(batches, run)
             else:
-                seen = _run_all_ranks(batches, run, norms, ranks)
-            if not seen:
+                count = _run_all_ranks(batches, run, norms, ranks)
+            if not count:
                 raise TaskStateError("calibrate yielded no batch to take statistics from")
             yield
     finally:
@@ -52,22 +56,22 @@ def pooled_statistics(
 
 @torch.no_grad()
 def _run_all(batches: Iterable[Tensor], run: Run) -> int:
-    seen = 0
+    count = 0
     for batch in batches:
         run(batch)
-        seen += 1
-    return seen
+        count += 1
+    return count
 
 
 def _run_all_ranks(
     batches: Iterable[Tensor], run: Run, norms: Sequence[TaskNorm], ranks: Ranks
 ) -> int:
-    """Run every rank's batches and give all of them the statistics of all."""
-    seen, failure = 0, None
+    """Run the batches of every process, and pool the statistics of all."""
+    count, failure = 0, None
     try:
-        seen = _run_all(batches, run)
+        count = _run_all(batches, run)
     except Exception as error:
-        failure = error  # the others must not wait for this rank
+        failure = error  # raised below, because the other processes must not wait for this one
     failed = [rank for rank, why in enumerate(ranks.gathered(failure is not None)) if why]
     if failure is not None:
         raise failure
@@ -78,7 +82,7 @@ def _run_all_ranks(
     for pool, *everyone in zip(pools, *ranks.gathered(mine), strict=True):
         pool.count, mean, squares = merged_moments(everyone)
         pool.mean, pool.squares = mean.to(pool.mean), squares.to(pool.squares)
-    return sum(ranks.gathered(seen))
+    return sum(ranks.gathered(count))
 
 
 class Pool:
@@ -97,6 +101,6 @@ class Pool:
         self.count, self.mean, self.squares = merged_moments([known, (new, mean, var * new)])
 
     def statistics(self) -> Tensors:
-        # A norm that the module never runs has seen nothing; any statistics will do.
+        # For a norm that the module never runs, any statistics will do.
         var = self.squares / self.count if self.count else torch.ones_like(self.mean)
         return {"mean": self.mean, "var": var}

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from rankup.errors import RankupError
 from rankup.layers.applied import AppliedLayer
-from rankup.layers.base import over_space, working_dtype
 from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.precomputed import BUILT
 from rankup.layers.spec import ConvGeometry, FactoredSpec
 from rankup.layers.tables import Block
 from rankup.layers.task_context import LEARNING
+from rankup.layers.tensors import over_space, working_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -26,7 +26,7 @@ class FactoredConv(AppliedLayer):
     selector), and a pointwise convolution (U)."""
 
     torch_layer: ClassVar[type[Any]]
-    space: ClassVar[str]  # what an input's dimensions after the channels are
+    space: ClassVar[str]  # names of an input's dimensions after the channels, for errors
 
     def __init__(
         self, spec: FactoredSpec, seed: int, dtype: torch.dtype, device: torch.device
@@ -82,8 +82,8 @@ class FactoredConv(AppliedLayer):
         return positions
 
     def _takes_dense(self, x: Tensor, rank: int, learned: bool) -> bool:
-        # On a GPU one convolution is faster than two of fewer multiplications (measured: a step of
-        # ResNet18 takes 0.8 to 0.9 of the time, see docs/performance.md).
+        # On a GPU one convolution is faster than two, though it multiplies more: a step of ResNet18
+        # takes 0.8 to 0.9 of the time (see docs/performance.md).
         return x.is_cuda or super()._takes_dense(x, rank, learned)
 
     def _learning(self, x: Tensor) -> Tensor:
@@ -95,14 +95,14 @@ class FactoredConv(AppliedLayer):
         return y + self._per_channel(self._bias(LEARNING)).to(y.dtype) if self.spec.bias else y
 
     def build(self, dtype: torch.dtype) -> Tensor:
-        """The kernel of the task being learned, in the layout that is fastest on a GPU."""
+        """The kernel of the open task, in the memory format that is fastest on a GPU."""
         kernel = self._kernel(self._dense(self._blocks(LEARNING)))
         images = torch.channels_last if self.conv.dims == 2 else torch.preserve_format
         return kernel.to(dtype, memory_format=images)
 
     @property
     def is_built_with_others(self) -> bool:
-        """Whether `kernels.build` can build the weights for the task being learned."""
+        """Whether `kernels.build` can build this layer's kernel together with others."""
         return (
             self.conv.dims == 2
             and self.dtype == torch.float32
@@ -115,7 +115,7 @@ class FactoredConv(AppliedLayer):
         kernel = self._kernel(matrix)
         # Autocast leaves double precision alone.
         if torch.is_autocast_enabled(x.device.type) and self.computes_in != torch.float64:
-            # Cast and brought into the input's layout at once; torch would take two steps.
+            # One copy that changes dtype and memory format; torch would make two.
             images = self.conv.dims == 2
             last = images and x.is_contiguous(memory_format=torch.channels_last)
             kernel = kernel.to(
@@ -125,8 +125,8 @@ class FactoredConv(AppliedLayer):
         return convolve(x, kernel.to(working_dtype(x)), self.conv)
 
     def _factored(self, x: Tensor, blocks: list[Block]) -> Tensor:
-        # A CPU takes hardly less time for a convolution to one channel than to sixteen, so new
-        # factors join the frozen ones, though gradients of these are thrown away.
+        # Old and new factors together: a CPU takes hardly less time for a convolution to one
+        # channel than to sixteen, so computing gradients of frozen factors in vain costs less.
         if len(blocks) > 1:
             U, V, selector = map(torch.cat, zip(*blocks, strict=True))
             blocks = [(U, V, selector)]
@@ -154,8 +154,8 @@ class FactoredConv(AppliedLayer):
     def _map_own(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         if self._pointwise:
             start = None if biases is None else self._per_sample(biases, x)
-            seen = (slice(None, None, stride) for stride in self.conv.stride)
-            return self._map_each(x[:, :, *seen], weights, start)
+            strided = (slice(None, None, stride) for stride in self.conv.stride)
+            return self._map_each(x[:, :, *strided], weights, start)
         # One image of all samples' channels, a group for each sample.
         together = x.reshape(1, -1, *x.shape[2:])
         flat = None if biases is None else biases.view(-1)

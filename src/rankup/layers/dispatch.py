@@ -1,31 +1,30 @@
-"""Rules that choose the form in which a layer runs, by shapes alone, never by timing: the same
-shapes give the same bits every time."""
+"""Rules that choose the form in which a layer runs. They depend on shapes alone, not on timing, so
+that the same shapes always give the same bits."""
 
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+# What a compiled network assumes: if its form followed the batch's size, it would be compiled again
+# for each size at which another form becomes cheaper.
 _COMPILED_SAMPLES, _COMPILED_LENGTH = 32, 64
 
 
 def samples_to_plan(x: Tensor) -> int:
-    """For how many samples to choose a form. A compiled network takes the same one for any batch,
-    or it would be compiled again at each size where another one becomes cheaper."""
+    """The number of samples to choose a form for."""
     return _COMPILED_SAMPLES if torch.compiler.is_compiling() else len(x)
 
 
 def length_to_plan(x: Tensor) -> int:
-    """For how many positions in a sequence `[B, …, n]` to choose a form."""
+    """The number of positions per sample of `x [B, …, n]` to choose a form for."""
     if torch.compiler.is_compiling():
         return 1 if x.dim() == 2 else _COMPILED_LENGTH
     return x.shape[1:-1].numel()
 
 
-# Where a task's weight is merged with the kept one for its answers: one product in place of three.
-MERGES_ON = {"cuda"}
-# Numbers of kept weights up to which a network does so: more of them hardly fit beside a task's.
-MOST_MERGED = 1 << 29
+MERGES_ON = {"cuda"}  # devices on which committed tasks run with merged weights
+MOST_MERGED = 1 << 29  # numbers in a network's kept weights, above which none are merged
 
 
 def dense_is_cheaper(
@@ -33,12 +32,13 @@ def dense_is_cheaper(
 ) -> bool:
     """Whether building W and applying it takes fewer multiplications than applying the factors.
 
-    Only shapes and the task's own rank count: later tasks cannot change which form runs, and with
-    it the bits.
+    Later tasks cannot change this, and with it the bits, because it depends on the task's own rank.
 
     Args:
-        kept: whether the factors are added to a kept weight, which then is a part of W and
-            otherwise applied besides them.
+        positions: how many times W is applied.
+        rank: how many factors the task selects from.
+        kept: whether there is a kept weight, which is a part of W but must otherwise be applied
+            besides the factors.
     """
     dense = rank * inputs * outputs + positions * inputs * outputs
     factored = positions * rank * (inputs + outputs)
@@ -48,11 +48,13 @@ def dense_is_cheaper(
 
 
 def merging_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether a step merges a kept weight and the factors, forward and again backward, in place of
-    applying the factors beside it. Either way it needs the hidden channels and their gradients;
-    how many factors there are counts on both sides. By multiplications it would be twice, but
-    merging also moves the weight: steps of MiniLM's size with 512 positions took longer by it on a
-    CPU, and those with 2,048 less time."""
+    """Whether a training step merges a kept weight and the factors, forward and again backward,
+    rather than applying the factors beside it.
+
+    Either way it needs the hidden channels and their gradients, so the rank cancels out. Counting
+    multiplications, the 3 below would be a 2, but merging also moves the weight: on a CPU, steps of
+    MiniLM's size took longer with merging for 512 positions, and less time for 2,048.
+    """
     return 3 * inputs * outputs < positions * (inputs + outputs)
 
 
@@ -60,7 +62,7 @@ MixedWay = Literal["hidden", "factors", "weights"]
 
 
 class MixedShape(NamedTuple):
-    """What decides how a mixed batch runs through a layer."""
+    """The numbers by which `mixed_way` decides."""
 
     samples: int
     positions: int  # positions in a sample at which the layer applies its matrix
@@ -72,20 +74,21 @@ class MixedShape(NamedTuple):
 
 
 class _MixedCost(NamedTuple):
-    """What a device computes while it moves one number to or from its memory."""
+    """How many multiplications a device does while it moves one number to or from memory."""
 
     multiplications: float
-    with_own_kernels: float  # multiplications of a convolution that has a kernel per sample
+    with_own_kernels: float  # in a convolution that has a kernel per sample
 
 
 _MIXED_COST = {"cpu": _MixedCost(12, 12), "cuda": _MixedCost(40, 1)}
 
 
 def mixed_way(shape: MixedShape, device: str) -> MixedWay:
-    """What a row per sample scales: the hidden channels that V gives, U, or all factors, summed to
-    a weight per sample. The cheapest of them, measured in numbers moved.
+    """How a factored layer runs a mixed batch: the cheapest way, measured in numbers moved.
 
-    Only shapes count: the same batch shape takes the same way every time.
+    - `"hidden"`: each sample's selectors scale the hidden channels that V gives.
+    - `"factors"`: they scale U, which gives a matrix `[out, R]` per sample.
+    - `"weights"`: factors are summed to a weight per sample.
     """
     samples, positions, tasks, rank, inputs, outputs, pointwise = shape
     at_once, with_own_kernels = _MIXED_COST.get(device, _MIXED_COST["cpu"])
@@ -104,8 +107,8 @@ def mixed_way(shape: MixedShape, device: str) -> MixedWay:
 
 
 def joins_hidden(inputs: int, outputs: int, device: str) -> bool:
-    """Whether a mixed batch's hidden channels go beside the inputs, for one product with the kept
-    weight and U: that moves all inputs once more, and two products all outputs."""
+    """Whether a mixed batch's hidden channels are put beside its inputs, for one product with the
+    kept weight and U. This moves all inputs once more; two products move all outputs once more."""
     return device in MERGES_ON and inputs <= outputs
 
 
@@ -113,7 +116,7 @@ HeadsWay = Literal["gathered", "together", "sorted"]
 
 
 class HeadsShape(NamedTuple):
-    """What decides how a mixed batch runs through the heads."""
+    """The numbers by which `heads_way` decides."""
 
     samples: int
     positions: int  # positions in a sample for which there is an answer
@@ -124,23 +127,22 @@ class HeadsShape(NamedTuple):
 
 
 class _HeadsCost(NamedTuple):
-    """What a device computes while it moves one number to or from its memory, and how many it could
-    move while it sorts, and while the host launches a product with all heads, not with each."""
+    """What else a device could do in the time of moving numbers to or from memory."""
 
-    multiplications: float
-    sorting: float
-    starting: float
+    multiplications: float  # in the time of moving one number
+    sorting: float  # numbers moved in the time of sorting a batch by task
+    starting: float  # and in that of starting the operations for the logits of all tasks
 
 
 _HEADS_COST = {"cpu": _HeadsCost(4, 5 << 18, 0), "cuda": _HeadsCost(20, 1 << 27, 1 << 22)}
 
 
 def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
-    """How a mixed batch finds its heads: a copy of one for each sample, the answers of all heads
-    together with each sample's picked from them, or a copy of one for each block of samples sorted
-    by task. The cheapest of them, measured in numbers moved.
+    """How heads run a mixed batch: the cheapest way, measured in numbers moved.
 
-    Only shapes count: the same batch shape takes the same way every time.
+    - `"gathered"`: a head is copied for each sample.
+    - `"together"`: the logits of all tasks are computed, and each sample's picked from them.
+    - `"sorted"`: samples are sorted by task, and a head is copied for each block of them.
     """
     samples, positions, tasks, inputs, widest, total = shape
     at_once, sorting, starting = _HEADS_COST.get(device, _HEADS_COST["cpu"])
@@ -155,8 +157,8 @@ def heads_way(shape: HeadsShape, device: str) -> HeadsWay:
 
 
 def block_size(samples: int, tasks: int) -> int:
-    """How many samples of one task make a block: small enough that half-filled blocks, one for
-    each task, are few compared to the batch."""
+    """How many samples of one task make a block. Small enough that unused places, at most a block
+    for each task, are few compared to the batch."""
     return max(1, samples // (2 * max(1, tasks)))
 
 

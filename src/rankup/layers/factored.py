@@ -9,32 +9,33 @@ from torch import Tensor
 
 from rankup import seeds
 from rankup.distributed.sharding import whole
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    cut_out,
-    without_row,
-)
+from rankup.layers.base import Start, TaskLayer
 from rankup.layers.spec import FactoredSpec
 from rankup.layers.tables import (
     Block,
+    Selection,
     after_removal,
+    cut_out,
     read_tables,
     rows_of,
     spans_of,
+    without_row,
 )
+from rankup.layers.tensors import Tensors
 from rankup.rank import Place
 
 
 class FactoredLayer(TaskLayer):
-    """`W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ` over the factors that task t selects from, with W₀ if one
-    was kept.
+    """A layer whose weight is `W_t = W₀ + Σ_i s_{i,t} · u_i v_iᵀ`, summed over the factors i that
+    task t selects from. W₀ is the kept weight, if there is one.
 
-    Tables: `U [R, out]` and `V [R, in]`, seeded factors first, then each task's own; `S [T, R]`,
-    zero where a task does not select; `B [T, out]`. If every task selects from all before it, a
-    task's factors are a prefix. `old_U` and `old_V` are what the task being learned selects from.
+    Attributes:
+        U: `[R, out]`, the factors' vectors: first the seeded factors, then those of task after
+            task. If every task selects from all before it, a task's factors are a prefix.
+        V: `[R, in]`, likewise.
+        S: `[T, R]`, each task's selectors, zero for factors that it does not select from.
+        B: `[T, out]`, each task's bias.
+        old_U, old_V: the frozen factors that the open task selects from.
     """
 
     spec: FactoredSpec
@@ -61,13 +62,13 @@ class FactoredLayer(TaskLayer):
         self.register_buffer("base_weight", None)
         self.register_buffer("base_bias", None)
         self.selections: list[Selection] = []  # of each task
-        self.ends = [spec.rank.seeded]  # where each task's own factors end, the seeded ones first
+        self.ends = [spec.rank.seeded]  # rows at which the seeded and each task's factors end
         self.place = Place()  # of the task being learned
-        self.may_merge = True  # whether the network is small enough
+        self.may_merge = True  # whether W₀ and a task's factors may be merged: see `merging.py`
 
     @property
     def old_names(self) -> tuple[str, str]:
-        """The names of the tables of frozen factors that the task being learned selects from."""
+        """The names of the buffers that `old_U` and `old_V` are."""
         return ("chosen_U", "chosen_V") if "chosen_U" in self._buffers else ("U", "V")
 
     @property
@@ -80,7 +81,7 @@ class FactoredLayer(TaskLayer):
 
     @property
     def applies_kept_weight(self) -> bool:
-        """Whether a kept weight is applied by itself, in the dtype of the activations."""
+        """Whether the kept weight is applied by itself, in the dtype of the activations."""
         return False
 
     def _load_from_state_dict(
@@ -105,7 +106,7 @@ class FactoredLayer(TaskLayer):
         return f"{of}, factors={len(self.U)}"
 
     def constants(self) -> tuple[Tensor, ...]:
-        """All tables there are, which are made anew when a task is committed or removed."""
+        """All tables. They are replaced by new ones when a task is committed or removed."""
         return tuple(table for table in read_tables(self._buffers) if table is not None)
 
     def matrix(self, task: int) -> Tensor:
@@ -120,7 +121,7 @@ class FactoredLayer(TaskLayer):
             values["U"] = self._orthogonal(added, outputs, "U", start.key) * start.factors
             values["V"] = self._orthogonal(added, inputs, "V", start.key) * start.factors
             if self.base_weight is not None:
-                # A pretrained layer starts as it was; V and the selector keep the gradient alive.
+                # A pretrained layer starts as it was. U still gets a gradient through V.
                 values["U"].zero_()
         if self.spec.has_own_bias:
             zero = torch.zeros(outputs, **self._factory)
@@ -173,7 +174,7 @@ class FactoredLayer(TaskLayer):
         super().install(tables, selections)
 
     def _ends_with(self, selections: Sequence[Selection]) -> list[int]:
-        """Where tasks' own factors end in the tables, with more tasks."""
+        """`ends` after tasks with these selections are added."""
         ends = list(self.ends)
         for index, selection in enumerate(selections, self.count):
             place = Place(roots=index if selection is None else len(selection))
@@ -201,6 +202,7 @@ class FactoredLayer(TaskLayer):
         return added | {"bias": self.B[task]} if self.spec.has_own_bias else added
 
     def _start_selector(self, start: Start, place: Place) -> Tensor:
+        """`[R]`: over seeded factors, those of earlier tasks and, starting at 1, the task's own."""
         rank = self.spec.rank
         selector = torch.ones(rank.used(place), **self._factory)
         old = rank.used(place) - rank.added(place)
@@ -214,9 +216,8 @@ class FactoredLayer(TaskLayer):
             return selector
         if not isinstance(start.selectors, str):
             selector[:old] = start.selectors
-        # Over seeded factors a selector cannot start at zero, or the layer would compute nothing
-        # and never learn; this deviation gives W the usual scale for its inputs. With a kept W₀,
-        # zero is the start that leaves it as it was.
+        # Over seeded factors, selectors that start at zero would let the layer compute nothing and
+        # never learn; this deviation gives W the usual scale. A kept W₀ starts as it was.
         if self.base_weight is None:
             gain = 1 if self.spec.before_batch_norm else 2
             deviation = math.sqrt(gain * self.spec.outputs / max(1, rank.seeded))
@@ -227,10 +228,11 @@ class FactoredLayer(TaskLayer):
         return selector
 
     def _blocks(self, task: int) -> list[Block]:
+        """All factors of a committed task, or the old and the new ones of the open task."""
         if self._knows(task):
             return [self.block(task)]
-        # Old and new separately: autograd then spends nothing on the frozen ones. Zeros at the end
-        # of the old ones, which give several tasks the same shapes, do no harm.
+        # Separate blocks, so that autograd computes no gradients of frozen factors. Old ones may
+        # be padded with rows of zeros, which change nothing.
         old = len(self.old_U)
         blocks = [(self.old_U, self.old_V, self.new_selector[:old])] if old else []
         if "new_U" in self._parameters:
@@ -238,8 +240,8 @@ class FactoredLayer(TaskLayer):
         return blocks
 
     def block(self, task: int) -> Block:
-        """The factors that a committed task selects from, in its own order, and its selector. They
-        begin where memory of their own would, so that their bits do not depend on other tasks."""
+        """The factors that a committed task selects from, in its own order, and its selector, at
+        aligned addresses, so that the bits of products do not depend on other tasks."""
         U, V, S, *_ = read_tables(self._buffers)
         selection = self.selections[task]
         if selection is None:
@@ -255,7 +257,8 @@ class FactoredLayer(TaskLayer):
         return self.B[task] if self._knows(task) else self.new_bias
 
     def _dense(self, blocks: list[Block]) -> Tensor:
-        # In full precision: W is small, and casting its many factors would take longer.
+        """W, `[out, in]`."""
+        # Not under autocast: W is small, and casting its many factors would take longer.
         with torch.autocast(self.U.device.type, enabled=False):
             base = self.base_weight
             weight = None if base is None else whole(base).to(self.dtype)
@@ -264,4 +267,4 @@ class FactoredLayer(TaskLayer):
                 scaled = (U * selector[:, None]).t()
                 weight = scaled @ V if weight is None else torch.addmm(weight, scaled, V)
         assert weight is not None
-        return weight  # [out, in]
+        return weight

@@ -9,31 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    aligned_rows,
-    cut_out,
-    over_last,
-)
+from rankup.layers.base import Start, TaskLayer
 from rankup.layers.dispatch import heads_way
 from rankup.layers.head_mixed import WAYS, Heads
 from rankup.layers.spec import HeadSpec
+from rankup.layers.tables import Selection, aligned_rows, cut_out
 from rankup.layers.task_context import active_task, answers_like_widest, note_head_input
+from rankup.layers.tensors import Tensors, over_last
 
 
 class TaskHead(TaskLayer):
-    """A full output layer per task, each with its own number of classes: a Linear, or a convolution
-    that is one at every position.
-
-    Tables: `weights [ΣC, in]` and `biases [ΣC]`, one task's classes after another's. `rows
-    [T, widest]` holds their indices, −1 where a task has fewer classes than the widest.
+    """An output layer per task, each with its own number of classes: a Linear, or a convolution
+    that applies one at every position.
 
     Attributes:
-        in_place: whether a task's weight is read where the table has it, which no task before it
-            may then leave: so did networks of the first format version.
+        weights: `[ΣC, in]`, the classes of one task after those of another.
+        biases: `[ΣC]`, likewise.
+        rows: `[T, widest]`, the rows of each task's classes in `weights`, −1 where a task has
+            fewer classes than the widest.
+        in_place: whether weights are read from the table without copying them to an aligned
+            address, as in networks of the first format version. Their bits then depend on where
+            they are in the table, so no earlier task may be removed.
     """
 
     spec: HeadSpec
@@ -59,8 +55,8 @@ class TaskHead(TaskLayer):
 
     @property
     def out_features(self) -> int:
-        """How many answers the head gives: the classes of the active task, or in a mixed
-        batch those of the task with the most."""
+        """The number of logits: the active task's classes, or in a mixed batch those of the task
+        with the most."""
         if isinstance(active_task(), Tensor) or answers_like_widest():
             return self.rows.shape[1]
         return len(self._of_task(self._task_read("number of classes"))[0])
@@ -75,7 +71,7 @@ class TaskHead(TaskLayer):
 
     @property
     def _inputs(self) -> tuple[int, ...]:
-        """The sizes of a weight after its classes."""
+        """The shape of a weight without its first dimension, the classes."""
         taps = self.spec.taps
         return (self.spec.inputs // math.prod(taps), *taps)
 
@@ -97,7 +93,7 @@ class TaskHead(TaskLayer):
         return f"in={self.spec.inputs}, bias={self.spec.bias}"
 
     def forward(self, input: Tensor) -> Tensor:
-        channels = -1 - len(self.spec.taps)  # where they are
+        channels = -1 - len(self.spec.taps)  # the dimension of the input's channels
         if input.dim() < -channels or input.shape[channels] != self.in_features:
             where = "the last dimension" if channels == -1 else f"dimension {channels}"
             self._refuse_shape(input, f"{self.in_features} features in {where}")

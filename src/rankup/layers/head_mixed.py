@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankup.layers.base import over_last
 from rankup.layers.dispatch import (
     HeadsShape,
     block_count,
@@ -15,14 +14,16 @@ from rankup.layers.dispatch import (
     length_to_plan,
     samples_to_plan,
 )
+from rankup.layers.tensors import over_last
 
 
 class Blocks(NamedTuple):
-    """A batch in blocks of samples of one task each, with some places unused."""
+    """A batch arranged in blocks of equal size, each with samples of one task. Unused places hold
+    sample 0."""
 
-    samples: Tensor  # [blocks · size]: which sample is at a place
+    samples: Tensor  # [blocks · size]: the sample at each place
     tasks: Tensor  # [blocks]
-    places: Tensor  # [B]: where each sample is
+    places: Tensor  # [B]: the place of each sample
 
 
 def in_blocks(tasks: Tensor, known: int, size: int) -> Blocks:
@@ -56,8 +57,8 @@ class Heads:
         return HeadsShape(*planned, self.known, self.inputs, self.widest, self.total)
 
     def answers(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """For every `x[i]`, `[positions, in]`, the answers of its own task; arbitrary where that
-        has fewer classes than the widest."""
+        """Logits `[N, positions, widest]` for `x [N, positions, in]` and the task of each entry;
+        arbitrary where a task has fewer classes than the widest."""
         weights = self._of(tasks, self.weights).transpose(1, 2)
         if self.biases is None:
             return torch.bmm(x, weights)
@@ -71,6 +72,7 @@ class Heads:
 
 
 def gathered(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
+    """Copy a head for each sample."""
     if x.dim() == 2:
         return heads.answers(x.unsqueeze(1), tasks).squeeze(1)
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), heads.inputs)
@@ -78,8 +80,8 @@ def gathered(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
 
 
 def together(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
-    # On a GPU a bias in the product sends it to another library, whose call takes the host longer
-    # than all the rest.
+    """Compute the logits of all tasks, and pick each sample's."""
+    # On a GPU, a product with a bias is left to a library that the host takes long to call.
     apart = x.is_cuda and heads.alike and heads.biases is not None
     answers = F.linear(x, heads.weights, None if apart else heads.biases)
     leading = x.shape[:-1]
@@ -95,6 +97,7 @@ def together(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
 
 
 def sorted_by_task(x: Tensor, tasks: Tensor, heads: Heads) -> Tensor:
+    """Copy a head for each block of samples of one task."""
     blocks = in_blocks(tasks, heads.known, block_size(len(x), heads.known))
     arranged = x.index_select(0, blocks.samples)
     flat = arranged.view(len(blocks.tasks), -1, heads.inputs)

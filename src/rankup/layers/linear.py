@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankup.layers import beside_kept, merging
+from rankup.layers import merging, mixed_linear
 from rankup.layers.applied import AppliedLayer
 from rankup.layers.autograd import FactoredMap, KeptMap, kept_map
-from rankup.layers.base import needs_torchs_operations, over_last, working_dtype
 from rankup.layers.dispatch import length_to_plan, merging_is_cheaper, samples_to_plan
 from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.precomputed import PROJECTED
 from rankup.layers.tables import Tables, read_tables
 from rankup.layers.task_context import LEARNING
+from rankup.layers.tensors import needs_torchs_operations, over_last, working_dtype
 
-# From so many samples a CPU is faster with samples as columns, if factors are few.
-_MANY = 32  # of one task
-_SEVERAL = 16  # of a mixed batch
+# From this many samples on, a CPU multiplies faster by few factors with samples as columns.
+_COLUMNS_FROM = 32  # samples of one task
+_MIXED_COLUMNS_FROM = 16  # samples of a mixed batch
 
 
 class FactoredLinear(AppliedLayer, GatheringLayer):
@@ -38,25 +38,26 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         return self.base_weight is not None
 
     def project(self, x: Tensor) -> Tensor:
-        """Inputs `[N, in]` projected by the frozen factors: constant while a task is learned."""
+        """`x V_oldᵀ` for inputs `x [N, in]`, which stays the same while a task is learned."""
         return x @ self.old_V.t()
 
     def _learning(self, x: Tensor) -> Tensor:
-        given, rank = PROJECTED.value, len(self.new_selector)
-        seen = given[1] if given is not None and given[0] == self.spec.name else None
+        rank = len(self.new_selector)
+        layer, projected = PROJECTED.value or (None, None)
+        if layer != self.spec.name:
+            projected = None
         if self._adds_to_kept(x, rank):
             return self._learning_kept(x)
-        if not self._takes_node(x, rank, seen):
-            if seen is None:
+        if not self._takes_node(x, rank, projected):
+            if projected is None:
                 return self._of_one_task(x, LEARNING)
-            return self._projected_by_autograd(x, seen)
-        y: Tensor = FactoredMap.apply(  # type: ignore[no-untyped-call]
-            x.reshape(-1, self.in_features), *self._read_by_nodes(), seen
-        )
+            return self._projected_by_autograd(x, projected)
+        flat = x.reshape(-1, self.in_features)
+        y: Tensor = FactoredMap.apply(flat, *self._node_inputs(), projected)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self.out_features)
 
-    def _read_by_nodes(self) -> tuple[Tensor | None, ...]:
-        """The selector, new factors, bias and old factors, as nodes of autograd take them."""
+    def _node_inputs(self) -> tuple[Tensor | None, ...]:
+        """The arguments that both autograd functions have in common."""
         new = "new_U" in self._parameters
         return (
             self.new_selector,
@@ -68,17 +69,17 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         )
 
     def _adds_to_kept(self, x: Tensor, rank: int) -> bool:
-        """Whether a kept weight and all factors are applied without a gradient of their sum."""
+        """Whether there is a kept weight and it is cheaper to apply it and the factors than W."""
         return self.base_weight is not None and not self._takes_dense(x, rank, learned=False)
 
     def _learning_kept(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features).to(working_dtype(x))
-        given: tuple[Any, ...] = (flat, *self._read_by_nodes(), self.base_weight)
+        inputs: tuple[Any, ...] = (flat, *self._node_inputs(), self.base_weight)
         if _is_mapped():
-            y = kept_map(*given)
+            y = kept_map(*inputs)
         else:
             merges = merging_is_cheaper(self._positions(x), self.in_features, self.out_features)
-            y = KeptMap.apply(*given, merges)  # type: ignore[no-untyped-call]
+            y = KeptMap.apply(*inputs, merges)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], self.out_features)
 
     def _of_one_task(self, x: Tensor, task: int) -> Tensor:
@@ -89,28 +90,28 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         U, V, selector = block = self.block(task)
         if self._takes_dense(x, len(selector), learned):
             return self._of_blocks(x, [block], task)
-        # The same in fewer operations: on a CPU, launching one takes longer than its arithmetic.
+        # Fewer operations than `_of_blocks`: on a CPU, starting one takes longer than its work.
         *_, B, base = read_tables(self._buffers)
-        if len(x) >= _MANY:
+        if len(x) >= _COLUMNS_FROM:
             hidden = ((V @ x.t()) * selector[:, None]).t()
         else:
             hidden = F.linear(x, V) * selector
         y = torch.addmm(B[task], hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y + F.linear(x, base)
 
-    def _takes_node(self, x: Tensor, rank: int, seen: Tensor | None) -> bool:
-        """Whether the hand-written autograd node can be used: not with a kept weight, not where
-        building W is cheaper, and not under a transform that does not support such nodes."""
+    def _takes_node(self, x: Tensor, rank: int, projected: Tensor | None) -> bool:
+        """Whether `FactoredMap` is used: not with a kept weight, where building W is cheaper, or
+        under a transform that does not support such functions."""
         if _transformed(x) or not self.has_one_dtype:
             return False
-        return seen is not None or not (
+        return projected is not None or not (
             self.base_weight is not None or self._takes_dense(x, rank, learned=False)
         )
 
-    def _projected_by_autograd(self, x: Tensor, seen: Tensor) -> Tensor:
-        """What the node computes, in torch's own operations."""
+    def _projected_by_autograd(self, x: Tensor, projected: Tensor) -> Tensor:
+        """What `FactoredMap` computes for a given projection, in torch's own operations."""
         old, added = len(self.old_U), "new_U" in self._parameters
-        y = (seen * self.new_selector[:old].to(seen.dtype)) @ self.old_U
+        y = (projected * self.new_selector[:old].to(projected.dtype)) @ self.old_U
         if added:
             hidden = x.reshape(-1, self.in_features) @ self.new_V.t()
             y = y + (hidden * self.new_selector[old:].to(hidden.dtype)) @ self.new_U
@@ -145,7 +146,7 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
             return self._mixed_beside_kept(x, tasks)
         if _transformed(x) or not self.has_one_dtype:
             return super()._mixed(x, tasks)
-        # A matrix per sample for just one position is never less work.
+        # With one position per sample, a matrix per sample never pays.
         if x.dim() == 2:
             return self._mixed_rows(x, tasks)
         if x.is_cpu and self._mixed_way(x) == "hidden":
@@ -155,13 +156,12 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
         return super()._mixed(x, tasks)
 
     def _mixed_rows(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """For a matrix of rows. In place, because adding a product to something otherwise begins
-        with a copy of that."""
+        """`[N, out]` for `x [N, in]` and the task of each row. In place, to save copies."""
         U, V, S, B, base = read_tables(self._buffers)
         if len(U) != (rank := S.shape[1]):  # padded by steps of a task being learned, on a GPU
             U, V = U[:rank], V[:rank]
-        # Also faster with samples as columns, and already so for fewer of them.
-        hidden = (V @ x.t()).t() if x.is_cpu and len(x) >= _SEVERAL else F.linear(x, V)
+        as_columns = x.is_cpu and len(x) >= _MIXED_COLUMNS_FROM
+        hidden = (V @ x.t()).t() if as_columns else F.linear(x, V)
         hidden.mul_(S.index_select(0, tasks))
         y: Tensor = B.index_select(0, tasks).addmm_(hidden, U) if self.spec.bias else hidden @ U
         return y if base is None else y.addmm_(x, base.t())
@@ -169,14 +169,14 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
     def _mixed_beside_kept(self, x: Tensor, tasks: Tensor) -> Tensor:
         dtype, base = working_dtype(x), self.base_weight
         assert base is not None
-        flat, own = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
-        y = beside_kept.answer(flat, own, base, self._shared_bias is not None, dtype)
+        flat, gathered = x.reshape(-1, self.in_features), self._gathered(tasks, dtype)  # [N, in]
+        y = mixed_linear.answer(flat, gathered, base, self._shared_bias is not None, dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
     def mixed_sources(self) -> tuple[Tensor, ...]:
         if self.base_weight is None:
             return ()
-        # A divided weight is whole only while its layer runs, and then no table is made of it.
+        # A weight that is divided among processes is not whole outside of its layer's forward.
         sources = read_tables(self._buffers)[: None if self.may_merge else -1]
         return sources if self._shared_bias is None else (*sources, self._shared_bias)
 
@@ -185,7 +185,7 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
             return MixedTables()
         tables = Tables(*read_tables(self._buffers))
         biases = self.spec.has_own_bias, self._shared_bias
-        return beside_kept.tables(tables, dtype, *biases, self.may_merge)
+        return mixed_linear.tables(tables, dtype, *biases, self.may_merge)
 
     @property
     def _shared_bias(self) -> Tensor | None:
@@ -217,21 +217,23 @@ class FactoredLinear(AppliedLayer, GatheringLayer):
 
 
 def _sequence(x: Tensor) -> Tensor:
-    """`[B, …, n]` with all positions of a sample in one dimension."""
+    """`[B, …, n]` reshaped to `[B, positions, n]`."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
 
 
 def _is_mapped() -> bool:
-    """Whether a transform of torch.func or forward-mode derivatives are on. A compiler can trace
-    the node, whose gradients are those of new factors alone: of autograd's it would slice off the
-    frozen ones' only after computing them."""
+    """Whether a torch.func transform or forward-mode differentiation is active.
+
+    Not torch.compile: it can trace `KeptMap`, which computes gradients of new factors alone. Of
+    torch's own operations it would also compute those of frozen factors, and then drop them.
+    """
     if torch.compiler.is_compiling():
         return torch._C._are_functorch_transforms_active()
     return needs_torchs_operations()
 
 
 def _transformed(x: Tensor) -> bool:
-    """Whether autocast, a transform of torch.func, forward-mode derivatives or a compiler are on:
-    these support neither nodes of our own nor in-place operations on what they have not seen, and a
-    compiler chooses such details itself."""
+    """Whether autocast, a torch.func transform, forward-mode differentiation or torch.compile is
+    active. These do not support our own autograd functions or in-place operations on tensors that
+    they have not seen; torch.compile finds such optimisations by itself."""
     return torch.is_autocast_enabled(x.device.type) or needs_torchs_operations()

@@ -1,4 +1,5 @@
-"""A committed task's weight, merged with the kept one: one product in place of three."""
+"""Dense weights of committed tasks: a kept weight merged with a task's factors, so that applying it
+takes one product in place of three."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ import torch
 from torch import Tensor
 
 from rankup.layers import dispatch
-from rankup.layers.base import TaskLayer, needs_torchs_operations
+from rankup.layers.base import TaskLayer
 from rankup.layers.cached import CACHE
+from rankup.layers.tensors import needs_torchs_operations
 
 if TYPE_CHECKING:
     from rankup.layers.factored import FactoredLayer
 
 
 def allow(layers: Iterable[TaskLayer]) -> None:
-    """Let the layers of a network merge weights, if all together keep few enough numbers."""
+    """Let the layers of a network merge weights, if all kept weights together are small enough."""
     factored: list[Any] = [layer for layer in layers if hasattr(layer, "may_merge")]
     kept = (layer.base_weight for layer in factored)
     numbers = sum(weight.numel() for weight in kept if weight is not None)
@@ -26,8 +28,8 @@ def allow(layers: Iterable[TaskLayer]) -> None:
 
 
 def is_on(layer: FactoredLayer, x: Tensor) -> bool:
-    """Whether a layer answers for committed tasks with merged weights: by a fixed rule, whether
-    they are cached or not."""
+    """Whether a layer applies merged weights, which is a fixed rule: it does not depend on whether
+    they are cached."""
     return (
         layer.may_merge
         and x.device.type in dispatch.MERGES_ON
@@ -37,13 +39,13 @@ def is_on(layer: FactoredLayer, x: Tensor) -> bool:
 
 
 def weights(layer: FactoredLayer, dtype: torch.dtype, task: int) -> tuple[Tensor, ...]:
-    """A task's weight as a matrix, and its bias if it has one."""
+    """A committed task's merged weight, `[out, in]`, and its bias if it has one."""
 
     def make() -> tuple[Tensor, ...]:
         weight = layer._dense([layer.block(task)]).to(dtype)
         return (weight, layer._bias(task).to(dtype)) if layer.spec.bias else (weight,)
 
     sources = layer.constants()
-    # How a GPU is told to multiply float32 matrices changes bits.
+    # The precision of float32 products on a GPU changes the weight's bits.
     precision = torch.backends.cuda.matmul.fp32_precision if sources[0].is_cuda else None
     return CACHE.of(layer, ("task", task, dtype, precision), sources, make)

@@ -1,5 +1,5 @@
-"""What the layers of a network share while a mixed batch runs through them: the rows of all their
-tables are gathered at once, because starting such a small operation takes longer than it."""
+"""A mixed batch's rows of the tables of all layers, gathered at once: for so small an operation,
+starting it takes longer than its work."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,47 +10,58 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankup.layers.base import TaskLayer, needs_torchs_operations
+from rankup.layers.base import TaskLayer
 from rankup.layers.cached import CACHE
+from rankup.layers.tensors import needs_torchs_operations
 from rankup.utils.per_thread import PerThread, set_to
 
 
 class MixedTables(NamedTuple):
-    """What a layer reads for mixed batches: tables with a row per task, `[T, n]`, and others. For
-    one batch, `rows` are those of its samples, `[B, 1, n]`."""
+    """What a layer reads for mixed batches.
+
+    Attributes:
+        rows: tables with a row per task, `[T, n]`; for a given batch, the rows of its samples,
+            `[B, 1, n]`.
+        constant: other tensors, the same for all samples.
+    """
 
     rows: Sequence[Tensor] = ()
     constant: tuple[Tensor, ...] = ()
 
 
 class GatheringLayer(TaskLayer):
-    """A layer whose rows are gathered together with those of the network's other layers."""
+    """A layer whose tables are gathered together with those of the network's other layers."""
 
     def mixed_sources(self) -> tuple[Tensor, ...]:
-        """What `mixed_tables` are made of."""
+        """The tensors that `mixed_tables` are computed from."""
         raise NotImplementedError
 
     def mixed_tables(self, dtype: torch.dtype) -> MixedTables:
-        """What a mixed batch reads that is computed in this dtype."""
+        """What a mixed batch reads, if it is computed in this dtype."""
         raise NotImplementedError
 
     def _gathered(self, tasks: Tensor, dtype: torch.dtype) -> MixedTables:
         call = _call.value
         if call is not None and call.tasks is tasks and not needs_torchs_operations():
             return call.of(self, dtype)
-        tables, constant = self.mixed_tables(dtype)  # by itself, as in a trial
+        tables, constant = self.mixed_tables(dtype)  # outside of a mixed call, as in a trial
         return MixedTables([t.index_select(0, tasks)[:, None] for t in tables], constant)
 
 
 class _Joined(tuple[Tensor, ...]):
-    """All layers' tables per task side by side, `[T, 1, n]`, and then their others."""
+    """The tables of all layers side by side, `[T, 1, n]`, and then their constant tensors.
 
-    widths: list[int]  # of the tables
-    parts: list[tuple[slice, tuple[Tensor, ...]]]  # which tables are a layer's, and its others
+    Attributes:
+        widths: the width of each table.
+        parts: for each layer, which of the tables are its own, and its constant tensors.
+    """
+
+    widths: list[int]
+    parts: list[tuple[slice, tuple[Tensor, ...]]]
 
 
 class MixedLayers:
-    """The layers of a network whose rows are gathered together, those of one kind at a time."""
+    """The layers of a network whose tables are gathered together, layers of one class at once."""
 
     def __init__(self, layers: Sequence[TaskLayer]) -> None:
         self.by_kind: dict[type, list[GatheringLayer]] = defaultdict(list)
@@ -61,7 +72,7 @@ class MixedLayers:
                 self.by_kind[type(layer)].append(layer)
 
     def run_for(self, tasks: Tensor) -> AbstractContextManager[None]:
-        """Inside, layers that run for just these tasks find what was gathered for all of them."""
+        """Inside, layers that run for this very tensor of tasks share what is gathered for it."""
         return set_to(_call, _Call(self, tasks))
 
     def joined(self, kind: type, dtype: torch.dtype) -> _Joined:
@@ -76,7 +87,7 @@ class MixedLayers:
 
 def _joined(layers: Sequence[MixedTables]) -> _Joined:
     tables = [table for layer in layers for table in layer.rows]
-    # Another thread may have committed a task to some of the layers.
+    # Some layers may have one task more, because another thread is committing it.
     known = min(map(len, tables))
     side_by_side = torch.cat([table[:known] for table in tables], 1).unsqueeze(1)
     joined = _Joined([side_by_side, *(table for layer in layers for table in layer.constant)])
@@ -87,8 +98,8 @@ def _joined(layers: Sequence[MixedTables]) -> _Joined:
 
 
 class _Call:
-    """One mixed batch. What is gathered waits for the first layer that asks for it: a module may
-    leave autocast for some of them."""
+    """The rows for one mixed batch, gathered when the first layer asks for them: in which dtype
+    layers compute depends on autocast, which a module may switch off for some of them."""
 
     def __init__(self, layers: MixedLayers, tasks: Tensor) -> None:
         self.layers, self.tasks = layers, tasks

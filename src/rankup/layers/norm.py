@@ -9,18 +9,13 @@ from torch import Tensor, nn
 
 from rankup.distributed.ranks import Ranks, pooled_norm
 from rankup.errors import TaskStateError
-from rankup.layers.base import (
-    Selection,
-    Start,
-    Tensors,
-    at_least_float32,
-    over_channels,
-    without_row,
-)
+from rankup.layers.base import Start
 from rankup.layers.calibrate import Pool
 from rankup.layers.dispatch import samples_to_plan
 from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.spec import NormSpec
+from rankup.layers.tables import Selection, without_row
+from rankup.layers.tensors import Tensors, at_least_float32, over_channels
 from rankup.rank import Place
 
 _BATCH_NORMS = {"batch1d": nn.BatchNorm1d, "batch2d": nn.BatchNorm2d, "batch3d": nn.BatchNorm3d}
@@ -61,7 +56,7 @@ class TaskNorm(GatheringLayer):
 
     @property
     def weight(self) -> Tensor | None:
-        """The weight of the active task: a module's forward may check whether there is one."""
+        """The weight of the active task, if there is one, for a module's forward to read."""
         return self._read("weight") if self.spec.weight else None
 
     @property
@@ -196,26 +191,26 @@ class TaskNorm(GatheringLayer):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
         if self.spec.is_over_last:
             return self._mixed_over_last(x, tasks)
-        # A GPU is slow to normalise few positions; under autocast torch's own norm, unlike this
-        # arithmetic, keeps the input's precision.
+        # Few positions are slow to normalise on a GPU. Not under autocast, where torch's own norm,
+        # unlike this arithmetic, keeps the input's dtype.
         if self.spec.is_batch and (x.dim() == 2 or (x.is_cuda and x.dtype == self.dtype)):
             return self._mixed_batch_norm(x, tasks)
         if not x.shape[0]:
             return x  # torch cannot normalise zero channels
         if torch.compiler.is_compiling() and not self.spec.is_batch:
-            # Groups of a number of samples would be compiled again for every number.
+            # With groups per sample, torch.compile would compile again for every batch size.
             gathered = _rows_of(self._rows(), tasks).items()
             rows = {key: over_channels(row, x).to(x.dtype) for key, row in gathered}
             y = self._normalise(x)
             y = y * rows["weight"] if "weight" in rows else y
             return y + rows["bias"] if "bias" in rows else y
-        # As one sample with the channels of all: rows per channel are then rows per sample.
+        # As one sample with the channels of all samples, [1, B·C, …], and rows [B·C].
         rows = {key: row.view(-1) for key, row in _rows_of(self._rows(), tasks).items()}
         merged = x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:])
         if self.spec.is_batch:
             return self._normalise(merged, **rows).view(x.shape)
         groups = self.spec.groups * len(x)
-        # Not torch.nn's function, which takes many groups of one value each for a mistake.
+        # Not F.group_norm, which refuses groups of a single value.
         affine = rows.get("weight"), rows.get("bias")
         return torch.group_norm(merged, groups, *affine, self.spec.eps).view(x.shape)
 
@@ -239,8 +234,8 @@ class TaskNorm(GatheringLayer):
         return y.to(self.dtype if autocast else x.dtype)
 
     def _mixed_batch_norm(self, x: Tensor, tasks: Tensor) -> Tensor:
-        """One pass over `x`, after a little arithmetic: on the tables, or if they have more tasks
-        than the batch has samples, on the rows that it needs."""
+        """A single multiply-add on `x`. Its scales and shifts are computed for all tasks, or per
+        sample if there are more tasks than samples."""
         tables = self._rows()
         few = len(tables["var"]) <= samples_to_plan(x)
         rows = self._widened(tables if few else _rows_of(tables, tasks))
@@ -256,7 +251,7 @@ class TaskNorm(GatheringLayer):
         return torch.addcmul(over_channels(shift, x), x, over_channels(scale, x)).to(x.dtype)
 
     def _widened(self, rows: Tensors) -> Tensors:
-        """Rows in the dtype that torch's own norms compute in."""
+        """Rows in at least float32, in which torch's own norms compute, too."""
         if self._wide == self.dtype:
             return rows
         return {key: row.to(self._wide) for key, row in rows.items()}
@@ -272,5 +267,6 @@ class TaskNorm(GatheringLayer):
 
 
 def _rows_of(tables: Tensors, tasks: Tensor) -> Tensors:
-    """A row per sample. One gather of all tables together would first copy every task there is."""
+    """A row per sample of each table, `[B, …]`. Gathered one by one: to gather all tables at once,
+    the rows of all tasks would have to be copied first."""
     return {key: table.index_select(0, tasks) for key, table in tables.items()}

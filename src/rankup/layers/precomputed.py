@@ -1,5 +1,5 @@
-"""Results that a learner has computed for its layers beforehand. Like the active task, they are a
-thread's own."""
+"""Results that a learner has computed for its layers beforehand, set per thread like the active
+task."""
 
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -13,14 +13,13 @@ PROJECTED = PerThread[tuple[str, Tensor]]()
 
 
 def projected(layer: str, rows: Tensor) -> AbstractContextManager[None]:
-    """Inside, the inputs of the layer of that name are already projected by its frozen factors:
-    `rows` are what its `project` gave for them."""
+    """Inside, the layer of that name uses `rows [B, R]`, its inputs projected by its frozen factors
+    as `project` gives them, in place of projecting its inputs."""
     return set_to(PROJECTED, (layer, rows))
 
 
 class Built(NamedTuple):
-    """A layer's weight for the task being learned, and the event to wait for, as it is made on a
-    side stream."""
+    """A layer's weight for the open task, built on a side stream, and the event to wait for."""
 
     weight: Tensor
     ready: torch.cuda.Event
@@ -30,6 +29,5 @@ BUILT = PerThread[dict[str, Built]]()
 
 
 def built(weights: dict[str, Built]) -> AbstractContextManager[None]:
-    """Inside, layers of these names already have their weights for the task being learned, such as
-    those from the `build` of factored convolutions."""
+    """Inside, layers of these names use these weights for the open task and build none."""
     return set_to(BUILT, weights)

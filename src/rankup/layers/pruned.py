@@ -1,9 +1,8 @@
-"""What a file holds of a part that has dropped numbers: which of them the task kept, a bit for
-each, and these alone.
+"""Tensors of which a task has dropped numbers: a file holds the kept numbers and a bit mask.
 
-A number is dropped where it is zero as stored. With the selector of a factor that the task has
-learned itself, the factor is dropped, too. In memory all tensors stay as they are, with zeros for
-what was dropped, so answers come from the same shapes and have the same bits.
+A number is dropped if it is zero in its stored form. If the selector of one of the task's own
+factors is dropped, the factor is, too. In memory all tensors keep their shapes, with zeros for
+dropped numbers, so answers have the same bits.
 """
 
 import math
@@ -13,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankup.layers.base import Tensors
 from rankup.layers.spec import FactoredSpec, HeadSpec, Shapes, Spec
+from rankup.layers.tensors import Tensors
 from rankup.rank import Place
 
-KEPT = ".kept"  # suffix to a tensor's name: a file's bits of it
-OWN = ("U", "V")  # whose rows go with their selectors
+KEPT = ".kept"  # suffix of a bit mask's name
+OWN = ("U", "V")  # keys of tensors whose rows are dropped with their selectors
 
-Kept = Mapping[str, int]  # of each tensor of a part, how many numbers a task kept, or rows of U
+Kept = Mapping[str, int]  # how many numbers a task kept of each tensor of a layer; of U, rows
 
 
 def keys_of(spec: Spec) -> tuple[str, ...]:
-    """The tensors of a part of which a task drops numbers that it can do without."""
+    """The keys of a layer's tensors of which a task may drop numbers."""
     if isinstance(spec, FactoredSpec) and spec.rank.prune:
         return ("selector", "bias") if spec.has_own_bias else ("selector",)
     if isinstance(spec, HeadSpec) and spec.prune:
@@ -33,8 +32,8 @@ def keys_of(spec: Spec) -> tuple[str, ...]:
 
 
 def masks_of(spec: Spec, values: Tensors) -> Tensors:
-    """What a task keeps of its tensors, as they are stored: of U and V one entry for each row. Of
-    tensors that no task has learned, such as a kept bias, nothing is dropped."""
+    """Masks of what a task keeps, by key; of U and V with an entry for each row. Empty if tensors
+    of which it may drop numbers are missing, as among those of a kept base."""
     keys = keys_of(spec)
     if not values.keys() >= {*keys}:
         return {}
@@ -54,7 +53,7 @@ def count(masks: Tensors) -> dict[str, int]:
 
 
 def most_of(spec: Spec, place: Place, rows: int) -> dict[str, int]:
-    """How many numbers a task could keep of each tensor."""
+    """How many numbers a task may keep of each tensor; of U, rows."""
     shapes = spec.shapes(place, rows)
     most = {key: math.prod(shapes[key]) for key in keys_of(spec)}
     return most | ({"U": shapes["U"][0]} if "U" in shapes else {})
@@ -74,7 +73,7 @@ def shapes_of(shapes: Shapes, kept: Kept) -> Shapes:
 
 
 def covers(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a mask is of a tensor of that shape, such as one with a scale for each row."""
+    """Whether a mask has an entry for each number, or each row, of a tensor of that shape."""
     return shape[: mask.dim()] == mask.shape
 
 
@@ -92,7 +91,7 @@ def zeroed(values: Tensors, masks: Tensors) -> Tensors:
 
 
 def restored(kept: Tensor, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of that shape of which only this was kept, and zeros."""
+    """The inverse of `tensor[mask]`, with zeros for what is not kept."""
     whole = kept.new_zeros(shape)
     whole[mask.to(kept.device)] = kept
     return whole

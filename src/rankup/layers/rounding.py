@@ -1,8 +1,8 @@
-"""The forms in which a task's numbers are stored: as the network computes with them, in half
-precision, or in a byte each with a scale for every row.
+"""The forms in which a task's numbers are stored: in full precision, in half precision, or as bytes
+with a scale for every row.
 
-They are rounded once, when the task is committed, to what its file can hold. From then on the
-network computes with exactly these, and what is packed comes back bit for bit.
+Numbers are rounded once, when the task is committed. From then on the network computes with the
+rounded ones, and packing and unpacking them changes no bit.
 """
 
 import math
@@ -17,35 +17,35 @@ from rankup.layers.spec import DenseSpec, NormSpec, Spec
 Store = Literal["full", "float16", "int8"]
 STORES: tuple[Store, ...] = get_args(Store)
 
-_STEPS = 127  # of a byte, on each side of zero
-_NOTHING = 2.0**-100  # smaller scales would approach float32's subnormals
-_SCALE = ".scale"
-_FAR = 0.01  # of a standard deviation
+_STEPS = 127  # the largest value of a byte
+_SMALLEST_SCALE = 2.0**-100  # smaller ones would approach float32's subnormal numbers
+_SCALE = ".scale"  # suffix of a scale's name
+_MOST_MOVED = 0.01  # standard deviations by which rounding may move a norm's mean
 
 
 class Layout(NamedTuple):
-    """What a tensor in a file looks like."""
+    """The shape and dtype of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...] | None  # allowed ones; None: any
 
 
 def rounded(spec: Spec, values: Tensors, store: Store) -> Tensors:
-    """Values as they will come back from a file."""
+    """Values as they will be read from a file."""
     packed = _packed(spec, values, store)
     back = {key: unpack(spec, key, packed, value.dtype) for key, value in values.items()}
     return pruned.zeroed(back, pruned.masks_of(spec, packed))
 
 
 def stored(spec: Spec, values: Tensors) -> Tensors:
-    """Values, rounded before, without those that a task has dropped."""
+    """Values, which must be rounded already, without those that a task has dropped."""
     masks = pruned.masks_of(spec, values)
     return {key: value[masks[key]] if key in masks else value for key, value in values.items()}
 
 
 def pack(spec: Spec, values: Tensors, store: Store) -> Tensors:
-    """A part's tensors as a file holds them: each under its own name and its scale, if any, under
-    another; of one of which numbers were dropped the others, and under a third name which."""
+    """Tensors in the form in which a file holds them, by name. Those in bytes have a scale beside
+    them. Of those with dropped numbers only the others are there, and a bit mask beside them."""
     packed = _packed(spec, values, store)
     for key, mask in pruned.masks_of(spec, packed).items():
         if mask.all():
@@ -79,12 +79,12 @@ def _half(value: Tensor) -> Tensor:
 
 
 def _moves(packed: Tensors, values: Tensors, eps: float) -> bool:
-    """Whether rounding moves a norm's mean by so much of a standard deviation that its answers
-    would change, as for inputs far from zero."""
+    """Whether rounding moves a norm's mean by so many standard deviations that its output would
+    change, as it may if inputs are far from zero."""
     if packed.get("mean") is values.get("mean"):  # not rounded: no need to wait for a GPU
         return False
     off = (packed["mean"].double() - values["mean"].double()).abs()
-    return bool((off > _FAR * (packed["var"].double() + eps).sqrt()).any())
+    return bool((off > _MOST_MOVED * (packed["var"].double() + eps).sqrt()).any())
 
 
 def unpack(spec: Spec, key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
@@ -99,7 +99,8 @@ def unpack(spec: Spec, key: str, packed: Tensors, dtype: torch.dtype) -> Tensor:
 def layouts(
     spec: Spec, key: str, shape: tuple[int, ...], store: Store, dtype: torch.dtype
 ) -> dict[str, Layout]:
-    """What a file of a network in `dtype` holds for a tensor of this shape, by name."""
+    """The layouts of what a file holds for a tensor of this shape, by name. `dtype` is that of what
+    tasks learn."""
     if isinstance(spec, DenseSpec):  # such as a module's own counters and tables
         return {key: Layout(shape, None)}
     form = _form(spec, key, shape, store)
@@ -112,8 +113,7 @@ def layouts(
 
 
 def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
-    """How many bytes `pack` would make of them. Only those that it may leave in full, or of which
-    it may drop some, are packed."""
+    """How many bytes `pack` makes of the values. They are not packed where shapes tell the size."""
     if pruned.keys_of(spec):
         return sum(tensor.nbytes for tensor in pack(spec, values, store).values())
     total, uncertain = 0, Tensors()
@@ -127,15 +127,14 @@ def bytes_of(spec: Spec, values: Tensors, store: Store) -> int:
 
 
 def bytes_of_each(spec: Spec, key: str, value: Tensor, store: Store) -> int:
-    """How many bytes a number of a tensor takes, without scales."""
+    """How many bytes each number of a tensor takes, without scales."""
     form = _form(spec, key, tuple(value.shape), store)
     return {"full": value.itemsize, "float16": 2, "int8": 1}[form]
 
 
 def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
-    """The form of one tensor. Dense ones are stored once and may be anything: they stay as they
-    are. Of the others, matrices and selectors take a byte; biases and norms are few and need
-    more."""
+    """The form of one tensor. Bytes are for matrices and selectors alone: biases and norms are few,
+    and need more precision. Dense tensors are stored once and stay as they are."""
     if store == "full" or isinstance(spec, DenseSpec) or 0 in shape:
         return "full"
     byte = key == "selector" or (len(shape) > 1 and not isinstance(spec, NormSpec))
@@ -143,12 +142,13 @@ def _form(spec: Spec, key: str, shape: tuple[int, ...], store: Store) -> Store:
 
 
 def _scale(value: Tensor) -> Tensor:
-    """The scale of each row, or of a selector as a whole. Packing what was unpacked gives the same
-    scale again: this was checked for every float32 number."""
+    """The scale of each row, or of a selector as a whole. Unpacked values have the same scale, as
+    was checked for every float32 number."""
     rows = value.flatten(1) if value.dim() > 1 else value
     scale = (rows.abs().amax(-1) / _STEPS).float()
-    return torch.where(scale > _NOTHING, scale, 1.0)
+    return torch.where(scale > _SMALLEST_SCALE, scale, 1.0)
 
 
 def _over(scale: Tensor, value: Tensor) -> Tensor:
+    """Scales per row, shaped to broadcast over the rows of `value`."""
     return scale.view(*scale.shape, *(1,) * (value.dim() - scale.dim()))

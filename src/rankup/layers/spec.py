@@ -1,5 +1,9 @@
-"""Specifications of layers as plain data: enough to say which tensors a task adds and of what
-shape. The network builds its layers from them, and a network folder stores them."""
+"""Specs: layers as plain data, which tell the tensors that a task adds, and their shapes. A network
+builds its layers from them and stores them in its folder.
+
+All specs have two methods: `shapes` gives the shapes of what a task adds, by key, and `base_shapes`
+those of what is kept of the given module.
+"""
 
 import math
 from collections import Counter
@@ -16,8 +20,8 @@ NormOver = Literal["batch1d", "batch2d", "batch3d", "layer", "rms", "group"]
 
 @dataclass(frozen=True)
 class Dtypes:
-    """The dtypes of a part, where they are not all the network's: what the module computes with,
-    what tasks learn, and what is kept of the module's weight."""
+    """The dtypes of a layer if they are not all the network's: in which it computes, in which tasks
+    learn, and in which the given module's weight is kept."""
 
     computes: str
     learns: str
@@ -26,7 +30,7 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """How a convolution reads its input."""
+    """The arguments of a convolution that are not in its spec otherwise."""
 
     channels: int
     kernel_size: Sizes
@@ -53,7 +57,7 @@ class FactoredSpec:
     before_batch_norm: bool
     conv: ConvGeometry | None
     dtypes: Dtypes | None = field(default=None, kw_only=True)
-    # Whether all tasks have the kept bias, and none learns its own.
+    # Whether all tasks use the kept bias and none learns its own.
     shared_bias: bool = field(default=False, kw_only=True)
 
     @property
@@ -82,14 +86,13 @@ class FactoredSpec:
 
 @dataclass(frozen=True)
 class WeightSpec(FactoredSpec):
-    """A parameter as a sum of factors, which its module reads in place of its own: for layers that
-    run their own forward. `shape` is the parameter's, `name` its full name. One that stacks several
-    matrices has a spec for each: `index` says which, and `shape` is that of the part."""
+    """A parameter as a sum of factors, in a layer that runs its own forward. A parameter that
+    stacks several matrices has a spec for each."""
 
     kind: ClassVar[str] = "weight"
-    shape: tuple[int, ...] = ()
-    transposed: bool = False  # whether inputs come before outputs
-    index: int | None = None
+    shape: tuple[int, ...] = ()  # of the parameter, or of its part that is this matrix
+    transposed: bool = False  # whether the matrix is [in, out], not [out, in]
+    index: int | None = None  # of the matrix, if several are stacked
 
     @property
     def parameter(self) -> str:
@@ -98,13 +101,12 @@ class WeightSpec(FactoredSpec):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A parameter of which every task has its own, and which its module reads in place of its own.
-    `kept` tells whether tasks start from the given module's values."""
+    """A parameter of which every task has its own, in a layer that runs its own forward."""
 
     kind: ClassVar[str] = "tensor"
     name: str
     shape: tuple[int, ...]
-    kept: bool
+    kept: bool  # whether tasks start from the given module's values
     dtypes: Dtypes | None = field(default=None, kw_only=True)
 
     def shapes(self, place: Place, classes: int) -> Shapes:
@@ -151,15 +153,14 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """An output layer: every task has its own. `taps` are the sizes of a convolution's kernel, and
-    `own_forward` says that the module's own forward runs with the task's weights."""
+    """An output layer, of which every task has its own."""
 
     kind: ClassVar[str] = "head"
     name: str
     inputs: int  # of the weight as a matrix: a kernel's taps are inputs
     bias: bool
-    taps: Sizes = ()
-    own_forward: bool = False
+    taps: Sizes = ()  # the kernel size, if it is a convolution
+    own_forward: bool = False  # whether the layer's own forward runs, with the task's weights
     dtypes: Dtypes | None = field(default=None, kw_only=True)
     prune: bool = field(default=False, kw_only=True)  # whether tasks drop numbers of it
 
@@ -173,14 +174,13 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """What is neither factored nor per task: trained with the first task or kept from the given
-    module, then constant. `tensors` maps names to shapes, `trained` names those that learn; the
-    others are the module's own buffers and parameters that were given frozen."""
+    """All tensors that are neither factored nor per task. They are trained with the first task or
+    kept from the given module, and constant from then on."""
 
     kind: ClassVar[str] = "dense"
     name: ClassVar[str] = "dense"
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    trained: tuple[str, ...]
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes
+    trained: tuple[str, ...]  # names of those that learn: not buffers and frozen parameters
     kept: bool
 
     def shapes(self, place: Place, classes: int) -> Shapes:
@@ -195,7 +195,7 @@ Spec = LayerSpec | DenseSpec
 
 
 def trained_with_first(specs: Sequence[Spec]) -> str | None:
-    """The name of something that is trained with the first task and serves all, if there is."""
+    """The name of a tensor or norm that is trained with the first task and serves all, or None."""
     for spec in specs:
         if isinstance(spec, DenseSpec) and spec.tensors and not spec.kept:
             return spec.tensors[0][0]
@@ -205,13 +205,13 @@ def trained_with_first(specs: Sequence[Spec]) -> str | None:
 
 
 def learned_dtype(spec: Spec, network: str) -> str:
-    """The dtype of what a task adds to a part, in a network of that dtype."""
+    """The dtype of what a task adds, in a network of dtype `network`."""
     return network if isinstance(spec, DenseSpec) or spec.dtypes is None else spec.dtypes.learns
 
 
 def kept_dtype(spec: Spec, key: str, network: str) -> str:
-    """The dtype of what is kept of the module: its large weights may be kept in fewer bits; the
-    others are where tasks start."""
+    """The dtype of what is kept of the given module. Weights of factored layers may be kept in
+    fewer bits. Other tensors have the dtype of tasks, which start from them."""
     if isinstance(spec, FactoredSpec) and key == "weight" and spec.dtypes is not None:
         return spec.dtypes.keeps
     return learned_dtype(spec, network)
@@ -222,7 +222,7 @@ def tensor_name(spec: Spec, key: str) -> str:
     return f"dense/{key}" if isinstance(spec, DenseSpec) else f"{spec.name}.{key}"
 
 
-# Fields that came later, and are written only where they say something.
+# Fields that older versions did not have, with defaults, which are not written.
 _LATER = {"taps": (), "own_forward": False, "transposed": False, "index": None, "dtypes": None}
 _LATER |= {"shared_bias": False, "prune": False}
 

@@ -1,5 +1,5 @@
-"""The hand-written autograd node of linear layers that run for several tasks at once: forwards and
-backwards it adds to one tensor in place, where autograd would make two and their sum."""
+"""The autograd function of linear layers that run for several tasks at once. It adds products to a
+tensor in place, where torch's own operations would compute two tensors and their sum."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Parameters of modules that run their own forward: the module reads the active task's tensor where
-it reads its own.
+"""Parameters per task in modules that run their own forward: where the module reads its own tensor,
+it gets the active task's.
 
-A module of any class becomes one of a derived class, in which a property stands in for each
-parameter. Nothing is swapped on the module, so threads may run different tasks at once.
+The module's class is replaced by a derived one, in which a property stands in for each parameter.
+Nothing is swapped on the module, so threads may run different tasks at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +16,13 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from rankup.errors import TaskStateError
 from rankup.layers.affine import affine_in
 from rankup.layers.affine_class import STAND_INS, TAKES_ROWS, affine_class
-from rankup.layers.base import (
-    Selection,
-    Start,
-    TaskLayer,
-    Tensors,
-    aligned_rows,
-    at_least_float32,
-    row_by_row,
-    without_row,
-)
-from rankup.layers.factored import FactoredLayer
+from rankup.layers.base import TaskLayer
 from rankup.layers.head import TaskHead
-from rankup.layers.mixed_call import GatheringLayer, MixedTables
 from rankup.layers.norm import TaskNorm
-from rankup.layers.spec import TensorSpec, WeightSpec
+from rankup.layers.parameter_layers import TaskTensor
 from rankup.layers.task_context import active_task
+from rankup.layers.tensors import Tensors
+from rankup.utils.derived import derived_class
 from rankup.utils.per_thread import PerThread
 
 STATISTICS = "statistics"  # the last part of the name of a batch norm's statistics
@@ -39,120 +30,19 @@ HEAD = "head"
 
 _PREFIX = "task_"  # of the names of layers that stand in for a module's tensors
 _TORCHS_OWN = {*vars(nn.Module())}
-_running = PerThread[dict[Any, Any]]()  # what the forward that runs has read so far
-
-
-class FactoredWeight(FactoredLayer):
-    """A parameter, or one of the matrices that it stacks, that is a sum of factors: `W_t = W₀ +
-    Σ_i s_{i,t} · u_i v_iᵀ`, as a matrix with a row for each output."""
-
-    spec: WeightSpec
-
-    def forward(self) -> Tensor:
-        return self.tensor(_one_task(self))
-
-    def tensor(self, task: int) -> Tensor:
-        """The task's matrix in the shape and order that its module reads."""
-        matrix = self.matrix(task)
-        return (matrix.t() if self.spec.transposed else matrix).reshape(self.spec.shape)
-
-    def base_of(self, tensor: Tensor) -> Tensors:
-        """What is kept of the module's own tensor, or of its part of it."""
-        outputs, inputs = self.spec.outputs, self.spec.inputs
-        if self.spec.transposed:
-            return {"weight": tensor.reshape(inputs, outputs).t()}
-        return {"weight": tensor.reshape(outputs, inputs)}
-
-
-class TaskTensor(GatheringLayer):
-    """A parameter of which every task has its own: a bias, a norm's weight, a gain. Its table is
-    `values [T, …]`; `base_value` is where tasks start."""
-
-    spec: TensorSpec
-    values: Tensor
-    base_value: Tensor
-
-    def __init__(
-        self, spec: TensorSpec, seed: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(spec, seed, dtype, device)
-        self.register_buffer("values", torch.empty(0, *spec.shape, **self._factory))
-        self.register_buffer("base_value", torch.zeros(spec.shape, **self._factory))
-        self.neutral = 0.0  # what changes nothing, where the module scales or shifts by it
-        self._wide = at_least_float32(self.dtype)
-
-    def forward(self) -> Tensor:
-        task = _one_task(self)
-        if self._knows(task):
-            return aligned_rows(self.values, task, task + 1)[0].to(self.computes_in)
-        return self.get_parameter("new_value").to(self.computes_in)
-
-    def start(self, classes: int, start: Start) -> Tensors:
-        last = start.previous(self.count) if start.norms == "previous" else None
-        return {"value": (self.base_value if last is None else self.values[last]).clone()}
-
-    def extended(self, *added: Tensors, selections: Sequence[Selection] = (None,)) -> Tensors:
-        return {"values": torch.cat([self.values, *(tensors["value"][None] for tensors in added)])}
-
-    def without(self, task: int) -> Tensors:
-        return {"values": without_row(self.values, task)}
-
-    def added(self, task: int) -> Tensors:
-        return {"value": self.values[task]}
-
-    def tensor(self, task: int) -> Tensor:
-        return self.values[task].to(self.computes_in)
-
-    def of_mixed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each sample's own, for `x` of a mixed batch, and a vector that changes nothing."""
-        tasks = self._task(x)
-        assert isinstance(tasks, Tensor)
-        (rows,), (neutral,) = self._gathered(tasks, self._wide)
-        return rows, neutral
-
-    def mixed_sources(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def mixed_tables(self, dtype: torch.dtype) -> MixedTables:
-        values = self.values.view(-1, self.base_value.numel()).to(dtype)
-        return MixedTables((values,), (self.constant(),))
-
-    def constant(self) -> Tensor:
-        """The vector that changes nothing, as the module reads it."""
-        return torch.full_like(self.base_value, self.neutral, dtype=self.computes_in)
-
-    def extra_repr(self) -> str:
-        return f"shape={list(self.spec.shape)}, per task"
-
-    def base(self) -> Tensors:
-        return {"value": self.base_value} if self.spec.kept else {}
-
-    def start_from(self, value: Tensor) -> None:
-        self.base_value = row_by_row(value.detach(), **self._factory)
-
-
-def _one_task(layer: TaskLayer) -> int:
-    task = active_task()
-    if not isinstance(task, int):
-        raise TaskStateError(
-            f"{layer.spec.name!r} is each task's own and can be read only while the network runs "
-            "for a single task"
-        )
-    if not (layer._knows(task) or layer._learns(task)):
-        raise TaskStateError(f"{layer.spec.name!r} knows tasks 0 to {layer.count - 1}, not {task}")
-    return task
+_running = PerThread[dict[Any, Any]]()  # what the current forward has read so far
 
 
 StandIns = Mapping[str, Sequence[TaskLayer]]
 
 
 def substitute(module: nn.Module, stand_ins: StandIns) -> None:
-    """Let a module read what layers give for the active task in place of its own.
+    """Let a module's forward read tensors that layers give for the active task.
 
     Args:
-        stand_ins: for each parameter the layer that gives it, or one for each of the matrices that
-            are stacked in it; `STATISTICS` for a batch norm's running statistics, `HEAD` for the
-            weight and bias of an output layer.
+        stand_ins: for each parameter's name, the layer that gives the parameter, or a layer for
+            each of the matrices stacked in it. `STATISTICS` stands for the running statistics of a
+            batch norm, `HEAD` for the weight and bias of an output layer.
     """
     names: dict[str, list[str]] = {}
     attributes: dict[str, Any] = {STAND_INS: names}
@@ -185,16 +75,17 @@ def substitute(module: nn.Module, stand_ins: StandIns) -> None:
 
 
 def reads_one_task(body: nn.Module) -> bool:
-    """Whether some module can run only for one task at a time."""
+    """Whether some module in `body` can run for only one task at a time, not for mixed batches."""
     derived = (vars(type(module)) for module in body.modules())
     return any(STAND_INS in names and TAKES_ROWS not in names for names in derived)
 
 
 def restore(module: nn.Module, task: int, made: dict[TaskLayer, nn.Parameter]) -> None:
-    """Give a module its class back, with a committed task's tensors as its own.
+    """Undo `substitute`: the module gets its class back, and a committed task's tensors become its
+    own parameters.
 
     Args:
-        made: parameters made so far, for modules that share one.
+        made: the parameters created so far, which modules that share one look up.
     """
     derived: Any = type(module)
     if STAND_INS not in vars(derived):
@@ -218,7 +109,7 @@ def restore(module: nn.Module, task: int, made: dict[TaskLayer, nn.Parameter]) -
 
 
 def _reader(names: Sequence[str]) -> Callable[[Any], Tensor]:
-    """Gives the active task's tensor, computed once in a forward, however often that reads it."""
+    """Getter of a property: the active task's tensor, computed once per forward."""
 
     def read(self: Any) -> Tensor:
         first, *others = (self._modules[name] for name in names)
@@ -238,7 +129,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _cache(key: str) -> Callable[[Any], dict[Any, Any]]:
-    """Gives a cache that lasts as long as the forward that fills it."""
+    """Getter of a property: a dict that lasts for one forward."""
 
     def read(self: Any) -> dict[Any, Any]:
         known = _running.value
@@ -249,8 +140,8 @@ def _cache(key: str) -> Callable[[Any], dict[Any, Any]]:
 
 
 def _caches(module: nn.Module) -> list[str]:
-    """Attributes in which a module keeps what it has computed from its tensors: those of one task
-    must not answer for another."""
+    """Names of attributes that are dicts of tensors, in which a module caches what it has computed
+    from its parameters. What was computed for one task must not be used for another."""
     return [
         key
         for key, value in vars(module).items()
@@ -260,7 +151,7 @@ def _caches(module: nn.Module) -> list[str]:
 
 
 def _freeze(parametrization: nn.Module) -> None:
-    """Turn into buffers what a weight was made of, which nothing reads any more."""
+    """Turn the parameters of a parametrization, which nothing reads any more, into buffers."""
     for key, parameter in [*parametrization._parameters.items()]:
         if parameter is not None:
             del parametrization._parameters[key]
@@ -282,7 +173,7 @@ def _restore_parameter(module: nn.Module, key: str, parameter: nn.Parameter) -> 
             is_exact = torch.allclose(getattr(module, key), parameter, rtol=1e-5, atol=1e-6)
     except (NotImplementedError, ValueError, RuntimeError):
         is_exact = False
-    if not is_exact:  # no values of its own make this weight
+    if not is_exact:  # the parametrization cannot express this weight
         remove_parametrizations(module, key)
         module.register_parameter(key, parameter)
 
@@ -307,8 +198,8 @@ def _restore_head(module: nn.Module, plain: Any) -> None:
 
 
 def _statistics_attributes(module: nn.Module, name: str) -> dict[str, Any]:
-    """Let a batch norm read the active task's statistics, and pool those of a task that is
-    committed. A task that is being learned has none: it is normalised by its batches."""
+    """Let a batch norm read the active task's statistics, and pool them while a task is committed.
+    A task that is being learned has none and is normalised with the statistics of its batches."""
     for key in ("running_mean", "running_var", "num_batches_tracked"):
         module._buffers.pop(key, None)
     module.register_forward_pre_hook(_pool)
@@ -364,7 +255,7 @@ def _pool(module: Any, inputs: tuple[Any, ...]) -> None:
         norm.pool.add(inputs[0])
 
 
-# Recurrent layers keep a list of their weights, which would stay as it was when it was made.
+# Recurrent layers keep a list of their weights, which would go stale.
 _RECURRENT: dict[str, Any] = {
     "_flat_weights": property(
         lambda self: [getattr(self, name) for name in self._flat_weights_names],
@@ -378,15 +269,15 @@ _RECURRENT: dict[str, Any] = {
 
 
 def _derive(module: nn.Module, attributes: dict[str, Any]) -> None:
-    """Give a module a class of its own, derived from the one it has and of the same name."""
-    kind = type(module)
-    if issubclass(kind, nn.RNNBase):
+    """Give a module a class of its own with these attributes."""
+    if isinstance(module, nn.RNNBase):
         attributes = attributes | _RECURRENT
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    module.__class__ = type(kind.__name__, (kind,), names | attributes)
+    module.__class__ = derived_class(type(module), attributes)
 
 
 def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward during which every tensor of the active task is computed at most once."""
+
     @wraps(forward)
     def read_once(*inputs: Any, **options: Any) -> Any:
         before = _running.value

@@ -1,8 +1,8 @@
-"""The active task: which one the layers of a network run for.
+"""The active task, for which the layers of a network run.
 
-The network's forward sets it for its thread, so threads may run different tasks at once. When
-activation checkpointing runs a part of the module again in the backward pass, which may be in
-another thread and long after, it runs for the task of its forward.
+The network's forward sets it for the current thread, so threads may run different tasks at once.
+Activation checkpointing runs parts of a module again in the backward pass, perhaps in another
+thread: they then run for the task of their forward.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from torch import Tensor
 from rankup.errors import RankupError
 from rankup.utils.per_thread import PerThread, set_to
 
-# The index of the task being learned: the same one for every task, so that what torch.compile has
-# compiled for one serves the next.
+# In place of the index of the task being learned: the same for every task, so that torch.compile
+# does not compile again for the next one.
 LEARNING = 1 << 30
 
 _active = PerThread[int | Tensor]()
@@ -25,8 +25,8 @@ _head_inputs = PerThread[list[Tensor]]()
 
 
 def active(task: int | Tensor | None) -> AbstractContextManager[None]:
-    """Run the body of the `with` for one task, or for a task per sample, given by index. None is
-    accepted too, so that what `active_task()` returned can be passed on."""
+    """Inside, layers run for one task, or for a task per sample, given by index. What
+    `active_task()` returned can be passed on, None included."""
     if isinstance(task, Tensor) and not task.dim():
         task = int(task)
     if not isinstance(task, int | Tensor | None):
@@ -35,7 +35,8 @@ def active(task: int | Tensor | None) -> AbstractContextManager[None]:
 
 
 def active_task() -> int | Tensor | None:
-    """The task, or the task of each sample, that layers are run for; None outside of a network."""
+    """The index of the active task, or in a mixed batch that of each sample's, `[B]`; None outside
+    of a network's forward."""
     task = _active.value
     if task is not None and not torch.compiler.is_compiling() and torch.is_grad_enabled():
         _keep_for_recomputation(task)
@@ -43,8 +44,8 @@ def active_task() -> int | Tensor | None:
 
 
 def as_wide_as_widest() -> AbstractContextManager[None]:
-    """Inside, heads answer for one task as in a mixed batch: as wide as the widest task's, with
-    −inf where a task has fewer classes."""
+    """Inside, heads give as many logits for one task as in a mixed batch: those of the task with
+    the most classes, −inf where the active one has fewer."""
     return set_to(_widest, True)
 
 
@@ -54,7 +55,7 @@ def answers_like_widest() -> bool:
 
 @contextmanager
 def head_inputs() -> Iterator[list[Tensor]]:
-    """Inside, what heads are given is noted in the list."""
+    """Inside, the inputs of heads are appended to the list."""
     noted: list[Tensor] = []
     with set_to(_head_inputs, noted):
         yield noted
@@ -70,10 +71,12 @@ def note_head_input(x: Tensor) -> None:
 
 
 def _keep_for_recomputation(task: int | Tensor) -> None:
-    """If a checkpoint (`torch.utils.checkpoint` with `use_reentrant=False`) is being recorded, have
-    its recomputation run for this task. Torch has no public name for the checkpoint that records,
-    but its hook for saved tensors holds it. Were it not found, layers would refuse to run again
-    without a task."""
+    """If a checkpoint (`torch.utils.checkpoint` with `use_reentrant=False`) is recording, let its
+    recomputation run for this task.
+
+    Torch has no public name for it, but its hook for saved tensors refers to it. If a later torch
+    changes this, recomputation fails with an error that there is no active task.
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks is None:
         return

@@ -1,9 +1,8 @@
 """Layers that run for several tasks at once while these are being learned.
 
-A batch holds the samples of task after task, equally many of each: `[A·b, …]` for A tasks. Products
-with frozen tensors are shared by the whole batch. What is a task's own is stacked, `[A, …]`, and
-multiplied in batched products, which add nothing up over samples of different tasks: a NaN in one
-task stays there, as it would not if other tasks' samples were multiplied by zero.
+A batch holds the samples of A tasks one after another, b of each: `[A·b, …]`. Frozen tensors are
+applied to the whole batch. Each task's own tensors are stacked, `[A, …]`, and applied in batched
+products, which never sum over samples of different tasks, so a NaN in one task stays there.
 """
 
 import copy
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankup.errors import RankupError
-from rankup.layers.base import TaskLayer, Tensors, over_space
+from rankup.layers.base import TaskLayer
 from rankup.layers.conv import (
     FactoredConv,
     FactoredConv1d,
@@ -27,22 +26,28 @@ from rankup.layers.factored import FactoredLayer
 from rankup.layers.head import TaskHead
 from rankup.layers.linear import FactoredLinear
 from rankup.layers.norm import TaskNorm
+from rankup.layers.parameter_layers import TaskTensor
 from rankup.layers.stacked_map import StackedMap
-from rankup.layers.substitute import TaskTensor
+from rankup.layers.tensors import Tensors, over_space
 
 
 class _Stacked(TaskLayer):
-    """A layer that holds the tensors of A tasks. Its class's forward checks the input and, as for
-    any batch with a task per sample, goes on in `_mixed`."""
+    """A layer that runs for A tasks. Its `forward` treats the input as a mixed batch and calls
+    `_mixed`, which subclasses override.
 
-    tasks: int  # A
-    stacked: Tensors  # each task's own by their keys, [A, …]
+    Attributes:
+        tasks: A.
+        stacked: the tasks' tensors by key, each `[A, …]`.
+    """
+
+    tasks: int
+    stacked: Tensors
 
     def hold(self, tasks: int, stacked: Tensors) -> None:
         self.tasks, self.stacked = tasks, stacked
 
     def lower(self, dtype: torch.dtype) -> None:
-        """Keep what is constant in the dtype of autocast, and not cast it in every step."""
+        """Cast constant tensors to the dtype of autocast, so that it need not in every step."""
         for key in ("base_weight", "U", "V", "chosen_U", "chosen_V"):
             if (tensor := self._buffers.get(key)) is not None:
                 self._buffers[key] = tensor.to(dtype)
@@ -57,14 +62,14 @@ class _StackedFactored(_Stacked, FactoredLayer):
 
 class StackedLinear(_StackedFactored, FactoredLinear):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        own = self.stacked
+        stacked = self.stacked
         old, new = self._split_selector()
         grouped = x.to(_dtype_of_activations(x)).reshape(self.tasks, -1, self.in_features)
-        rows = [own["U"] * new[:, :, None]] if "U" in own else []
-        if self.spec.bias:  # one factor more, whose hidden channel is 1
-            rows.append(own["bias"][:, None])
+        rows = [stacked["U"] * new[:, :, None]] if "U" in stacked else []
+        if self.spec.bias:  # one more factor, whose hidden channel is always 1
+            rows.append(stacked["bias"][:, None])
         U = torch.cat(rows, 1) if rows else new.new_zeros(len(new), 0, self.out_features)
-        y: Tensor = StackedMap.apply(grouped, U, own.get("V"), self.base_weight)  # type: ignore[no-untyped-call]
+        y: Tensor = StackedMap.apply(grouped, U, stacked.get("V"), self.base_weight)  # type: ignore[no-untyped-call]
         if old.shape[1]:
             hidden = F.linear(grouped, self.old_V)  # [A, n, R]
             y = y + (hidden * old[:, None]) @ self.old_U
@@ -73,7 +78,7 @@ class StackedLinear(_StackedFactored, FactoredLinear):
 
 class _StackedConv(_StackedFactored, FactoredConv):
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
-        own = self.stacked
+        stacked = self.stacked
         old, new = self._split_selector()
         each = len(x) // self.tasks
         y = None if self.base_weight is None else self._map(x, self.base_weight)
@@ -82,20 +87,20 @@ class _StackedConv(_StackedFactored, FactoredConv):
             scale = self._per_sample(old.repeat_interleave(each, 0), x)
             shared = self._up(hidden * scale.to(hidden.dtype), self.old_U)
             y = shared if y is None else y + shared
-        if "U" in own:
-            hidden = self._of_own(x, own["V"])  # [A, b, r, …]
+        if "U" in stacked:
+            hidden = self._of_own(x, stacked["V"])  # [A, b, r, …]
             size = hidden.shape[3:]
             hidden = hidden.flatten(3) * new[:, None, :, None].to(hidden.dtype)
-            added = torch.matmul(own["U"].mT[:, None], hidden)  # [A, b, out, positions]
+            added = torch.matmul(stacked["U"].mT[:, None], hidden)  # [A, b, out, positions]
             added = added.view(len(x), self.out_channels, *size)
             y = added if y is None else y + added
         assert y is not None
         if not self.spec.bias:
             return y
-        return y + self._per_sample(own["bias"].repeat_interleave(each, 0), x).to(y.dtype)
+        return y + self._per_sample(stacked["bias"].repeat_interleave(each, 0), x).to(y.dtype)
 
     def _of_own(self, x: Tensor, V: Tensor) -> Tensor:
-        """Each task's samples through its own kernels: a group of channels for each task."""
+        """Hidden channels of each task's own factors, by a convolution with a group per task."""
         kernels = self._kernel(V.reshape(-1, self.spec.inputs))  # [A·r, channels, …]
         y = convolve(_side_by_side(x, self.tasks), kernels, self.conv, groups=self.tasks)
         return y.view(len(y), self.tasks, -1, *y.shape[2:]).transpose(0, 1)  # [A, b, r, …]
@@ -138,11 +143,11 @@ class StackedNorm(_Stacked, TaskNorm):
 
 
 class StackedHead(_Stacked, TaskHead):
-    """Among what it holds, `missing [A, C]` says which of the classes a task does not have."""
+    """`stacked["missing"] [A, C]`, if there is one, is True for classes that a task lacks."""
 
     def hold(self, tasks: int, stacked: Tensors) -> None:
         super().hold(tasks, stacked)
-        # What says how many answers there are.
+        # The number of logits is read from this table.
         self.rows = self.rows.new_zeros(tasks, stacked["weight"].shape[1])
 
     def _mixed(self, x: Tensor, tasks: Tensor) -> Tensor:
@@ -160,7 +165,7 @@ class StackedTensor(_Stacked, TaskTensor):
     """A vector that a module with a forward of its own scales or shifts channels by."""
 
     def of_mixed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self._task(x)  # compares the number of rows
+        self._task(x)  # refuses another number of rows
         own = self.stacked["value"][:, None].to(self._wide)  # [A, 1, …]
         each = len(x) // self.tasks
         rows = own.expand(-1, each, *own.shape[2:]).reshape(len(x), *own.shape[2:])
@@ -179,8 +184,8 @@ _FORMS: dict[type[TaskLayer], type[_Stacked]] = {
 
 
 def stacked_form(layer: TaskLayer) -> _Stacked:
-    """A stand-in for a layer, which it shares all constant tensors with: it holds several tasks
-    like the one that the layer has begun."""
+    """A copy of a layer that shares all its constant tensors, to `hold` several tasks of the same
+    kind as the layer's open task."""
     if (form := _FORMS.get(type(layer))) is None:
         raise RankupError(
             f"layer {layer.spec.name!r} cannot learn several tasks at once: learn them one after "
@@ -200,6 +205,6 @@ def _dtype_of_activations(x: Tensor) -> torch.dtype:
 
 
 def _side_by_side(x: Tensor, tasks: int) -> Tensor:
-    """`[A·b, channels, …]` with the tasks' channels beside each other, `[b, A·channels, …]`."""
+    """Reshape `[A·b, channels, …]` to `[b, A·channels, …]`."""
     grouped = x.reshape(tasks, -1, *x.shape[1:]).transpose(0, 1)
     return grouped.reshape(len(x) // tasks, tasks * x.shape[1], *x.shape[2:])

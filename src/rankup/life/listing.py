@@ -8,7 +8,7 @@ from typing import Any
 
 from rankup import models
 from rankup.net.about import Note, TaskDescription
-from rankup.net.kept import kept_of_layers
+from rankup.net.kept_factors import kept_of_layers
 from rankup.net.size import stored_by_task
 from rankup.storage import notes
 from rankup.storage.manifest import Manifest

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rankup import seeds
 from rankup.layers import TaskNorm, Tensors, active
-from rankup.layers.base import over_space
 from rankup.layers.spec import FactoredSpec
+from rankup.layers.tensors import over_space
 from rankup.methods.base import Setting
 from rankup.methods.options import HatOptions
 from rankup.methods.shared.bits import pack, packed_size, stray_bits, unpack

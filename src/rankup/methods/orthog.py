@@ -13,8 +13,8 @@ from rankup.errors import RankupError
 from rankup.growing.planner import make_plan
 from rankup.growing.trace import trace
 from rankup.layers import CONVOLUTIONS, active_task
-from rankup.layers.base import over_last
 from rankup.layers.spec import HeadSpec
+from rankup.layers.tensors import over_last
 from rankup.methods.base import Setting
 from rankup.methods.er_ring import ERRing, ERRingLearner
 from rankup.methods.options import OrthogOptions

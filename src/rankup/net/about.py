@@ -1,4 +1,4 @@
-"""What a task says of itself besides its tensors, and what people have noted about it."""
+"""Facts about a task that are stored with its tensors, and people's notes on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankup.data.inputs import Input, from_json
 from rankup.errors import RankupError
-from rankup.net.kept import KeptFactors, kept_of_layers
+from rankup.net.kept_factors import KeptFactors, kept_of_layers
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a task. They follow from how it was learned, so that equal networks say equal
-    things, and are part of a network's hash."""
+    """Facts about a task. They follow from how it was learned, so they are equal for equal
+    networks, and are part of a network's hash."""
 
     class_names: tuple[str, ...] = ()
     inputs: Input | None = None  # how its inputs are prepared, if not as the network's
@@ -41,8 +41,8 @@ class About:
 
 @dataclass(frozen=True)
 class Note:
-    """What people say of a task, and when and by which versions it was saved. None of it is part of
-    a network's hash."""
+    """People's notes on a task, and when and by which versions it was saved. They are no part of a
+    network's hash."""
 
     title: str = ""  # a name for people
     description: str = ""

@@ -1,4 +1,4 @@
-"""Committing a task: what was learned is rounded, calibrated, checked and made constant."""
+"""Committing a task: what it has learned is rounded, calibrated, checked and made constant."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rankup.data.transforms import all_turns
 from rankup.errors import TaskStateError
-from rankup.layers import TaskNorm, Tensors, pooled_statistics, pruned, rounding
+from rankup.layers import TaskLayer, TaskNorm, Tensors, pooled_statistics, pruned, rounding
 from rankup.layers.spec import HeadSpec, Spec, tensor_name
 from rankup.net import validate
 from rankup.net.mixed import MISSING
@@ -40,8 +40,13 @@ def commit(
     batches: Iterable[Any] | None,
     examples: Examples | None = None,
 ) -> None:
-    """Make all that a task has learned constant, or raise and leave the task as it is. With ranks,
-    what they have learned is the same to the bit, or it is refused."""
+    """Make all that a task has learned constant, or raise and leave the task as it is. In a process
+    group, all processes must have learned the same bits.
+
+    Args:
+        batches: inputs over which batch norms pool their statistics.
+        examples: from which a router learns; by default `batches`, with the network's answers.
+    """
     if net.routing is not None and examples is None:
         batches = kept_for_router(batches)
     if net.ranks is not None:
@@ -50,18 +55,17 @@ def commit(
         with _calibrated(net, batches, task):
             learned = [part.learned() for part in net.parts]
         task = replace(task, rotations=False)
-        learned = [
-            _of_views(part.spec, own, task) for part, own in zip(net.parts, learned, strict=True)
+        pairs = [
+            (part, _of_views(part.spec, tensors, task))
+            for part, tensors in zip(net.parts, learned, strict=True)
         ]
         place = net._tasks.place(task, len(net.tasks))
-        for part, tensors in zip(net.parts, learned, strict=True):
+        for part, tensors in pairs:
             validate.learned(part.spec, tensors, place, task)
-        _refuse_not_finite(net, learned)
-        pairs = zip(net.parts, learned, strict=True)
-        form = net.options.store
-        added = [rounding.rounded(part.spec, own, form) for part, own in pairs]
+        _refuse_not_finite(net, pairs)
+        added = [rounding.rounded(part.spec, tensors, net.options.store) for part, tensors in pairs]
         task = replace(task, kept=_kept(net, added))
-        append(net, [task], [[own] for own in added])
+        append(net, [task], [[tensors] for tensors in added])
     if net.routing is not None:
         examples = examples or answered_examples(net, len(net.tasks) - 1, batches)
         _learn_routing(net, net.routing, examples)
@@ -78,8 +82,8 @@ def _kept(net: "IncrementalNet", added: Sequence[Tensors]) -> dict[str, pruned.K
 
 
 def _learn_routing(net: "IncrementalNet", routing: Routing, examples: Examples) -> None:
-    """Let the router see the task that was just committed, or drop that again: no task may be one
-    that is never guessed."""
+    """Let routers learn the task that was just committed. If they fail, remove it again: it would
+    never be guessed."""
     try:
         with evaluating(net), torch.no_grad():
             net.routing = routing.learned(net, examples)
@@ -91,11 +95,11 @@ def _learn_routing(net: "IncrementalNet", routing: Routing, examples: Examples) 
 
 @contextmanager
 def _rounded(net: "IncrementalNet") -> Iterator[None]:
-    """Inside, what was learned is as it will come back from a file, so that batch norms pool
-    statistics of what will answer. If the commit fails, it is restored as learned."""
+    """Inside, parameters are rounded as they will be stored, so that batch norms pool statistics
+    for these. If the commit fails, they are restored."""
     form, before = net.options.store, list[tuple[nn.Parameter, Tensor]]()
     layers = net.layers if form != "full" else []
-    _refuse_not_finite(net, [layer.learned() for layer in layers])
+    _refuse_not_finite(net, [(layer, layer.learned()) for layer in layers])
     try:
         for layer in layers:
             for key, value in rounding.rounded(layer.spec, layer.learned(), form).items():
@@ -110,7 +114,8 @@ def _rounded(net: "IncrementalNet") -> Iterator[None]:
 
 
 def _of_views(spec: Spec, learned: Tensors, task: KnownTask) -> Tensors:
-    """What stays of a part: of a head that also learned turned images, the rows of its views."""
+    """A part's tensors without the rows of heads that answer for turned images and are no longer
+    needed."""
     if not isinstance(spec, HeadSpec):
         return learned
     return {key: tensor[: task.rows] for key, tensor in learned.items()}
@@ -119,8 +124,8 @@ def _of_views(spec: Spec, learned: Tensors, task: KnownTask) -> Tensors:
 def _calibrated(
     net: "IncrementalNet", batches: Iterable[Any] | None, task: KnownTask
 ) -> AbstractContextManager[None]:
-    """Inside, batch norms hold the pooled statistics of the task's data; of images in all four
-    turns if it was learned from these."""
+    """Inside, batch norms hold statistics of the task's data: of images in all four turns if it was
+    learned from these."""
     norms = [norm for norm in net.layers if isinstance(norm, TaskNorm) and norm.wants_statistics]
     if norms and (isinstance(batches, Tensor | str) or not isinstance(batches, Iterable)):
         raise TaskStateError(
@@ -141,8 +146,10 @@ def _calibrated(
     return pooled_statistics(net, norms, () if batches is None else batches, run, net.ranks)
 
 
-def _refuse_not_finite(net: "IncrementalNet", learned: Sequence[Tensors]) -> None:
-    for part, tensors in zip(net.parts, learned, strict=False):  # of all parts, or of the layers
+def _refuse_not_finite(
+    net: "IncrementalNet", learned: Sequence[tuple[TaskLayer | SharedTensors, Tensors]]
+) -> None:
+    for part, tensors in learned:
         as_given = part.unchanged() if isinstance(part, SharedTensors) else ()
         for key, tensor in tensors.items():
             if key not in as_given and not bool(torch.isfinite(tensor).all()):

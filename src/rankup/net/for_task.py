@@ -1,4 +1,4 @@
-"""A network for one of its tasks, as a module like any other, for tools that take one."""
+"""A network as a module for one of its tasks, for tools that take any module."""
 
 import inspect
 from collections.abc import Iterator
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 class TaskModule(nn.Module):
     """A network that runs for one task, called as the given module is called.
 
-    `parameters()` are the task's while it is being learned, and nothing after. `state_dict()` holds
-    what is being learned and nothing else: it is as small as a task, and what was learned before is
-    not in it. What this class does not have, such as `gradient_checkpointing_enable`, is the
-    module's own.
+    `parameters()` and `state_dict()` hold only what is being learned for the task: nothing that was
+    learned before, and after the commit nothing. Other attributes, such as
+    `gradient_checkpointing_enable`, are those of the given module.
     """
 
     def __init__(self, net: "IncrementalNet", task: str) -> None:
@@ -61,7 +60,7 @@ class TaskModule(nn.Module):
 
 
 def for_task(net: "IncrementalNet", task: str) -> TaskModule:
-    # A class of its own, because Trainer reads from the class's forward which arguments there are.
+    # A class of its own, because transformers' Trainer reads the signature of the class's forward.
     def forward(self: TaskModule, *args: Any, **options: Any) -> Any:
         return self._run(*args, **options)
 
@@ -92,7 +91,8 @@ def _keep_learned(
 
 
 def _add_frozen(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Hand what is frozen its own values, which no state dict holds, so that nothing is missing."""
+    """Add all frozen tensors, which are in no state dict, so that none is missing when it is
+    loaded."""
     assert isinstance(module, TaskModule)
     learned = _learned_names(module, prefix)
     for name, tensor in module.net.state_dict(prefix=f"{prefix}net.").items():

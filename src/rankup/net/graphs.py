@@ -1,5 +1,5 @@
-"""Mixed batches answered by CUDA graphs: for a batch of a shape that came before, the host starts
-one graph instead of every operation."""
+"""Mixed batches by CUDA graphs: if there was a batch of the same shape before, the host starts one
+graph instead of every operation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankup import seeds
 from rankup.layers import cached
 from rankup.layers.task_context import notes_head_inputs
 
-Pass = Callable[[Any, dict[str, Any], Tensor], Any]  # of inputs, options and tasks, in one go
+Pass = Callable[[Any, dict[str, Any], Tensor], Any]  # runs inputs, options and tasks in one pass
 
 _MOST_SEEN = 1000  # kinds of calls that are remembered
 
@@ -25,18 +25,22 @@ _MOST_SEEN = 1000  # kinds of calls that are remembered
 class Graphs:
     """The graphs of a network, one for each kind of call: shapes, dtypes, options and autocast.
 
-    A kind is captured when it comes for the second time. Graphs answer from the tensors that they
-    were captured with, so all of them go once one of these was exchanged or changed, as by a
-    commit: else they would hold the old ones in memory. They share theirs, so only one runs at a
+    A kind is captured when it comes for the second time. Graphs read the tensors that they were
+    captured with. Once one of these is replaced or modified, as by a commit, all graphs are
+    dropped, which also frees the old tensors. Graphs share their memory, so only one runs at a
     time.
+
+    Args:
+        body: the network's module.
+        most: how many graphs there are at once; the least recently used are dropped.
     """
 
     def __init__(self, body: nn.Module, most: int) -> None:
         self.body, self.most = body, most
         self._modules = [*body.modules()]
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()  # the least recently used first
-        self._made_of: list[tuple[Tensor, int]] = []  # what all graphs read, and its versions
-        self._seen: dict[Hashable, bool] = {}  # whether it can be captured
+        self._sources: list[tuple[Tensor, int]] = []  # the tensors that graphs read, with versions
+        self._seen: dict[Hashable, bool] = {}  # for kinds that came before, whether to capture them
         self._lock = threading.Lock()
         self._memory: Any = None  # a pool and the stream that captures
         self._done: Any = None  # the event after the last replay
@@ -45,7 +49,7 @@ class Graphs:
         return Graphs, (self.body, self.most)
 
     def answer(self, x: Any, options: dict[str, Any], tasks: Tensor, run: Pass) -> Any:
-        """What `run` answers, by a graph where there can be one."""
+        """The output of `run`, by a graph if possible."""
         leaves, form = tree_flatten((x, options))
         if not self._allows(leaves, tasks):
             return run(x, options, tasks)
@@ -54,10 +58,10 @@ class Graphs:
             return run(x, options, tasks)
         with self._lock:
             graph = self._graphs.pop(kind, None)
-            # It is checked while it runs: all that it reads is held.
+            # Whether it is stale is checked while it runs, as all that it reads is still alive.
             answer = None if graph is None else self._replay(graph, leaves, tasks)
             if self._is_stale():
-                graph = answer = None  # their memory is free for the next ones
+                graph = answer = None  # frees their memory for the next graphs
                 self._graphs.clear()
             if graph is None:
                 try:
@@ -95,16 +99,16 @@ class Graphs:
         return False
 
     def _is_stale(self) -> bool:
-        """Whether the network has other tensors than graphs were captured with; from now on they
-        are captured with these."""
+        """Whether the network's tensors are others than when graphs were captured. If so, remember
+        the new ones."""
         buffers = (t for module in self._modules for t in module._buffers.values())
         tensors = [tensor for tensor in buffers if tensor is not None]
-        if len(tensors) == len(self._made_of) and all(
-            tensor is own and cached.version(tensor) == was
-            for tensor, (own, was) in zip(tensors, self._made_of, strict=True)
+        if len(tensors) == len(self._sources) and all(
+            tensor is source and cached.version(tensor) == version
+            for tensor, (source, version) in zip(tensors, self._sources, strict=True)
         ):
             return False
-        self._made_of = [(tensor, cached.version(tensor)) for tensor in tensors]
+        self._sources = [(tensor, cached.version(tensor)) for tensor in tensors]
         return True
 
     def _capture(self, leaves: Sequence[Any], form: Any, tasks: Tensor, run: Pass) -> _Graph:
@@ -129,7 +133,7 @@ class _Graph:
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._tasks = tasks.clone()
         x, options = tree_unflatten(self._inputs, form)
-        with cached.held() as self._held:  # what is cached elsewhere must stay with the graph
+        with cached.held() as self._held:  # cached tensors that the graph reads
             self._start, self._answer = record(lambda: run(x, options, self._tasks), tasks, memory)
 
     def __call__(self, leaves: Sequence[Any], tasks: Tensor) -> Any:
@@ -149,7 +153,7 @@ def new_memory(device: torch.device) -> Any:
 
 
 def record(call: Callable[[], Any], tasks: Tensor, memory: Any) -> tuple[Callable[[], None], Any]:
-    """What starts a graph of the call, and the answer that it writes."""
+    """Capture a call. Returns what replays it, and the output, which a replay overwrites."""
     device, kind = tasks.device, tasks.device.type
     (pool, stream), graph = memory, torch.cuda.CUDAGraph()
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -171,7 +175,7 @@ def _kind(leaf: Any) -> Hashable:
 
 
 def _modes(device: torch.device) -> tuple[Hashable, ...]:
-    """What else changes what operations compute."""
+    """Global modes that change what operations compute."""
     return (
         torch.is_autocast_enabled(device.type),
         torch.get_autocast_dtype(device.type),

@@ -1,4 +1,4 @@
-"""Mixed batches task after task: arguments are split by task, and answers joined again."""
+"""Mixed batches for one task after another: arguments are split by task, and outputs are joined."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,15 @@ Split = Mapping[str, int | None]  # the dimension along which an argument is spl
 
 
 class Arguments:
-    """What a module is called with for a number of samples, and how to give it some of them.
+    """The arguments of a module's call, which can be split by samples.
 
     A tensor is split along its first dimension if that is as long as the batch, unless `split` says
     otherwise for the argument that it is in.
+
+    Args:
+        x: the first argument.
+        options: the others, by name. Arguments may be nested, as torch's pytrees.
+        samples: how many samples the batch has.
     """
 
     def __init__(self, x: Any, options: dict[str, Any], samples: int, split: Split) -> None:
@@ -49,8 +54,8 @@ class Arguments:
         return tree_unflatten(leaves, self.form)  # type: ignore[no-any-return]
 
     def kind(self) -> Any:
-        """What decides how a module runs: shapes and modes, not the numbers it computes with nor
-        how many samples there are."""
+        """The shapes and options that may decide how a module runs, without the number of samples
+        and the values of tensors and floats."""
         kinds = (_kind(leaf, dim) for leaf, dim in zip(self.leaves, self.dims, strict=True))
         return str(self.form), *kinds
 
@@ -68,7 +73,7 @@ def _kind(leaf: Any, dim: int | None) -> Any:
 
 
 def run_by_groups(given: Arguments, tasks: Tensor, run: Run) -> Any:
-    """Run the samples of each task by themselves, and put the rows back in their order."""
+    """Run the module on the samples of each task, and join the outputs in the batch's order."""
     if not given.can_be_split:
         raise RankupError(
             "this module takes a mixed batch task by task, but none of its arguments is a tensor "
@@ -96,7 +101,7 @@ def run_by_groups(given: Arguments, tasks: Tensor, run: Run) -> Any:
 
 
 def _as_wide_as_widest(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Answers of heads that do not know of other tasks: −inf where one has fewer classes."""
+    """Logits padded with −inf to those of the task with the most classes."""
     if len({part.shape for part in parts}) == 1 or parts[0].dim() < 2:
         return list(parts)
     widest = max(part.shape[-1] for part in parts)
@@ -104,8 +109,8 @@ def _as_wide_as_widest(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_every_task(given: Arguments, tasks: Tensor, known: int, run: Run) -> Any:
-    """Run the batch for every task there is, and pick each sample's own answer: nothing depends on
-    the values of `tasks`, as it must not where the network is compiled or exported."""
+    """Run the module on the whole batch for every task, and pick each sample's output. This does
+    not read the values of `tasks`, as is needed for compiling and exporting."""
     x, options = tree_unflatten(given.leaves, given.form)
     answers = []
     for task in range(known):
@@ -134,7 +139,7 @@ def _joined(answers: Sequence[Any], join: Callable[[str, Sequence[Any]], Any]) -
 
 
 def _common(name: str, parts: Sequence[Any]) -> Any:
-    """What all groups gave alike, or what says that it cannot be joined."""
+    """The part of the output that is equal for all groups; a `NotJoined` if there is none."""
     first = parts[0]
     if isinstance(first, str | int | float | None) and all(part == first for part in parts):
         return first
@@ -142,8 +147,9 @@ def _common(name: str, parts: Sequence[Any]) -> Any:
 
 
 class NotJoined:
-    """In place of what a module gives for a whole batch, such as a loss or a cache for generation:
-    of several tasks' batches there is none. Whoever uses it learns why."""
+    """In place of a part of the output that belongs to a whole batch, such as a loss or a cache for
+    generation, and cannot be joined from those of several tasks. Using it raises an error that says
+    so."""
 
     def __init__(self, name: str, of: Any) -> None:
         vars(self)["says"] = (

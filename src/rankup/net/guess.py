@@ -1,5 +1,4 @@
-"""Guessing the task of inputs: which of them a network knows, how sure it is, and whether any
-fits."""
+"""Guessing the task of inputs: which task is likeliest, how sure that is, and whether any fits."""
 
 from __future__ import annotations
 
@@ -10,26 +9,26 @@ import torch
 from torch import Tensor
 
 from rankup.errors import RankupError, TaskStateError
-from rankup.net.routers.base import Looks
+from rankup.net.routers.base import RoutedBatch
 from rankup.net.routers.routing import LEVELS, Routing
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
-_FAR = 12.0  # natural logarithms behind the likeliest task, from which on one is not asked
+_FAR = 12.0  # tasks whose log-probability is further below the likeliest one's are not run
 
 
 class Guess(NamedTuple):
-    """Whose inputs these are. For a batch that is known to be of one task, of which all samples are
-    one guess, without the first dimension.
+    """The guessed task of each sample. With `together=True`, one guess for the whole batch, without
+    the first dimension.
 
     Attributes:
         task: `[B]`: the index of the likeliest task.
         probabilities: `[B, T]`: of each task, given that it is one of them.
-        none: `[B]`: the share of that task's held-out samples that fit it better. Above 0.95 an
-            input is of none of them, if one in twenty may be turned away by mistake.
-        strangeness: `[B]`: how badly an input fits, on the scale of held-out samples, to compare
-            inputs that all fit worse than these.
+        none: `[B]`: the share of that task's held-out samples that fit it better. To take an input
+            above 0.95 for one of no known task is wrong for one in twenty.
+        strangeness: `[B]`: how badly an input fits, to rank inputs that fit worse than all held-out
+            samples.
     """
 
     task: Tensor
@@ -83,10 +82,10 @@ def drift(found: Guess, false_alarms: float) -> Drift:
 
 
 class Routed(NamedTuple):
-    """What routers found out about a batch."""
+    """A batch and what routers say of it."""
 
-    votes: Tensor  # [B, T]: −∞ for tasks that were not asked
-    looks: Looks
+    votes: Tensor  # [B, T]: log-probabilities up to a constant; −∞ for tasks that were ruled out
+    batch: RoutedBatch
 
 
 @torch.no_grad()
@@ -101,8 +100,8 @@ def guess(
 def answer(
     net: IncrementalNet, x: Tensor, options: dict[str, Any], likeliest: int | None
 ) -> Untold:
-    """Each class's probability: its task's, times its share of the task, of which routers that
-    know classes have a say, too."""
+    """The log-probability of each class: its task's plus its own within the task, for which routers
+    that tell classes apart vote, too."""
     routing = routing_of(net, x)
     return _answer(routing, route(net, routing, x, options, likeliest))
 
@@ -116,10 +115,10 @@ def guess_and_answer(net: IncrementalNet, x: Tensor) -> tuple[Guess, Untold]:
 
 
 def _guess(routing: Routing, routed: Routed, together: bool) -> Guess:
-    votes, looks = routed
+    votes, batch = routed
     shares = votes.sum(0, keepdim=True) if together else votes
     task = shares.argmax(1)
-    fits = _fits(routing, looks, task.expand(len(votes)))
+    fits = _fits(routing, batch, task.expand(len(votes)))
     fits = fits.mean(0, keepdim=True) if together else fits
     quantiles = routing.quantiles(votes.device)[task]  # [B, levels]
     above = torch.searchsorted(quantiles, fits[:, None])[:, 0]
@@ -128,22 +127,22 @@ def _guess(routing: Routing, routed: Routed, together: bool) -> Guess:
 
 
 def _answer(routing: Routing, routed: Routed) -> Untold:
-    votes, looks = routed
+    votes, batch = routed
     votes = votes.masked_fill(votes < votes.amax(1, keepdim=True) - _FAR, -torch.inf)
     shares = votes.log_softmax(1)
-    looks.narrow_to(votes)
+    batch.narrow_to(votes)
     parts = []
     for task in range(votes.shape[1]):
-        own = looks.of(task).logits.float().log_softmax(1)
+        logits = batch.of(task).logits.float().log_softmax(1)
         for name, weight in routing.rule.weights:
-            if (classes := routing.routers[name].class_votes(looks, task)) is not None:
-                own = (own + weight * classes).log_softmax(1)
-        parts.append(own + shares[:, task, None])  # −∞ where the task was not asked
+            if (classes := routing.routers[name].class_votes(batch, task)) is not None:
+                logits = (logits + weight * classes).log_softmax(1)
+        parts.append(logits + shares[:, task, None])  # −∞ where the task was ruled out
     return Untold(torch.cat(parts, 1), votes.argmax(1))
 
 
 def routing_of(net: IncrementalNet, x: Any) -> Routing:
-    """What a network guesses tasks by, or a refusal that says what is missing."""
+    """The network's routing, if it can guess the task of `x`; otherwise raise."""
     routing = net.routing
     if routing is None:
         raise RankupError(
@@ -166,24 +165,29 @@ def route(
     likeliest: int | None,
     together: bool = False,
 ) -> Routed:
-    """Let routers vote: first those that need not run the network for any task, then, for the
-    tasks that these leave, all others."""
-    looks, tasks = Looks(net, routing, x, options), range(len(routing.rows))
+    """Let routers vote: first those that do not run the network for every task, then, for the
+    tasks that are still candidates, the others.
+
+    Args:
+        likeliest: how many candidates the first routers leave for each sample; None for all.
+        together: whether all samples have the same task.
+    """
+    batch, tasks = RoutedBatch(net, routing, x, options), range(len(routing.rows))
     cheap = [name for name in routing.rule.names if not routing.routers[name].runs_tasks]
     weights = dict(routing.rule.weights)
     votes = torch.zeros(len(x), len(tasks), device=x.device)
     for name in cheap:
-        votes = votes + weights[name] * _votes(routing, looks, name)
+        votes = votes + weights[name] * _votes(routing, batch, name)
     if likeliest is not None:
         votes = _narrowed(votes, likeliest, bool(cheap), together)
-    looks.narrow_to(votes)
+    batch.narrow_to(votes)
     for name in (name for name in weights if name not in cheap):
-        votes = votes + weights[name] * _votes(routing, looks, name)
-    return Routed(votes, looks)
+        votes = votes + weights[name] * _votes(routing, batch, name)
+    return Routed(votes, batch)
 
 
-def _votes(routing: Routing, looks: Looks, name: str) -> Tensor:
-    return routing.routers[name].votes(looks, routing.fits(looks, name))
+def _votes(routing: Routing, batch: RoutedBatch, name: str) -> Tensor:
+    return routing.routers[name].votes(batch, routing.fits(batch, name))
 
 
 def _narrowed(votes: Tensor, likeliest: int, has_cheap: bool, together: bool) -> Tensor:
@@ -201,10 +205,10 @@ def _narrowed(votes: Tensor, likeliest: int, has_cheap: bool, together: bool) ->
     return torch.full_like(votes, -torch.inf).scatter_(1, kept, votes.gather(1, kept))
 
 
-def _fits(routing: Routing, looks: Looks, tasks: Tensor) -> Tensor:
+def _fits(routing: Routing, batch: RoutedBatch, tasks: Tensor) -> Tensor:
     """`[B]`: how well each sample fits the task that was guessed for it."""
     total = torch.zeros(len(tasks), device=tasks.device)
     for name, weight in routing.rule.weights:
-        own = routing.fits(looks, name).gather(1, tasks[:, None])[:, 0]
+        own = routing.fits(batch, name).gather(1, tasks[:, None])[:, 0]
         total = total + weight * own
     return total

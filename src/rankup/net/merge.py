@@ -1,4 +1,4 @@
-"""A plain module for one task, made of torch's layers."""
+"""Merging: a plain module of torch's layers for one task."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +18,11 @@ from rankup.net.shared import make_trainable
 def merge(
     body: nn.Module, layers: Sequence[TaskLayer], plan: Plan, task: int, fold: bool
 ) -> nn.Module:
-    """A network's body for a committed task, with dense layers in place of its own."""
+    """A copy of a network's body for a committed task, with plain layers in place of task layers.
+
+    Args:
+        fold: whether to fold batch norms into convolutions.
+    """
     layers = [layer for layer in layers if not is_substituted(layer.spec)]
     plain: dict[str, Any] = {layer.spec.name: layer.merged(task).eval() for layer in layers}
     for conv, norm in _folds(body, plan) if fold else ():
@@ -26,13 +30,13 @@ def merge(
         unfolded.eval()
         plain[conv] = fuse_conv_bn_eval(unfolded, plain[norm])
         plain[norm] = _nothing_like(plain[norm])
-    own = {name: body.get_submodule(name) for name in plain}
+    replaced = {name: body.get_submodule(name) for name in plain}
     for name, part in plain.items():
-        if has_hooks(own[name]):
-            copy_hooks(own[name], part)
+        if has_hooks(replaced[name]):
+            copy_hooks(replaced[name], part)
     for layer in layers:
         layer.hand_attributes(plain[layer.spec.name])
-    module = copy_of(body, {id(own[name]): part for name, part in plain.items()})
+    module = copy_of(body, {id(replaced[name]): part for name, part in plain.items()})
     made: dict[TaskLayer, nn.Parameter] = {}
     for inner in [*module.modules()]:
         restore(inner, task, made)
@@ -50,8 +54,8 @@ def _nothing_like(norm: Any) -> nn.Module:
 
 
 def _folds(body: nn.Module, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Convolutions and batch norms to fuse: not if either has hooks, and none if the module takes
-    another path than when it was grown, such as by a flag that was set since."""
+    """Pairs of a convolution and a batch norm to fold into it. Not those with hooks, and none if
+    the module now takes another path than when it was grown, as by a flag that was set since."""
     now = trace(body, training=False) if plan.folds else None
     if now is None or now.path != plan.paths[1]:
         return

@@ -1,6 +1,5 @@
-"""Batches whose samples belong to different tasks."""
+"""Mixed batches: batches whose samples belong to different tasks."""
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -16,25 +15,31 @@ from rankup.net.tasks import TaskList
 
 _MOST_TRIALS = 1000  # kinds of calls that are remembered
 
-MISSING: Any = object()  # in place of inputs, if all are named
+MISSING: Any = object()  # the positional input, if all arguments are passed by name
 
 
-@dataclass
 class MixedBatches:
-    """Answers mixed batches for the tasks of one network.
+    """Runs a network's module on mixed batches: in one pass if the module allows it, otherwise for
+    one task after another.
 
-    In one pass, if the module allows it, else task after task. A layer compares its number of rows
-    with the number of samples. A module that puts another dimension first, of the same size by
-    chance, would pass. So a module is tried with fewer samples for every shape of batch and kind of
-    options that it is called with. One that folds other dimensions into the batch, as window
-    attention does, runs task after task.
+    In one pass, each layer compares its number of rows with the number of samples. That is not
+    enough: a module may put another dimension first, which is as long by chance. So the module is
+    tried with fewer samples for each new shape of batch and kind of options. A module that folds
+    other dimensions into the batch, as window attention does, runs for one task after another.
+
+    Args:
+        tasks: the network's tasks.
+        layers: its layers.
+        one_by_one: whether the module can only run for one task at a time.
+
+    Attributes:
+        graphs: the CUDA graphs that answer, if `IncrementalNet.capture` has been called.
     """
 
-    _tasks: TaskList
-    layers: MixedLayers
-    one_by_one: bool = False  # modules that read a task's tensors run for one task at a time
-    _tried: dict[Any, bool] = field(default_factory=dict)  # found by trials, by kind of call
-    graphs: Graphs | None = None
+    def __init__(self, tasks: TaskList, layers: MixedLayers, *, one_by_one: bool) -> None:
+        self._tasks, self.layers, self.one_by_one = tasks, layers, one_by_one
+        self.graphs: Graphs | None = None
+        self._tried: dict[Any, bool] = {}  # by kind of call, whether it can run in one pass
 
     def answer(
         self,
@@ -45,7 +50,16 @@ class MixedBatches:
         device: torch.device,
         split: Split,
     ) -> Any:
-        """The answer of a module, run by `run` on a device, for a task per sample."""
+        """The module's output for a task per sample.
+
+        Args:
+            x: the module's first argument.
+            tasks: `[B]`, the index of each sample's task.
+            options: the module's other arguments.
+            run: calls the module with `x` and `options`.
+            device: where the module runs.
+            split: as for calling the network.
+        """
         self._refuse_shapes(tasks, x)
         if torch.compiler.is_compiling():
             return self._traced(x, tasks.to(device, torch.long), options, run, split)
@@ -57,7 +71,7 @@ class MixedBatches:
                 return y
         elif copied is None or copied.all_below(known):
             return run_by_groups(Arguments(x, options, len(tasks), split), indices, run)
-        self._refuse_unknown(copied.indices)  # or the task was committed in the meantime
+        self._refuse_unknown(copied.indices)  # returns if the task was committed in the meantime
         return self.answer(x, tasks, options, run, device, split)
 
     def _in_one_pass(self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run) -> Any:
@@ -72,7 +86,7 @@ class MixedBatches:
     def _traced(
         self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, split: Split
     ) -> Any:
-        """For a compiler: nothing here depends on the values of `tasks`, and nothing is tried."""
+        """For torch.compile: without trials, and without reading the values of `tasks`."""
         if not self.one_by_one:
             try:
                 with active(tasks):
@@ -94,8 +108,11 @@ class MixedBatches:
             raise RankupError(f"got {len(tasks)} task indices for {len(x)} samples")
 
     def _checked(self, tasks: Tensor, device: torch.device) -> tuple[Tensor, "HostCopy | None"]:
-        """The indices as layers take them. If checking them would mean waiting for the device, they
-        are clamped into range, and a copy is returned to be checked afterwards."""
+        """The indices on the module's device, checked.
+
+        If checking them would mean waiting for a GPU, they are clamped to valid ones instead, and
+        a copy of the given ones is returned, to be checked after the module has run.
+        """
         indices = tasks.to(device, torch.long)
         capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
         if not len(tasks) or capturing:
@@ -118,33 +135,34 @@ class MixedBatches:
     def _runs_in_one_pass(
         self, x: Any, tasks: Tensor, options: dict[str, Any], run: Run, split: Split
     ) -> bool:
-        """Whether a module takes a mixed batch of this shape and with such options in one pass."""
+        """Whether the module can run a mixed batch of this kind in one pass."""
         if self.one_by_one or not len(tasks):
             return not self.one_by_one
-        usual = isinstance(x, Tensor) and not options  # kept fast
-        given = None if usual else Arguments(x, options, len(tasks), split)
+        is_plain = isinstance(x, Tensor) and not options  # the usual case, kept fast
+        given = None if is_plain else Arguments(x, options, len(tasks), split)
         kind = given.kind() if given else x.shape[1:]
         if (found := self._tried.get(kind)) is None:
             if len(self._tried) == _MOST_TRIALS:
-                self._tried.clear()  # some option must be a counter
+                self._tried.clear()  # probably, some option is different in every call
             given = given or Arguments(x, options, len(tasks), split)
             found = self._tried[kind] = _takes_one_pass(given, tasks, run)
         return found
 
 
 def _takes_one_pass(given: Arguments, tasks: Tensor, run: Run) -> bool:
-    """Try a module with few samples; raise if it keeps something else than samples in front.
+    """Whether the module can run a mixed batch in one pass, tried with few samples.
 
-    One that folds other dimensions into the batch has the same multiple of rows for two samples as
-    for three, and a layer that runs on what all samples share has one row. Either can run task
-    after task.
+    It cannot, but can run for one task after another, if it folds other dimensions into the batch,
+    so that its layers get the same multiple of rows for two samples as for three; or if it runs a
+    layer on something that all samples share, which is one row. Raises for any other number of
+    rows: the first dimension is then not the samples'.
     """
     if not given.can_be_split:
         return True
 
     def trial(few: int) -> RowsError | None:
-        # The first more than once, if there are not as many. Never one sample, whose dimension a
-        # module may squeeze. These are copies, because a module may change what it is given.
+        # Samples are repeated if there are too few. Never a single one, whose dimension a module
+        # may squeeze. `of` copies them, because a module may change its inputs.
         rows = torch.arange(few, device=tasks.device) % given.samples
         return _try(*given.of(rows), tasks[rows], run)
 
@@ -170,18 +188,18 @@ def _try(inputs: Any, options: dict[str, Any], tasks: Tensor, run: Run) -> RowsE
     except RankupError as error:
         raise RankupError(f"in a trial run with {len(tasks)} samples: {error}") from error
     except Exception:
-        # Tells nothing: the module may be unable to run on so few, or on a mask that was cut
-        # because it happened to be as long as the batch.
+        # This tells nothing: the module may not run on so few samples, or with a mask that was cut
+        # only because it happened to be as long as the batch.
         pass
     return None
 
 
 class HostCopy:
-    """Indices copied from a GPU to the host. Reading them waits for the copy and what was queued
-    before it, not for what was queued after."""
+    """Indices that are being copied from a GPU to the host. Reading them waits for the copy, but
+    not for what the GPU was given to do after it."""
 
-    # By device and number of indices. Allocating pinned memory and an event would take longer than
-    # the copy; copies in use are not listed, so threads and nested calls share none.
+    # Copies to use again, by device and length, because allocating pinned memory takes longer than
+    # copying. Those in use are not among them, so threads and nested calls do not share any.
     _spare: ClassVar[dict[tuple[torch.device, int], "HostCopy"]] = {}
     _MOST_SPARE = 16
 
@@ -189,7 +207,7 @@ class HostCopy:
         self.key = device, count
         with torch.inference_mode(False):  # else it could not be written to outside of it
             self.indices = torch.empty(count, dtype=torch.long, device="cpu", pin_memory=True)
-        self._unsigned = self.indices.numpy().view("uint64")  # negative ones are the highest
+        self._unsigned = self.indices.numpy().view("uint64")  # negative ones become the largest
         self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -201,7 +219,7 @@ class HostCopy:
         return copied
 
     def all_below(self, known: int) -> bool:
-        """Whether all are among the first `known` tasks; if so, this copy is spent."""
+        """Whether all indices are from 0 to `known - 1`; if so, this copy may be used again."""
         self._there.synchronize()
         if int(self._unsigned.max()) >= known:
             return False

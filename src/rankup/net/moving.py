@@ -1,4 +1,4 @@
-"""Tasks that leave a network, or come to it from another one."""
+"""Removing tasks from a network, and taking over those of another one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def remove(net: IncrementalNet, task: int) -> None:
-    """Drop a committed task, or raise and leave the network as it is."""
+    """Remove a committed task, or raise and leave the network as it is."""
     _refuse_while_learning(net, "remove_task")
     refuse_removal(net.options, net.plan.specs, net._tasks, task)
     routing = None if net.routing is None else net.routing.without(task)
@@ -29,8 +29,11 @@ def remove(net: IncrementalNet, task: int) -> None:
 
 
 def drop(net: IncrementalNet, task: int, routing: Routing | None = None) -> None:
-    """Drop a committed task from whose factors no other selects, and guess tasks as before it or
-    by another routing."""
+    """Remove a committed task from whose factors no other selects, without checking that.
+
+    Args:
+        routing: the network's routing from then on; by default it stays as it is.
+    """
     name = net.tasks[task]
     tables = [part.without(task) for part in net.parts]
     with undisturbed():
@@ -44,7 +47,7 @@ def drop(net: IncrementalNet, task: int, routing: Routing | None = None) -> None
 def refuse_removal(
     options: GrowOptions, specs: Sequence[Spec], known: TaskList, index: int
 ) -> None:
-    """Refuse to remove a task that others need."""
+    """Raise if other tasks need the task at an index."""
     task = known.tasks[index]
     place = known.place(task, index)
     adds_factors = any("U" in spec.shapes(place, task.classes) for spec in specs)
@@ -123,7 +126,7 @@ def _is_same_task(net: IncrementalNet, index: int, other: IncrementalNet, theirs
 
 
 def _equal(mine: Tensors, theirs: Tensors) -> bool:
-    """To the bit, wherever the tensors are."""
+    """Whether tensors are equal to the bit, on whichever devices they are."""
     return mine.keys() == theirs.keys() and all(
         torch.equal(tensor, theirs[key].to(tensor.device)) for key, tensor in mine.items()
     )

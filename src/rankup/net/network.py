@@ -53,10 +53,21 @@ TaskRef = str | int | Tensor | Sequence[str | int]
 class IncrementalNet(Guessing, Distributing, nn.Module):
     """A network that learns task after task; `grow` makes it.
 
-    What is trainable is exactly `parameters()`: between `begin_task` and `commit_task` the new
-    task's, otherwise nothing. Everything else is constant. Answers are thread-safe; learning is
-    one thread's job. `options`, `plan` and `parts` tell how the network is made, and are only to
-    be read.
+    `parameters()` are exactly what is trainable: between `begin_task` and `commit_task` the new
+    task's, otherwise nothing. Everything else is constant. Any number of threads may run the
+    network while one thread learns a task. `options`, `plan` and `parts` are only to be read.
+
+    Attributes:
+        options: the arguments of `grow`.
+        plan: what became of each layer of the given module.
+        body: a copy of the given module, with task layers.
+        layers: the task layers, in the order of the plan.
+        parts: all that goes through the stages of a task: the layers, and what tasks share.
+        routing: the state of the routers; None if there are none.
+        inputs: how inputs are prepared, where a task does not say it; a model may know it.
+        notes: by task, people's notes on it.
+        saved_files: by task, for `save`, a description of its file, which never changes.
+        removed_files: the same for tasks that were removed.
     """
 
     def __init_subclass__(cls) -> None:
@@ -80,7 +91,6 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
         self.plan = plan
         self.body, self.layers = build_module(module, self.plan, options, copy=copy)
         self._shared = SharedTensors(self.plan.dense, self.body, copy=copy)
-        # What goes through a task's stages: every task layer, and what tasks share as one.
         self.parts: list[TaskLayer | SharedTensors] = [*self.layers, self._shared]
         for layer in self.layers:
             if isinstance(layer, TaskHead):
@@ -90,12 +100,10 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
         self._mixed = MixedBatches(
             self._tasks, MixedLayers(self.layers), one_by_one=reads_one_task(self.body)
         )
-        # For `save`: by task, descriptions of files that never change, and those of removed tasks.
         self.saved_files: dict[str, Any] = {}
         self.removed_files: list[Any] = []
-        # How inputs are prepared, if tasks do not say it themselves; a model may know it.
         self.inputs: Input | None = getattr(module, "inputs", None)
-        self.notes: dict[str, Note] = {}  # by task, what people say of it
+        self.notes: dict[str, Note] = {}
         merging.allow(self.layers)
         heads = [layer for layer in self.layers if isinstance(layer, TaskHead)]
         self._settings = TaskSettings(self.body, heads, module)
@@ -119,12 +127,13 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network computes."""
+        """The device of the network's tensors."""
         return next(self.buffers()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it always computes in; of a module of several dtypes, the one of most numbers."""
+        """The dtype in which the network computes; for a module of several dtypes, that of most of
+        its numbers. It never changes."""
         return self.plan.dtype
 
     def begin_task(
@@ -264,7 +273,7 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
             return self._run(x, options)
 
     def _answer_mixed(self, x: Any, task: Tensor, split: Split, options: dict[str, Any]) -> Any:
-        # Inputs that are not tensors do not tell where the module computes.
+        # Inputs that are not tensors have no device.
         device = x.device if isinstance(x, Tensor) else self.device
 
         def run(x: Any, task: Tensor) -> Any:
@@ -355,7 +364,7 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
         return f"{super().__repr__()}\n{self.summary()}"
 
     def forget_file(self, task: str) -> None:
-        """Let `save` remove the file of a task that the network no longer has."""
+        """Mark the file of a task that was removed, for `save` to delete it."""
         if task in self.saved_files:
             self.removed_files.append(self.saved_files.pop(task))
 
@@ -364,7 +373,7 @@ class IncrementalNet(Guessing, Distributing, nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        # Before any layer is asked, so that a refusal leaves every part as it was.
+        # Checked for all layers before any is changed, so that a refusal leaves all as they were.
         dtypes = {
             d for part in self.layers for d in (part.dtype, part.computes_in, part.base_dtype)
         }

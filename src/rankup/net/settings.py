@@ -1,8 +1,9 @@
-"""Settings of a module that say how many classes it has: while it runs, they are those of the task.
+"""Settings of a module that say how many classes it has, such as `num_labels`. While the module
+runs they are those of the active task.
 
-Modules of transformers compute a loss from `num_labels` and from `config.problem_type`, which their
-forward writes. Here both are read from the active task, and what a forward writes is kept for that
-call alone: threads that run other tasks see nothing of it.
+Modules of transformers compute a loss from `num_labels` and `config.problem_type`, and their
+forward writes the latter. What it writes lasts for that call, and threads that run other tasks do
+not see it.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,19 @@ from typing import Any
 from torch import nn
 
 from rankup.layers import TaskHead, active_task
+from rankup.utils.derived import derived_class
 from rankup.utils.per_thread import PerThread, set_to
 
 _COUNTS = ("num_labels", "num_classes")
-_KEPT = "_counts_of_task"  # where a module notes which of its settings are the task's
+_KEPT = "_counts_of_task"  # a module's attribute with the names of settings that are the task's
 
-_DERIVED = "_derived_by_rankup"  # as in layers/substitute.py
+_DERIVED = "_derived_by_rankup"  # marks the classes made here
 
-_written = PerThread[dict[str, Any]]()  # what the forward of this thread's call has written
+_written = PerThread[dict[str, Any]]()  # what the forward in this thread has written to configs
 
 
 class TaskSettings:
-    """The settings of a network's body that are the active task's."""
+    """Lets a network's body read settings of the active task."""
 
     def __init__(self, body: nn.Module, heads: Sequence[TaskHead], given: nn.Module) -> None:
         head = heads[0]
@@ -42,7 +44,7 @@ class TaskSettings:
 
 
 def give_back(module: nn.Module, classes: int) -> None:
-    """Set the settings of a merged module, which are its own again, to a task's classes."""
+    """Give a merged module plain settings again, with a task's number of classes."""
     for inner in module.modules():
         for key in vars(inner).pop(_KEPT, ()):
             _underive(inner)
@@ -53,7 +55,7 @@ def give_back(module: nn.Module, classes: int) -> None:
 
 
 def config_for(body: nn.Module, classes: int) -> Any:
-    """A body's config, with a task's classes."""
+    """A copy of the body's config with that number of classes."""
     config: Any = body.config
     if config not in _configs(body):
         return config
@@ -64,7 +66,7 @@ def config_for(body: nn.Module, classes: int) -> Any:
 
 
 def _configs(body: nn.Module) -> list[Any]:
-    """The configs of transformers' modules in a body, each once."""
+    """The configs of all transformers modules in a body, each once."""
     found = (vars(module).get("config") for module in body.modules())
     known = (c for c in found if hasattr(c, "num_labels") and hasattr(c, "problem_type"))
     return list({id(config): config for config in known}.values())
@@ -75,7 +77,8 @@ def _width(head: Any) -> int | None:
 
 
 def _count(key: str, head: TaskHead) -> property:
-    """The number of classes of the active task, else the module's own."""
+    """A property: the number of classes of the active task, or the object's own if there is
+    none."""
 
     def read(self: Any) -> Any:
         if active_task() is not None:
@@ -107,10 +110,8 @@ _WRITTEN = property(_read_problem, _write_problem)
 
 
 def _derive(thing: Any, attributes: dict[str, Any]) -> None:
-    """Give an object a class of its own, derived from the one it has and of the same name."""
-    kind = type(thing)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _DERIVED: True}
-    thing.__class__ = type(kind.__name__, (kind,), names | attributes)
+    """Give an object a class of its own with these attributes."""
+    thing.__class__ = derived_class(type(thing), attributes | {_DERIVED: True})
 
 
 def _underive(thing: Any) -> None:

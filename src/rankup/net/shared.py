@@ -1,4 +1,4 @@
-"""Tensors that all tasks share, because they are neither factored nor kept per task."""
+"""The tensors that all tasks share: those that are neither factored nor kept per task."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -16,11 +16,19 @@ _NORMS = nn.modules.batchnorm._NormBase
 
 
 class SharedTensors:
-    """The tensors of a `DenseSpec`, read and written in the modules that hold them.
+    """The tensors of a `DenseSpec`, which stay in the modules that they belong to.
 
-    They go through a task's stages as a layer does: trained with the first task, or kept from the
-    given module, then constant. All are buffers, except while the first task trains them as
-    parameters.
+    They are trained with the first task or kept from the given module, and constant from then on.
+    All of them are buffers, except that parameters are parameters while the first task trains them.
+    The methods for the stages of a task are those of `TaskLayer`.
+
+    Args:
+        module: the network's module.
+        copy: whether the tensors are copied.
+
+    Attributes:
+        came_with_module: names of tensors that cannot be drawn again from the network's seed.
+        self_updating: names of buffers that their modules change in a forward.
     """
 
     def __init__(self, spec: DenseSpec, module: nn.Module, *, copy: bool = True) -> None:
@@ -31,7 +39,7 @@ class SharedTensors:
             *module.named_buffers(remove_duplicate=False),
         ]
         tensors = dict(named)
-        # A tensor that several modules share has several places.
+        # Where each tensor is; one that several modules share has several places.
         self._places: dict[str, list[_Place]] = {
             name: list(dict.fromkeys(_place(module, n) for n, t in named if t is tensors[name]))
             for name, _ in spec.tensors
@@ -40,14 +48,13 @@ class SharedTensors:
         self._norms = [m for m in module.modules() if isinstance(m, _NORMS)]
         frozen = frozen_parts(module)
         self._frozen = [m for m in map(module.get_submodule, frozen) if m._buffers]
-        # Names of what came with the module: no seed can draw it again.
         self.came_with_module = [
             name
             for name, _ in spec.tensors
             if name.rpartition(".")[0] in frozen
             or not _is_drawn(self._places[name][0][0], tensors[name], name in spec.trained)
         ]
-        self.self_updating: set[str] = set()  # buffers that their modules change in a forward
+        self.self_updating: set[str] = set()
         self._before: Tensors = {}
         self._fix({name: tensor.detach() for name, tensor in self._values().items()}, copy)
 
@@ -57,11 +64,11 @@ class SharedTensors:
 
     @property
     def buffer_names(self) -> list[str]:
-        """Those that were buffers of the module as it was given, which its forward may change."""
+        """The names of those that are buffers of the given module, which its forward may change."""
         return self._buffers
 
     def constants(self) -> dict[int, Tensor]:
-        """The others, by their ids: a copy of the module may share them."""
+        """All others, by their ids: tensors that a copy of the module may share."""
         values = self._values()
         return {id(values[name]): values[name] for name in values if name not in self._buffers}
 
@@ -104,14 +111,15 @@ class SharedTensors:
         return {}
 
     def undo_trial(self) -> None:
-        """Restore what a trial run of the module has changed."""
+        """Restore the values that a trial run of the module has changed."""
         self._restore(self._changed(self._places if self.is_constant else self._buffers))
         values = self._values()
-        for name in self._changed(self._places):  # parameters that the module itself moves
+        for name in self._changed(self._places):  # parameters, if the forward itself changes them
             values[name].data.copy_(self._before[name])
 
     def unchanged(self) -> set[str]:
-        """Buffers that no task has changed, which may hold any values, such as a mask of −inf."""
+        """Names of buffers that the open task has not changed. They may hold any values, such as
+        those of a mask of −inf."""
         return {*self._buffers} - {*self._changed(self._buffers)}
 
     def close(self) -> None:
@@ -141,7 +149,7 @@ class SharedTensors:
         self._fix(base)
 
     def tie(self) -> None:
-        """Share one tensor again among all its places: torch moves buffers one by one."""
+        """Put one tensor in all its places again, after torch has moved each of them by itself."""
         for (first, name), *others in self._places.values():
             for module, key in others:
                 if key in module._buffers and module._buffers[key] is not getattr(first, name):
@@ -175,7 +183,7 @@ class SharedTensors:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """To the bit, with nan equal to nan."""
+    """Whether all values are equal, nan being equal to nan."""
     if one.shape != other.shape or torch.equal(one, other):
         return one.shape == other.shape
     return one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
@@ -187,14 +195,14 @@ def _place(module: nn.Module, name: str) -> _Place:
 
 
 def _is_drawn(module: nn.Module, tensor: Tensor, trained: bool) -> bool:
-    """Whether a module draws a tensor of its own. Of buffers, norms are known to reset theirs."""
+    """Whether a module's `reset_parameters` sets a tensor. Of buffers, those of norms."""
     if isinstance(tensor, nn.Parameter):
         return trained and drawing_of(module) is not None
     return isinstance(module, _NORMS)
 
 
 def _refresh(module: nn.Module) -> None:
-    # Recurrent layers also keep a list of their weights, and rebuild it here.
+    # Recurrent layers keep a list of their weights, which `_apply` makes anew.
     module._apply(lambda tensor: tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 

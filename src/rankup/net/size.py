@@ -1,4 +1,4 @@
-"""Sizes of a network: numbers stored, numbers that a task added, numbers held in memory."""
+"""The size of a network: how many numbers it stores, a task adds, and it holds in memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Size:
-    """Exact counts of numbers. All but `working` are as stored: seeded factors count nothing, a
-    task has as many selectors as factors that it uses and has not dropped. `dense` is what is
-    neither factored nor per task, `working` what is held in memory, seeded and dropped factors and
-    the padding of tables included. `bytes` is the size of all that is stored, `router_bytes` what
-    of it routers keep.
+    """Exact counts of numbers. All but `working` count what is stored: seeded factors are not, and
+    a task has as many selectors as factors that it uses and has not dropped.
+
+    Attributes:
+        dense: numbers that are neither in factored layers nor per task.
+        working: numbers in memory, including seeded and dropped factors and padding of tables.
+        bytes: the size of all that is stored.
+        router_bytes: the part of it that routers need.
+        total: all stored numbers.
     """
 
     factors: int
@@ -60,7 +64,7 @@ def of_network(net: IncrementalNet) -> Size:
 
 
 def of_task(net: IncrementalNet, task: int) -> Size:
-    """What one task added; `working` is what it takes to run that task alone."""
+    """The size of what a task added; `working` is what it takes to run that task alone."""
     counts = dict.fromkeys(_STORED, 0)
     _add_task(counts, net, task)
     working = 0
@@ -113,7 +117,7 @@ def kept_from_module(specs: Sequence[Spec]) -> int:
 
 
 def stored_by_task(specs: Sequence[Spec], known: TaskList) -> list[int]:
-    """How many numbers each task of a network stores, from its description alone."""
+    """How many numbers each task of a network stores, computed without its tensors."""
     return [
         sum(
             math.prod(shape)

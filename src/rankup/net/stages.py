@@ -1,4 +1,4 @@
-"""What happens to all parts of a network when a task begins, and when tasks are made constant."""
+"""Beginning and appending tasks, in all parts of a network at once."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def begin(net: "IncrementalNet", task: KnownTask, start: Start) -> None:
-    """Give a task its parameters, in all parts or in none."""
+    """Begin a task in all parts of a network, or in none if one fails."""
     values = [part.start(task.rows, start) for part in net.parts]
     try:
         for part, tensors in zip(net.parts, values, strict=True):
@@ -36,9 +36,14 @@ def append(
     added: Sequence[Sequence[Tensors]],
     routing: Routing | None = None,
 ) -> None:
-    """Make tasks constant, the one just learned or those of a file: for each part, a dict of
-    tensors for each of them; and what the network guesses tasks by after them."""
-    # First everything that needs memory and may fail, then everything that cannot.
+    """Add tasks to a network as committed: the one just learned, or those of a file or of another
+    network.
+
+    Args:
+        added: for each part of the network, the tensors of each task.
+        routing: the network's routing from then on; by default it stays as it is.
+    """
+    # First everything that allocates memory and may fail, then everything that cannot.
     selections = net._tasks.selections(tasks)
     extended = [
         part.extended(*new, selections=selections)

@@ -1,4 +1,4 @@
-"""Summaries of a network: what became of each part of the module that it was grown from."""
+"""The summary of a network: what became of each part of the module that it was grown from."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Row(NamedTuple):
 
 
 def of_network(net: IncrementalNet) -> str:
-    """A line for each part, those of many blocks in one: what became of it, how many numbers of the
-    module it had, and how many a task adds; then the share of all weights that have factors."""
+    """A table with a line for each part, or for a part of many blocks: what became of it, how many
+    numbers it had, and how many a task adds; and below it the share of numbers with factors."""
     rows = [_row_of(spec) for spec in net.plan.layers]
     shared = "shared, as given" if net.plan.dense.kept else "shared, learned with the first task"
     for name, shape in net.plan.dense.tensors:

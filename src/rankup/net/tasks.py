@@ -1,4 +1,4 @@
-"""Names, indices and classes of the tasks that a network knows."""
+"""The tasks that a network knows: their names, indices, classes, and what each selects from."""
 
 import operator
 import reprlib
@@ -26,10 +26,10 @@ class KnownTask:
     Attributes:
         uses: the names of the tasks from whose factors it selects, in its own order; None for all
             that the network has before it.
-        about: what it says of itself.
+        about: facts about it.
         rotations: whether it is being learned from images in four turns.
         views: from how many turned views it answers.
-        kept: how many numbers it kept of each part of which it may drop some, by tensor.
+        kept: for each layer that may drop numbers, how many it kept, by tensor.
     """
 
     name: str
@@ -46,15 +46,15 @@ class KnownTask:
         return self.classes * (TURNS if self.rotations or self.views > 1 else 1)
 
     def said(self) -> dict[str, Any]:
-        """What its file says of it."""
+        """What the task's file says of it, as plain data."""
         said = {"name": self.name, "classes": self.classes, "uses": list(self.uses or ())}
         return said | ({"views": self.views} if self.views > 1 else {})
 
 
 @dataclass
 class TaskList:
-    """Committed tasks in the order in which they were learned. The one that is being learned, if
-    there is one, has the index after them."""
+    """The committed tasks in the order in which they were learned, and the open one, if there is
+    one, which has the index after them."""
 
     tasks: list[KnownTask] = field(default_factory=list)
     learning: KnownTask | None = None
@@ -66,11 +66,11 @@ class TaskList:
         return [task.name for task in self.tasks]
 
     def width(self, task: object) -> int:
-        """How many answers a task has, be it committed or being learned."""
+        """How many classes or outputs a task has, be it committed or open."""
         return self.at(self.index(task, or_several=False)).classes
 
     def at(self, index: int) -> KnownTask:
-        """The task at an index, be it committed or being learned."""
+        """The task at an index, be it committed or open."""
         task = self.tasks[index] if index < len(self.tasks) else self.learning
         assert task is not None
         return task
@@ -85,7 +85,8 @@ class TaskList:
         rotations: bool = False,
         views: int = 1,
     ) -> KnownTask:
-        """The task to be learned next, once it is set as `learning`."""
+        """Check the arguments of `begin_task` and return the task. It is not open before it is set
+        as `learning`."""
         if self.learning is not None:
             raise TaskStateError(
                 f"cannot begin task {name!r} while {self.learning.name!r} is being learned: call "
@@ -119,19 +120,20 @@ class TaskList:
         return self.shortened(chosen, len(self.tasks))
 
     def shortened(self, uses: tuple[str, ...], index: int) -> tuple[str, ...] | None:
-        """What a task at an index uses, as a `KnownTask` says it."""
+        """`KnownTask.uses` for a task at an index that uses these: None if they are all before
+        it."""
         return None if list(uses) == self.names[:index] else uses
 
     def explicit(self, index: int) -> KnownTask:
-        """The task at an index, with the names of all that it uses."""
+        """The task at an index, with the names of all tasks that it uses in place of None."""
         return replace(self.tasks[index], uses=self.uses(index))
 
     def _copy(self) -> "TaskList":
-        """The committed tasks, to try what comes after them."""
+        """A list of the committed tasks, to append more to it."""
         return TaskList(list(self.tasks), None, self.has_views, dict(self._indices))
 
     def following(self, tasks: Sequence[KnownTask]) -> list[KnownTask]:
-        """Tasks that name all that they use, as they are once they come after the known ones."""
+        """Tasks such as `explicit` gives, as they are when appended to this list."""
         known = self._copy()
         for task in tasks:
             assert task.uses is not None
@@ -148,7 +150,7 @@ class TaskList:
         return None if task.uses is None else tuple(self._indices[name] for name in task.uses)
 
     def selections(self, tasks: Sequence[KnownTask]) -> list[Selection]:
-        """Those of tasks that will come after the known ones, and may select from each other."""
+        """The selections of tasks that are to be appended, which may select from each other."""
         known = self._copy()
         found = []
         for task in tasks:
@@ -157,7 +159,7 @@ class TaskList:
         return found
 
     def place(self, task: KnownTask, index: int) -> Place:
-        """Where a task stands that is, or will be, at an index."""
+        """The place, from which its ranks follow, of a task that is or will be at an index."""
         used = range(index) if task.uses is None else map(self._indices.__getitem__, task.uses)
         roots = [self._is_root(other) for other in used]
         return Place(index == 0, sum(roots), len(roots) - sum(roots))
@@ -178,7 +180,7 @@ class TaskList:
         return [task.name for task in later if task.uses is None or name in task.uses]
 
     def in_progress(self, wanted_by: str) -> KnownTask:
-        """The task that is being learned, for a method that needs one."""
+        """The open task; raises if there is none."""
         if self.learning is None:
             raise TaskStateError(f"no task is being learned: call begin_task before {wanted_by}")
         return self.learning
@@ -207,10 +209,10 @@ class TaskList:
             return [self.index(task) for task in tasks]
 
     def index(self, task: object, *, or_several: bool = True) -> int:
-        """The index of a task given by name or index, the one being learned included.
+        """The index of a task given by name or index, be it committed or open.
 
         Args:
-            or_several: whether a task for each sample would be valid, too.
+            or_several: whether the caller also takes a task per sample, for the error's text.
         """
         if isinstance(task, str):
             if self.learning is not None and task == self.learning.name:
@@ -233,7 +235,7 @@ class TaskList:
         return index
 
     def committed(self, task: object) -> int:
-        """The index of a committed task; the one being learned is refused."""
+        """The index of a task given by name or index, which must be committed."""
         index = self.index(task, or_several=False)
         if index == len(self.tasks):
             assert self.learning is not None

@@ -1,4 +1,4 @@
-"""Checks of inputs, batches and options that a network is given."""
+"""Checks of what a network is given: inputs, batches for calibration, and where a task starts."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from rankup.utils.compiling import run_as_it_is
 
 
 def start(selectors: Any, norms: Any, factors: Any, **chosen: Any) -> Start:
-    """`chosen` are the other fields of `Start`, which no user gives."""
+    """A `Start` from a user's arguments; `chosen` are its other fields."""
     selectors, factors = as_python(selectors), as_python(factors)
     if selectors not in ("previous", "halfway") and not _is_number(selectors):
         raise RankupError(
@@ -36,7 +36,7 @@ def _is_number(value: Any) -> bool:
 
 @run_as_it_is
 def inputs(x: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
-    # With options None may be right: some modules then take what they compute on from these.
+    # None may be right if there are options, from which some modules take their inputs.
     if x is None and not options:
         raise RankupError("inputs must be a tensor, or what else the module takes, got None")
     if isinstance(x, Tensor) and x.dtype is torch.uint8:
@@ -49,7 +49,7 @@ def inputs(x: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
 
 
 def batch(given: Any) -> tuple[Any, dict[str, Any]]:
-    """The inputs to run the module on, and its own options."""
+    """A batch for calibration as the module's first argument and its others, by name."""
     x, options = given, {}
     if isinstance(given, tuple | list):
         if len(given) != 2 or not isinstance(given[1], dict):
@@ -67,7 +67,7 @@ def batch(given: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def learned(spec: Spec, tensors: Tensors, place: Place, task: KnownTask) -> None:
-    """Refuse to commit a part whose parameters are not of the shapes that the task began with."""
+    """Raise if the parameters of a part no longer have the shapes with which the task began."""
     expected = spec.shapes(place, task.rows)
     found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     for key in {**expected, **found}:

@@ -1,9 +1,9 @@
 """Answers of tasks that were learned from images in four turns.
 
-While such a task is learned its head has a row for each class in each turn: row r·C + c is class c,
-turned r times. It answers with C logits. With one view the image is asked as it is, and no other
-rows than the first C are kept. With four views the image is asked in all four turns; its logits are
-the mean over turns, each taken from the rows of its own turn.
+While such a task is learned, its head has a row for each class in each turn: row r·C + c is class
+c, turned r times. Its answer has C logits. With one view the module runs on the image as it is, and
+only the first C rows are kept. With four views it runs on the image in all four turns, and the
+logits are the mean over turns, each taken from the rows of its own turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankup.utils.compiling import run_as_it_is
 
 @run_as_it_is
 def answer(task: KnownTask, x: Any, options: dict[str, Any], run: Run) -> Tensor:
-    """`[B, C]`: a task's logits from a module's answer with all rows of its head."""
+    """A task's logits, `[B, C]`. `run` runs the module with all rows of the task's head."""
     if task.views == 1:
         return _checked(run(x, options), len(x), task)[:, : task.classes]
     _refuse_options(options)
@@ -32,7 +32,7 @@ def answer(task: KnownTask, x: Any, options: dict[str, Any], run: Run) -> Tensor
 
 
 def averaged(logits: Tensor, classes: int) -> Tensor:
-    """`[B, C]` of `[4·B, 4·C]`: the mean over turns, each with its own rows.
+    """Logits `[B, C]` from `[4·B, 4·C]`: the mean over turns, each with its own rows.
 
     >>> averaged(torch.tensor([[1.0, 0, 0, 0], [0, 3, 0, 0], [0, 0, 5, 0], [0, 0, 0, 7]]), 1)
     tensor([[4.]])
@@ -49,11 +49,12 @@ def answer_mixed(
     options: dict[str, Any],
     run: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """`[B, widest C]`: the logits of a mixed batch of which some tasks may have four views. All
-    samples are asked in four turns, so that nothing depends on the values of `indices`.
+    """The logits of a mixed batch, `[B, widest C]`, if any task has four views. The module runs on
+    all samples in four turns, so that this does not read the values of `indices`.
 
     Args:
-        run: answers images of tasks of these indices with all rows that heads have.
+        indices: `[B]`, the task of each sample.
+        run: runs the module on images, for the tasks of given indices, with all rows of heads.
     """
     _refuse_options(options)
     answers = run(all_turns(x), indices.repeat(TURNS))
@@ -73,8 +74,8 @@ def answer_mixed(
 
 
 def answer_in_all_turns(module: nn.Module, classes: int) -> None:
-    """Let a merged module, whose head has all rows, answer a task from four views. By hooks, so
-    that it stays of its class and its state dict keeps its names."""
+    """Let a merged module, whose head has all rows, answer from four views. This is done by hooks,
+    so that the module keeps its class and its state dict's names."""
     module.register_forward_pre_hook(_turn)
     module.register_forward_hook(_Averaging(classes))
 

@@ -1,4 +1,4 @@
-"""Batches of a task's data on its device, scaled and augmented by a recipe."""
+"""Batches of a task's data, made on the device and scaled and augmented by a recipe."""
 
 from __future__ import annotations
 
@@ -31,23 +31,31 @@ from rankup.training.recipe import Recipe
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-# Random numbers of a step, or of all steps of an epoch: rows of the batch, and augmentation.
+# The random numbers of a step, or of all steps of an epoch: rows of the batch, and augmentation.
 Draws = dict[str, Tensor]
 
 CALIBRATION = 10_000  # training samples behind a task's statistics
 _CHUNK = 2048  # samples that are evaluated together
-_CHUNK_BYTES = 2**26  # the same on a GPU, which wants larger ones
+_CHUNK_BYTES = 2**26  # of inputs in float32 that are evaluated together on a GPU
 
 
 class Feed:
     """A task's data in batches, for training and for testing.
 
     All random numbers of an epoch are drawn at once, as tensors with an entry for each step. A
-    batch is then a pure function of the data and one entry, on any device. With ranks, all of them
-    draw the same numbers and each takes its part of every batch.
+    batch is then a pure function of the data and one entry, on any device. The processes of a group
+    all draw the same numbers, and each takes its part of every batch.
 
-    With rotations an epoch is a pass over all samples in all four turns: a batch has any of these,
-    turned as it is made, so that the data is in memory once.
+    With rotations an epoch goes through all samples in all four turns. Images are turned when a
+    batch is made, so the data is in memory once.
+
+    Args:
+        dtype: of the inputs.
+        ranks: the processes that share every batch, if there are several.
+
+    Attributes:
+        batch_size: how many samples of each batch this process takes.
+        channels_last: whether the learner wants images in channels-last format.
     """
 
     def __init__(
@@ -69,13 +77,13 @@ class Feed:
         self.task = task if task.train_x.device == device else task.to(device)
         self.recipe = recipe
         self.device = device
-        self.dtype = dtype  # of the inputs
+        self.dtype = dtype
         self._drawn = min(recipe.batch, self.turns * len(self))
         self.steps_per_epoch = math.ceil(self.turns * len(self) / self._drawn)
-        self.ranks = ranks  # that share every batch
+        self.ranks = ranks
         self._mine = ranks.part(self._drawn) if ranks else slice(0, self._drawn)
         self.batch_size = self._mine.stop - self._mine.start
-        self.channels_last = False  # the memory format of images that the learner prefers
+        self.channels_last = False
 
     def __len__(self) -> int:
         return len(self.task.train_y)
@@ -83,8 +91,8 @@ class Feed:
     @cached_property
     @torch.no_grad()
     def fixed(self) -> Tensor | None:
-        """Transformed but unscaled training inputs, if they are the same in every epoch. Bytes stay
-        bytes where that loses nothing: gathering a quarter of the memory takes half the time."""
+        """The transformed but unscaled training inputs, if they are the same in every epoch. Bytes
+        stay bytes if possible: a batch of a quarter of the memory is gathered in half the time."""
         x, transform = self.task.train_x, self.task.transform
         if self.recipe.augments or self.recipe.rotations:
             return None
@@ -93,7 +101,7 @@ class Feed:
         if isinstance(transform, Permutation):
             return transform(x)
         chunks = torch.split(x, self.chunk_size(x))
-        # Copies, because a transform may change its input.
+        # Of copies, because a transform may change its input.
         return torch.cat([transform(self.floats(chunk.clone())) for chunk in chunks])
 
     @property
@@ -113,7 +121,7 @@ class Feed:
 
     @property
     def share(self) -> float:
-        """This rank's part of every batch, as a fraction."""
+        """The fraction of every batch that this process takes."""
         return self.batch_size / self._drawn
 
     def guess(self) -> float:
@@ -124,8 +132,8 @@ class Feed:
         """An epoch's random numbers: the rows of each batch, `[steps, batch]`, and how they are
         augmented and turned.
 
-        All batches have the same size: the last one is filled up from the epoch's first rows. With
-        a handful of samples, batch norms would be far off.
+        All batches have the same size: the last one is filled up with the epoch's first rows,
+        because a batch norm's statistics of a handful of samples would be far off.
         """
         count = self.turns * len(self)
         order = torch.randperm(count, generator=generator, device=generator.device)
@@ -140,14 +148,19 @@ class Feed:
         return {name: drawn[:, self._mine] for name, drawn in draws.items()}
 
     def augmentation(self, shape: Sequence[int], generator: torch.Generator) -> Augmentation:
-        """Random numbers for the augmentation of that many samples."""
+        """Random numbers to augment samples, of which there are as many as in `shape`."""
         coins, offsets = draw_augmentation(math.prod(shape), self.recipe.crop, generator)
         coins = coins if self.recipe.flip else torch.zeros_like(coins)
         return Augmentation(coins.view(*shape), offsets.view(*shape, 2))
 
     def batch(self, x: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
-        """Inputs of one step from `x`, augmented and turned if the recipe says so. `at` are the
-        `flat_rows`, if they are known already."""
+        """The inputs of one step.
+
+        Args:
+            x: all inputs, `self.x`; with a leading dimension of replicas, those of each.
+            draw: the step's random numbers.
+            at: the `flat_rows` of the batch, if they are known already.
+        """
         if "coins" in draw and "turns" not in draw and self._has_kernel(x):
             at = flat_rows(draw["rows"], x.shape[1]) if at is None else at
             return self._by_kernel(x, draw, at)
@@ -155,7 +168,7 @@ class Feed:
         if not draw.keys() & {"coins", "turns"}:
             return self.scaled(self.floats(samples))
         images = samples.view(-1, *x.shape[-3:])
-        if "coins" in draw:  # on bytes, if they are bytes: faster
+        if "coins" in draw:  # before conversion to floats, because bytes are faster
             augmentation = Augmentation(draw["coins"].flatten(), draw["offsets"].flatten(0, -2))
             images = augment(images, self.recipe.crop, augmentation)
         images = self.floats(images)
@@ -166,7 +179,7 @@ class Feed:
         return self.scaled(images.reshape(*samples.shape[:-3], *images.shape[1:]))
 
     def labels(self, y: Tensor, draw: Draws, at: Tensor | None = None) -> Tensor:
-        """Labels of one step from `y`. Class c of C, turned r times, is class r·C + c."""
+        """The labels of one step. Class c of C, turned r times, is class r·C + c."""
         labels = take(y, draw["rows"]) if at is None else take_flat(y, at)
         return labels + draw["turns"] * self.task.classes if "turns" in draw else labels
 
@@ -197,8 +210,8 @@ class Feed:
         return batch if at.dim() == 1 else batch.view(*at.shape, *x.shape[-3:])
 
     def train(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training data without augmentation, in chunks: at most `most` samples, the same ones
-        every time. They are chosen at random, because samples may be sorted by class."""
+        """Training data without augmentation, in chunks: at most `most` samples, always the same
+        ones. They are chosen at random, because samples may be sorted by class."""
         x, y = self.x, self.task.train_y
         if len(self) > most:
             generator = seeds.generator(0, "looked at")
@@ -211,7 +224,7 @@ class Feed:
         return ((self.scaled(self.floats(x)), y) for x, y in chunks)
 
     def train_turned(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same; with rotations in all four turns, with the labels that are learned."""
+        """As `train`; with rotations, images in all four turns and the labels of turned classes."""
         if not self.recipe.rotations:
             return self.train(most)
         counted = torch.arange(self.turns, device=self.device)[:, None] * self.task.classes
@@ -225,8 +238,8 @@ class Feed:
         return ((self._inputs(x), y) for x, y in chunks)
 
     def sample(self, most: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Batches of at most `most` shuffled training inputs, not augmented; with rotations of a
-        quarter, as each will be seen in four turns."""
+        """Batches of at most `most` shuffled training inputs, not augmented. With rotations only a
+        quarter of them, as each will be run in four turns."""
         rows = torch.randperm(len(self), generator=generator, device=generator.device)
         rows = rows[: math.ceil(most / self.turns)].to(self.device)
         for part in in_equal_parts(rows, self.chunk_size(self.task.train_x) // self.turns):
@@ -234,8 +247,8 @@ class Feed:
 
     @property
     def byte_scale(self) -> float | None:
-        """The factor that scales the bytes of `fixed`, if they are bytes and need nothing else. It
-        may be applied later, to a product of theirs that has fewer numbers."""
+        """The factor that makes inputs of the bytes in `fixed`, if no more than a factor is needed.
+        It may be applied to a product with them instead, which has fewer numbers."""
         if self.fixed is None or self.fixed.dtype != torch.uint8 or self.recipe.pixels == "centred":
             return None
         return 1 / 255 if self.recipe.pixels == "unit" else 1.0
@@ -254,13 +267,13 @@ class Feed:
 
     def _inputs(self, x: Tensor) -> Tensor:
         transform = self.task.transform
-        if isinstance(transform, Permutation):  # on bytes, if they are bytes: faster
+        if isinstance(transform, Permutation):  # before conversion to floats: bytes are faster
             return self.scaled(self.floats(transform(x)))
         x = self.floats(x)
         return self.scaled(x if transform is None else transform(x))
 
     def chunk_size(self, x: Tensor) -> int:
-        """How many samples like these to evaluate together."""
+        """How many samples of the shape of `x[0]` to evaluate together."""
         if self.device.type == "cpu":
             return _CHUNK
         return max(256, _CHUNK_BYTES // (4 * x[0].numel()))
@@ -280,7 +293,8 @@ def why_unturnable(task: Task) -> str | None:
 
 
 def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
-    """Equal parts of at most `most` rows: none is small, because batch norms take statistics.
+    """Parts of at most `most` rows and of nearly equal size: in a small one, a batch norm's
+    statistics would be far off.
 
     >>> [len(part) for part in in_equal_parts(torch.zeros(2049), 2048)]
     [1025, 1024]
@@ -289,7 +303,7 @@ def in_equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
 
 
 def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Unscaled inputs in the network's precision, but at least float32, which transforms need."""
+    """Unscaled inputs in the network's dtype, but in at least float32, which transforms need."""
     return to_float(x, torch.promote_types(dtype, torch.float32))
 
 

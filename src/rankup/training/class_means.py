@@ -1,5 +1,4 @@
-"""Heads that start from the means of their classes' features, as the network gives them before it
-has learned anything of the task."""
+"""Starting heads at the means of their classes' features, computed before the task is learned."""
 
 from __future__ import annotations
 
@@ -23,9 +22,14 @@ _SHARPNESS = 4.0
 def start_heads_from_means(
     net: IncrementalNet, batches: Iterable[tuple[Tensor, Tensor]], classes: int
 ) -> None:
-    """Let the heads of the task being learned answer with the class whose mean is nearest. A head
-    that does not get one vector for each sample, or whose features do not differ, stays as it was
-    drawn. With rotations each turned class is one of these classes."""
+    """Set the heads of the open task so that they choose the class with the nearest mean.
+
+    A head stays as it was drawn if its input is not one vector per sample, or all means are equal.
+
+    Args:
+        batches: inputs and their classes; with rotations turned ones, too.
+        classes: how many classes there are; with rotations, with turned ones.
+    """
     heads = [layer for layer in net.layers if isinstance(layer, TaskHead) and not layer.spec.taps]
     index = len(net.tasks)
     features: dict[TaskHead, list[Tensor]] = {head: [] for head in heads}
@@ -58,8 +62,13 @@ def _start(head: TaskHead, features: Tensor, labels: Tensor, classes: int) -> No
 
 
 def nearest_mean(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor] | None:
-    """The weight and bias of a Linear that answers with the class whose mean is nearest; None where
-    the means do not differ. A class without samples starts in the middle of all."""
+    """The weight and bias of a Linear that chooses the class with the nearest mean; None if all
+    means are equal. A class without samples gets the mean of all samples.
+
+    Args:
+        features: `[N, in]`.
+        labels: `[N]`.
+    """
     x = features.to(torch.float32)  # [N, in]
     members = F.one_hot(labels, classes).to(x.dtype)  # [N, classes]
     counts, middle = members.sum(0)[:, None], x.mean(0)
@@ -67,6 +76,6 @@ def nearest_mean(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor
     spread = means.square().sum(1).mean()
     if not spread > 0:
         return None
-    # −|x − mean|² without what all classes have in common.
+    # −|x − mean|², without the terms that are the same for all classes.
     weight = means * (_SHARPNESS / spread)
     return weight, -((means / 2 + middle) * weight).sum(1)

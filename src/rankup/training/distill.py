@@ -1,5 +1,5 @@
-"""Knowledge distillation (Hinton et al., 2015): a task learned from a teacher's answers in place of
-labels. The teacher sees the same augmented images as the learner (Beyer et al., 2022)."""
+"""Knowledge distillation (Hinton et al., 2015): a task is learned from a teacher's answers in place
+of labels. The teacher sees the same augmented images as the learner (Beyer et al., 2022)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Teacher(nn.Module):
         return self  # always in evaluation mode
 
     def _check(self, feed: Feed) -> None:
-        """Refuse a module that cannot answer the task, or knows nothing about it: it may have
-        learned another stream, or the same one with another seed."""
+        """Raise if the module cannot answer the task's inputs, or is no better than guessing: it
+        may have learned another stream, or the same one with another seed."""
         x, _ = next(feed.train(2))
         try:
             answer = self(x)
@@ -60,8 +60,9 @@ class Teacher(nn.Module):
 
 
 def divergence(logits: Tensor, teacher_logits: Tensor, softness: float) -> Tensor:
-    """The mean Kullback-Leibler divergence of the answers from the teacher's, both a softmax of
-    logits divided by `softness`, times its square: gradients have the same size for any softness.
+    """The mean Kullback-Leibler divergence from the teacher's answers, each a softmax of logits
+    divided by `softness`. It is multiplied by `softness²`, so that the size of gradients does not
+    depend on the softness.
 
     >>> logits = torch.tensor([[2.0, 0.0]])
     >>> divergence(logits, logits, 4.0), divergence(logits, -logits, 1.0)

@@ -50,7 +50,7 @@ def is_guessing(accuracy: float, guess: float, samples: int) -> bool:
     (True, False)
     """
     error = math.sqrt(guess * (1 - guess) / samples)
-    # A handful of samples cannot be three errors away, but all of them can be right.
+    # With a handful of samples, three errors above guessing may be above 1.
     return accuracy <= guess + 3 * error and accuracy < 1
 
 

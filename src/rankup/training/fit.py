@@ -28,11 +28,11 @@ from rankup.training.engine.mlp import ChainLearner, is_chain
 from rankup.training.engine.rank import ApartLearner, RankLearner
 from rankup.training.engine.select import Engine
 from rankup.training.evaluate import check_logits, fraction_correct
-from rankup.training.examples import divided
 from rankup.training.loop import Epoch, OnEpoch, learn
 from rankup.training.memory_format import convolves, for_answers
 from rankup.training.pruning import Pruning, with_held_out
 from rankup.training.recipe import Recipe, recipe_for
+from rankup.training.router_examples import divided
 from rankup.utils.progress import can_show, progress_bar
 from rankup.utils.torch_modes import evaluating, learning_on, modes_kept
 
@@ -45,11 +45,12 @@ _PAD = 64  # a GPU's tables are padded to a multiple of this many rows
 
 
 class NetPupil:
-    """A grown network that learns by a recipe.
+    """A grown network that learns tasks by a recipe.
 
     Args:
-        reuse: whether a task may select from factors of earlier tasks.
-        teacher: learn from this module's answers, not from labels; a grown network answers with
+        seed: for the order of samples, augmentation and dropout.
+        reuse: whether selectors over factors of earlier tasks are learned; otherwise they are zero.
+        teacher: a module whose answers are learned in place of labels; of a grown network, those of
             its task of the same name.
         uses: from which tasks' factors a task may select, as for `begin_task`.
     """
@@ -66,13 +67,13 @@ class NetPupil:
         self.net, self.recipe, self.seed, self.reuse = net, recipe, seed, reuse
         self.teacher, self.uses = teacher, uses
         self._examples: Examples | None = None  # of the open task, for a router
+        self._opened: RankLearner | None = None  # the learner of the open task
+        self._tolerance = tolerance_of(net.options.rank)  # None if no factors are dropped
+        self._engine = Engine()  # for what is learned after dropping factors
         if teacher is not None and recipe.rotations:
             raise RankupError(
                 "rotations need labels: a teacher has no answers for turned classes; leave one out"
             )
-        self._tolerance = tolerance_of(net.options.rank)
-        self._opened: RankLearner | None = None  # of the open task
-        self._engine = Engine()  # for what it learns after dropping factors
         if teacher is not None and recipe.loss != "cross-entropy":
             raise RankupError(
                 f"a teacher's answers cannot be compared by {recipe.loss}: leave that loss out"
@@ -102,7 +103,7 @@ class NetPupil:
             raise
 
     def open(self, task: Task) -> None:
-        """Begin a task of the network."""
+        """Begin a task of the network, with the recipe's starting values."""
         net, recipe = self.net, self.recipe
         if has_hooks(net):  # steps call net.body
             raise RankupError("fit would bypass the network's hooks: put them on net.body")
@@ -126,8 +127,11 @@ class NetPupil:
         )
 
     def prepare(self, task: Task, *, tried: bool = False) -> Feed:
-        """Make the task's batches, and check that the module can learn from them, unless it was
-        tried with such inputs."""
+        """Make the open task's feed, and start its head as the recipe says.
+
+        Args:
+            tried: whether the module is known to answer such inputs; otherwise that is checked.
+        """
         net = self.net
         net.train()
         if self._tolerance is not None:
@@ -143,7 +147,7 @@ class NetPupil:
         return self._feed
 
     def _check_answers(self, task: Task) -> None:
-        """Before anything is learned, check that the module answers with logits in both modes."""
+        """Raise if the module does not give logits, in evaluation or in training mode."""
         x, _ = next(self._feed.train(2))
         needed_by = "fit needs a module that"
         _refuse_other_arguments(self.net.body)
@@ -151,7 +155,7 @@ class NetPupil:
             with torch.no_grad():
                 answer = self.predict(x, self.learned)
                 check_logits(answer, x, task, needed_by, _OTHER_MODULES)
-            if len(x) > 1:  # batch norms cannot use just one
+            if len(x) > 1:  # batch norms cannot train on a single sample
                 answer = self.net(x, self.learned)
                 check_logits(answer, x, task, needed_by, _OTHER_MODULES)
                 _refuse_reentrant(answer)
@@ -202,7 +206,7 @@ def _refuse_other_arguments(module: nn.Module) -> None:
 
 
 def _refuse_reentrant(answer: Tensor) -> None:
-    """Refuse a module whose activation checkpoints would silently block gradients."""
+    """Raise if the module uses reentrant activation checkpoints, which block gradients silently."""
     nodes, visited = [answer.grad_fn], set[object]()
     while nodes:
         node = nodes.pop()

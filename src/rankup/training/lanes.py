@@ -1,5 +1,5 @@
-"""Tasks that are learned at once: each has its own data, draws, rates and end, and its place in a
-batch of all."""
+"""Tasks that are learned at once. Each is a lane, with its own data, random numbers, rates and end,
+and its part of a batch of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Lane:
-    """One of the tasks. Its draws and rates are those that it has when it is learned alone."""
+    """One of the tasks. Its random numbers and rates are those of learning it alone."""
 
     pupil: NetPupil
     task: Task
@@ -51,8 +51,8 @@ class Lane:
         return self.steps_per_epoch - step % self.steps_per_epoch
 
     def draws(self, step: int, count: int) -> Draws:
-        """The random numbers of so many steps of one epoch, `[count, b]`; once the task is learned,
-        any that are valid."""
+        """The random numbers of `count` steps from `step` on, all in one epoch, `[count, b]`. After
+        the task's last step they are valid, but have no meaning."""
         if not self.learns(step):
             drawn = self._of_epoch(0 if self._drawn is None else self._drawn[0])
             return {k: t[:1].expand(count, *t.shape[1:]) for k, t in drawn.items()}
@@ -83,7 +83,7 @@ class Samples:
         return self._feed.batch(self._x, draw), self._y.index_select(0, draw["rows"])
 
     def draws(self, lanes: Sequence[Lane], step: int, count: int) -> Draws:
-        """The random numbers of so many steps, `[count, A·b]`."""
+        """The random numbers of `count` steps from `step` on, `[count, A·b]`."""
         size = most(lanes)
         own = [self._of(lane, step, count, size) for lane in lanes]
         return {k: torch.stack([draw[k] for draw in own], 1).flatten(1, 2) for k in own[0]}
@@ -96,11 +96,11 @@ class Samples:
 
 
 def most(lanes: Sequence[Lane]) -> int:
-    """How many samples of a task are in a batch at most."""
+    """The largest number of samples that a task has in a batch."""
     return max(lane.feed.batch_size for lane in lanes)
 
 
 def weights(lanes: Sequence[Lane], device: torch.device) -> Tensor:
-    """`[A, b]`, 0 for what only fills up a task's part of the batch."""
+    """`[A, b]`: 1 for samples, 0 for what only fills up a task's part of the batch."""
     sizes = torch.tensor([lane.feed.batch_size for lane in lanes], device=device)[:, None]
     return (torch.arange(most(lanes), device=device) < sizes).float()

@@ -1,4 +1,4 @@
-"""The training loop: one task for one pupil, or for several at once."""
+"""The training loop, for one network or for several at once that each learn a task."""
 
 from __future__ import annotations
 
@@ -34,15 +34,22 @@ class TaskFailed(RankupError):
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far a task is, after each pass over its data."""
+    """A task's progress after an epoch.
 
-    number: int  # epochs done
+    Attributes:
+        number: how many epochs are done.
+        epochs: how many there are in all.
+        loss: the mean loss of the epoch.
+        look: computes `accuracy()`.
+    """
+
+    number: int
     epochs: int
     loss: float
     look: Callable[[], float]
 
     def accuracy(self) -> float:
-        """The accuracy on a sample of the training data; computed when asked for."""
+        """The accuracy on a sample of the training data, computed by this call."""
         return self.look()
 
 
@@ -64,12 +71,11 @@ class Pupil(Protocol):
 
     @property
     def begins_afresh(self) -> bool:
-        """Whether its next task builds on no other: it is the first one of the network that will
-        learn it, or selects from none."""
+        """Whether its next task builds on no other, as the first task does."""
 
     @property
     def draws_by(self) -> int | str:
-        """What the open task's draws are seeded by: its number, or its name."""
+        """What the open task's random numbers are seeded by: its number, or its name."""
 
     def begin(self, task: Task) -> Learner:
         """Open a task, or raise and stay as before."""
@@ -104,13 +110,10 @@ class OpenTask:
     def feed(self) -> Feed:
         return self.learner.feed
 
-    @property
-    def peak_rate(self) -> float:
-        return peak_rate(self.pupil)
-
     def rates(self, epoch: int) -> Sequence[float]:
         recipe, steps = self.pupil.recipe, self.feed.steps_per_epoch
-        return rates(recipe, self.peak_rate, recipe.epochs * steps)[epoch * steps :][:steps]
+        of_task = rates(recipe, peak_rate(self.pupil), recipe.epochs * steps)
+        return of_task[epoch * steps :][:steps]
 
     def sample_epoch(self, epoch: int) -> Draws:
         """An epoch's random numbers. They depend only on the seed, the task's number or name and
@@ -134,15 +137,20 @@ def learn(
 ) -> list[TaskFailed | None]:
     """Train every pupil on its next task, those with equal numbers of steps together.
 
-    Returns for each pupil why it failed, or None. A pupil that failed is as it was before, and so
-    are all whose task is still open when an exception, such as Ctrl-C, ends the training.
+    Args:
+        resume: for each pupil a checkpoint to resume from, or None.
+        on_epoch: for each pupil a function to call after each epoch, or None.
+
+    Returns:
+        For each pupil why it failed, or None. A pupil that failed is as it was before, and so are
+        all whose task is still open when an exception, such as Ctrl-C, ends the training.
     """
     open_tasks: list[OpenTask] = []
     try:
         for number, (pupil, task) in enumerate(zip(pupils, tasks, strict=True)):
             checkpoint = resume[number] if resume else None
             callback = on_epoch[number] if on_epoch else None
-            with undisturbed():  # or a task could stay open that is not in the list
+            with undisturbed():  # else a task could be open but not in the list
                 open_tasks.append(OpenTask(pupil, pupil.begin(task), checkpoint, callback))
         for group in _with_equal_steps(open_tasks):
             train(group, engine.start([open_task.learner for open_task in group]))
@@ -179,12 +187,12 @@ def train(open_tasks: Sequence[OpenTask], steps: Steps) -> None:
         rates = [open_task.rates(epoch) for open_task in open_tasks]
         totals = steps.epoch(draws, rates, module_seed).tolist()
         if any(open_task.on_epoch for open_task in open_tasks):
-            steps.adopt()  # the callback may query the epoch, or the network itself
+            steps.adopt()  # the callback may ask for the accuracy, or run the network
         for number, (open_task, total) in enumerate(zip(open_tasks, totals, strict=True)):
             loss = total / steps_per_epoch
             if not math.isfinite(total):
                 open_task.failure = open_task.failure or diverged(
-                    open_task.feed.task, epoch + 1, loss, open_task.peak_rate
+                    open_task.feed.task, epoch + 1, loss, peak_rate(open_task.pupil)
                 )
             elif open_task.on_epoch is not None:
                 done = Epoch(epoch + 1, epochs, loss, _accuracy_now(open_task))
@@ -202,7 +210,7 @@ def diverged(task: Task, epoch: int, loss: float, peak: float) -> TaskFailed:
 
 
 def _resume(open_tasks: Sequence[OpenTask], steps: Steps) -> int:
-    """Restore the checkpoints, if there are any, and return the epoch to start with."""
+    """Restore the checkpoints, if there are any. Returns the epoch to start with."""
     points = [open_task.resume for open_task in open_tasks]
     first, *others = (point.epoch if point else 0 for point in points)
     if any(other != first for other in others):
@@ -215,7 +223,7 @@ def _resume(open_tasks: Sequence[OpenTask], steps: Steps) -> int:
 
 
 def _accuracy_now(open_task: OpenTask) -> Callable[[], float]:
-    # Weakly, so that keeping an epoch does not keep its task's data in memory.
+    # A weak reference, so that an `Epoch` does not keep its task's data in memory.
     name, reference = open_task.feed.task.name, weakref.ref(open_task)
 
     def accuracy() -> float:
@@ -239,4 +247,4 @@ def _call_back(
     finally:
         del checkpoint
         if (kept := reference()) is not None:
-            _ = kept.state  # the callback kept it: copy the tensors before a step changes them
+            _ = kept.state  # if the callback keeps it, copy its tensors before a step changes them

@@ -1,5 +1,4 @@
-"""Channels-last images for modules that can take them: convolutions are then faster, on a CPU as
-on a GPU."""
+"""Channels-last images for modules that can run on them, because their convolutions are faster."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,8 +11,7 @@ from rankup.growing.copying import copy_of
 from rankup.layers import CONVOLUTIONS, TaskLayer, active
 from rankup.layers.spec import FactoredSpec
 
-# Results of trials, by training mode and the images' shape: a view that is possible for one may not
-# be for another.
+# Results of trials, by training mode and the images' shape: `x.view` may work for one shape alone.
 _TRIED: WeakKeyDictionary[nn.Module, dict[tuple[bool, torch.Size], bool]] = WeakKeyDictionary()
 
 
@@ -22,7 +20,7 @@ def convolves(body: nn.Module) -> bool:
 
 
 def for_answers(body: nn.Module, x: Tensor) -> Tensor:
-    """Inputs in the memory format that the module evaluates fastest."""
+    """Inputs in the memory format in which the module evaluates them fastest."""
     return channels_last(x) if x.device.type == "cpu" and takes_channels_last(body, x) else x
 
 
@@ -46,7 +44,7 @@ def takes_channels_last(body: nn.Module, x: Tensor) -> bool:
             results[key] = True
         elif _runs(body, x[:2]):
             results[key] = False
-        else:  # it cannot run on these in any format: try again next time
+        else:  # it runs on these in no format, which tells nothing: try again next time
             return False
     return results[key]
 

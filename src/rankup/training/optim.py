@@ -1,5 +1,5 @@
-"""Optimisers on one flat tensor, and views of it as parameters: a step is then a few operations,
-however many parameters there are."""
+"""Optimisers that update all parameters as views of one flat tensor, so that a step is a few
+operations, however many parameters there are."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from rankup.training.recipe import Recipe
 # occupy more of it; one launch takes at most 36 tensors.
 _SMALLEST_SPLIT, _MOST_SPLITS = 4096, 36
 _ALIGNED = 32  # numbers; a GPU wants each parameter aligned
-_FEW_STEPS = 10  # a one-cycle of fewer neither begins nor ends at a rate of zero
+_FEW_STEPS = 10  # with fewer, a one-cycle schedule does not spend steps at a rate of zero
 
 
 def rate(recipe: Recipe, peak: float, step: int, steps: int) -> float:
@@ -45,18 +45,18 @@ def rates(recipe: Recipe, peak: float, steps: int) -> tuple[float, ...]:
 
 
 class Optimiser(Protocol):
-    """Updates `flat` by its gradient at every step."""
+    """Updates the tensor `flat` at every step."""
 
     flat: Tensor
 
     def step(self, grad: Tensor, lr: float | Tensor) -> None:
-        """Update `flat`; if it holds several replicas, `lr` may be a rate for each."""
+        """Update `flat` by its gradient. With a row per replica, `lr` may have a rate for each."""
 
     def state(self, number: int | None = None) -> dict[str, Tensor]:
-        """What is needed to resume, of one replica if `flat` holds several."""
+        """The tensors from which to resume; with `number`, those of that replica."""
 
     def restart(self) -> None:
-        """Reset all but `flat` to before the first step."""
+        """Reset all state but `flat` to that before the first step."""
 
 
 def make_optimiser(recipe: Recipe, flat: Tensor) -> Optimiser:
@@ -145,7 +145,7 @@ class FlatSGD:
 
 
 class PerReplica:
-    """An optimiser for each replica, where replicas have different recipes."""
+    """An optimiser for each replica, for replicas with different recipes."""
 
     def __init__(self, recipes: Sequence[Recipe], flat: Tensor) -> None:
         self.flat = flat
@@ -165,7 +165,7 @@ class PerReplica:
 
 
 def views(flat: Tensor, like: Tensors) -> Tensors:
-    """Views of `flat` in the shapes of `like`, after its leading dimension if it has one."""
+    """Views of `flat [P]` or `[replicas, P]` in the shapes of `like`, by name."""
     rows = torch.split(flat, [aligned_size(tensor) for tensor in like.values()], -1)
     return {
         name: row[..., : tensor.numel()].view((*flat.shape[:-1], *tensor.shape))
@@ -174,7 +174,7 @@ def views(flat: Tensor, like: Tensors) -> Tensors:
 
 
 def flattened(tensors: Iterable[Tensor], leading: int, out: Tensor | None = None) -> Tensor:
-    """The inverse of `views`: all but `leading` dimensions become one."""
+    """The inverse of `views`: all dimensions after the first `leading` ones become one."""
     rows: list[Tensor] = []
     for tensor in tensors:
         dense = tensor.to_dense() if tensor.is_sparse else tensor
@@ -190,11 +190,11 @@ def flattened(tensors: Iterable[Tensor], leading: int, out: Tensor | None = None
 
 
 def aligned_size(tensor: Tensor) -> int:
-    """Numbers that a tensor takes up in a flat one, where each tensor is aligned on a GPU."""
+    """The numbers that a tensor takes up in a flat one; on a GPU with padding for alignment."""
     unit = _ALIGNED if tensor.device.type == "cuda" else 1
     return math.ceil(tensor.numel() / unit) * unit
 
 
-@cache  # so that a captured step does not make them again and again
+@cache  # so that a captured step does not compute them every time
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)

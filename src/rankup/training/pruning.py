@@ -1,11 +1,11 @@
-"""Capacity by itself: of the numbers that a task has learned, the fewest are kept with which its
-accuracy and loss on held-out data stay the same.
+"""Pruning: of the numbers that a task has learned, as few are kept as its accuracy and loss on
+held-out data allow.
 
-What may be dropped are selectors, and with them the task's own factors, biases and the weights of
-its heads. All are compared by what the loss would gain by them for each byte that they take: the
-squares of a number's gradients times its own square, as of a quadratic loss.
-How many of the best are kept is found by bisection: each time the others are dropped, the task
-learns an epoch with what is left, and is tested.
+Selectors may be dropped, and with them the task's own factors, as well as biases and the weights of
+heads. They are ranked by how much the loss would grow without them, per byte that they take: the
+square of a number times the sum of its squared gradients, as for a quadratic loss. How many of the
+best are kept is found by bisection: the others are dropped, the task learns for an epoch with what
+is left, and is tested.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 _SHARE = 0.1  # of a task's training samples that are held out
 _MOST = 5_000  # samples held out
 _LEAST = 20  # of fewer, a standard error says little
-_HALVINGS = 5  # of the range in which the number of factors lies, each of which costs an epoch
-_RATE = 0.3  # of the recipe's, for what is learned with fewer numbers: it must not start again
-_STEPS = 100  # whose gradients are looked at
+_HALVINGS = 5  # steps of the bisection, each of which takes an epoch
+_RATE = 0.3  # share of the recipe's learning rate, because the task is learned already
+_STEPS = 100  # whose gradients are summed
 
 
 def with_held_out(task: Task, seed: int) -> Task:
@@ -78,16 +78,16 @@ class Score:
 
 
 class Pruning:
-    """Drops numbers of the task that a pupil has learned and not yet committed.
+    """Prunes the open task of a pupil once it is learned.
 
     Args:
-        learner: the task's; its feed has held-out samples for test data.
+        learner: the task's learner, whose feed has held-out samples as test data.
         engine: runs the steps.
     """
 
     def __init__(self, pupil: NetPupil, learner: RankLearner, engine: Engine) -> None:
         self.pupil, self.learner, self.engine = pupil, learner, engine
-        # By the names that the learner has for them.
+        # The layer and key of each prunable parameter, by its name in the learner.
         self._layers = {
             f"body.{name}.new_{key}": (layer, key)
             for name, layer in pupil.net.body.named_modules()
@@ -96,8 +96,8 @@ class Pruning:
         }
 
     def run(self, tolerance: float) -> None:
-        """Keep the fewest numbers with which the task is no more than that many standard errors
-        worse; what it has learned with these stays."""
+        """Keep the fewest numbers with which the task is no more than `tolerance` standard errors
+        worse than before."""
         before = self.score()
         least, most, best = 0, self.count(), self._learned()
         for number in range(_HALVINGS):
@@ -114,7 +114,7 @@ class Pruning:
 
     @torch.no_grad()
     def score(self) -> Score:
-        """On the held-out samples."""
+        """The task's score on the held-out samples."""
         net, feed = self.pupil.net, self.learner.feed
         right, losses = [], []
         for x, y in feed.test():
@@ -126,11 +126,11 @@ class Pruning:
         return Score(*(net.ranks.of_first(numbers) if net.ranks else numbers))
 
     def count(self) -> int:
-        """How many of these numbers the task has now."""
+        """How many prunable numbers are not zero."""
         return sum(int((tensor != 0).sum()) for tensor in self._numbers().values())
 
     def drop(self, count: int, number: int) -> None:
-        """Set all numbers but that many to zero."""
+        """Set all prunable numbers but the best `count` to zero."""
         gains = self._gains(number)
         together = torch.cat([gain.flatten() for gain in gains.values()])
         is_kept = torch.zeros_like(together, dtype=torch.bool)
@@ -140,7 +140,7 @@ class Pruning:
             tensor.masked_fill_(~mask.view_as(tensor), 0)
 
     def learn_on(self, number: int) -> None:
-        """Learn an epoch with the numbers that are left."""
+        """Learn for an epoch with the numbers that are left."""
         learner, whole = self.learner, self.learner.feed
         again = copy.copy(self.pupil)
         lr, first_lr = (_RATE * rate for rate in (again.recipe.lr, again.recipe.first_lr))
@@ -148,14 +148,14 @@ class Pruning:
         again.seed = seeds.number(again.seed, "pruning", again.draws_by, number)
         learner.feed = copy.copy(whole)
         learner.feed.recipe = again.recipe
-        learner.keep({name: tensor != 0 for name, tensor in self._numbers().items()})
+        learner.mask({name: tensor != 0 for name, tensor in self._numbers().items()})
         try:
             train([OpenTask(again, learner)], self.engine.start([learner]))
         finally:
             learner.feed = whole
 
     def _gains(self, number: int) -> Tensors:
-        """What the loss would gain by each number for each byte that it takes."""
+        """By how much the loss would grow without each number, per byte that it takes."""
         store, squares = self.pupil.net.options.store, self._squares(number)
         return {
             name: squares[name] * tensor.square() / _bytes_of(*self._layers[name], store)
@@ -163,7 +163,7 @@ class Pruning:
         }
 
     def _squares(self, number: int) -> Tensors:
-        """The squares of each number's gradients, summed over steps as they are learned from."""
+        """Each number's squared gradients, summed over the first steps of an epoch."""
         learner, pupil, feed = self.learner, self.pupil, self.learner.feed
         seed = seeds.number(pupil.seed, "gradients", pupil.draws_by, number)
         draws = learner.sample_epoch(seeds.epoch_generator(seed, pupil.draws_by, 0, feed.device))
@@ -178,7 +178,7 @@ class Pruning:
                     feed.ranks.average_(gradient, feed.share)
                 total = total + gradient.square()
                 learner.sync_buffers(tensors)
-        return learner.unpadded(views(total, learner.learned()))
+        return learner.padding.unpad(views(total, learner.learned()))
 
     def _numbers(self) -> Tensors:
         learned = dict(self.pupil.net.body.named_parameters(prefix="body"))
@@ -193,7 +193,8 @@ def _copies(tensors: Tensors) -> Tensors:
 
 
 def _bytes_of(layer: TaskLayer, key: str, store: rounding.Store) -> Tensor:
-    """How many bytes each number of a tensor takes; a selector of an own factor also its own."""
+    """How many bytes each number of a tensor takes. A selector over one of the task's own factors
+    takes those of the factor, too."""
     values = layer.learned()
     spec, own = layer.spec, len(values.get("U", ()))
     sizes = {k: rounding.bytes_of_each(spec, k, v, store) for k, v in values.items()}

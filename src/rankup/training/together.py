@@ -1,4 +1,4 @@
-"""Learning several tasks at once that do not build on each other, on the base of one network."""
+"""Learning several tasks at once, on the base of one network. They cannot build on each other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 OnTaskEpoch = Callable[[str, Epoch], None]
 
 _ONE_BY_ONE = "learn its tasks one after another, with fit"
-_LEAVING = 0.25  # share of a GPU's tasks that are over, at which a graph without them is captured
+_LEAVING = 0.25  # on a GPU, the share of tasks that must be over to capture a graph without them
 
 
 def fit_together(
@@ -75,8 +75,8 @@ def fit_together(
         uses: from which tasks' factors all of them may select: only their `"own"`, or those of a
             list of tasks that the network knows.
         seed: for the order of samples and augmentation; by default the network's.
-        clip: the longest that a task's gradient may be; longer ones are shortened to it.
-        half: compute in float16, with a scale for each task's loss.
+        clip: the largest norm of a task's gradient; longer ones are scaled down to it.
+        half: whether to compute in float16, with a scale for each task's loss.
         on_epoch: called with a task's name and progress after each of its epochs.
         progress: show a bar, as `fit` does.
     """
@@ -161,8 +161,8 @@ def _check_network(net: IncrementalNet) -> None:
 def _opened(
     net: IncrementalNet, pupils: Sequence[NetPupil], tasks: Sequence[Task], half: bool
 ) -> tuple[list[Lane], StackedBody]:
-    """Begin each task in turn, to see that it can be learned and with which values it starts; the
-    network is then again as it was."""
+    """Begin and abandon each task in turn, to check that it can be learned and to copy its starting
+    values."""
     lanes, tried, body = list[Lane](), set[object](), None
     for pupil, task in zip(pupils, tasks, strict=True):
         try:
@@ -182,21 +182,21 @@ def _opened(
 
 
 def _that_share_batches(net: IncrementalNet, lanes: Sequence[Lane]) -> list[list[Lane]]:
-    """Groups of tasks whose samples fit into one batch. Batch norms would see samples that only
-    fill it up, so their tasks' parts are equally large."""
+    """Groups of tasks that can share batches. With batch norms, they must have equally many samples
+    in a batch: statistics would include what fills up a smaller part."""
     has_batch_norm = any(isinstance(n, TaskNorm) and n.wants_statistics for n in net.layers)
     groups: dict[object, list[Lane]] = {}
     for lane in lanes:
         x, feed = lane.feed.x, lane.feed
         transform = id(feed.task.transform) if feed.transforms_batches else None
         size = feed.batch_size if has_batch_norm else None
-        key = x.shape[1:], x.dtype, transform, size, _of_all(lane.recipe)
+        key = x.shape[1:], x.dtype, transform, size, _shared_settings(lane.recipe)
         groups.setdefault(key, []).append(lane)
     return list(groups.values())
 
 
-def _of_all(recipe: Recipe) -> Recipe:
-    """A recipe without what tasks of one batch may do each in their own way."""
+def _shared_settings(recipe: Recipe) -> Recipe:
+    """A recipe with defaults for all that may differ between the tasks of a batch."""
     own = ("epochs", "batch", "lr", "first_lr", "schedule", "warmup", "weight_decay")
     starts = ("selectors", "norms", "factors", "first_factors")
     plain = Recipe()
@@ -209,7 +209,7 @@ def _learn(
     clip: float | None,
     on_epoch: OnTaskEpoch | None,
 ) -> None:
-    """Train the tasks of one group until each of them is learned or has failed."""
+    """Train a group of tasks until each is learned or has failed."""
     steps = TogetherSteps(
         body,
         [lane.start for lane in lanes],
@@ -228,8 +228,8 @@ def _learn(
 
 
 def _try(body: StackedBody, lanes: Sequence[Lane]) -> None:
-    """Refuse a module that does not keep samples in front. Twice, as some other dimension may be
-    as long as a batch by chance."""
+    """Raise if the module does not keep samples in the first dimension. Tried with two batch sizes,
+    because another dimension may be as long as one of them by chance."""
     for few in (2, 3):
         rows = torch.arange(few, device=lanes[0].feed.device)
         found = (next(lane.feed.train(few))[0] for lane in lanes)
@@ -247,7 +247,7 @@ def _try(body: StackedBody, lanes: Sequence[Lane]) -> None:
 def _run(
     steps: TogetherSteps, samples: Samples, lanes: Sequence[Lane], at: int, count: int
 ) -> None:
-    """Take so many steps, of one epoch of each task."""
+    """Take `count` steps from step `at` on, all in one epoch of each task."""
     device, learns = lanes[0].feed.device, [lane.learns(at) for lane in lanes]
     zeros = [0.0] * count
     lr = [
@@ -267,7 +267,7 @@ def _run(
 def _end_epochs(
     steps: TogetherSteps, lanes: Sequence[Lane], at: int, on_epoch: OnTaskEpoch | None
 ) -> None:
-    """Do what is to be done for the tasks that are at the end of an epoch."""
+    """For tasks that have come to the end of an epoch, check the loss and call `on_epoch`."""
     totals = steps.totals.tolist()
     for number, (lane, total) in enumerate(zip(lanes, totals, strict=True)):
         if not lane.learns(at - 1) or at % lane.steps_per_epoch:
@@ -301,8 +301,8 @@ def _call_back(
 
 
 def _without_those_that_end(steps: TogetherSteps, lanes: list[Lane], at: int) -> list[Lane]:
-    """The tasks to go on with. On a GPU those that are over stay a while, as what fills a batch:
-    a graph without them takes as long to capture as many steps."""
+    """The tasks to go on with. On a GPU, tasks that are over stay in the batch until they are a
+    quarter of it, because capturing a graph without them takes as long as many steps."""
     going = [number for number, lane in enumerate(lanes) if lane.learns(at)]
     over = len(lanes) - len(going)
     waits = steps.device.type == "cuda" and over < _LEAVING * len(lanes)
@@ -317,7 +317,7 @@ def _without_those_that_end(steps: TogetherSteps, lanes: list[Lane], at: int) ->
 
 
 def _commit(lane: Lane) -> TaskFailed | None:
-    """Make what a task has learned constant, or say why it cannot be."""
+    """Commit a task with what it has learned. Returns why that failed, or None."""
     assert lane.learned is not None
     pupil = lane.pupil
     try:

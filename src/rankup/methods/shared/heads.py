@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup.layers import Selection, Start, TaskLayer, Tensors
-from rankup.layers.base import over_last
 from rankup.layers.spec import HeadSpec
+from rankup.layers.tensors import over_last
 
 FEATURES = -1  # in place of a task: heads return their inputs
 

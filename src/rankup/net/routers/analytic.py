@@ -1,5 +1,5 @@
-"""Linear discriminants on features that nobody learned: one covariance for the classes of all
-tasks, in closed form from sums alone, so that the order of tasks does not matter."""
+"""Linear discriminant analysis on fixed features, with one covariance for the classes of all tasks.
+It is solved in closed form from sums over samples, so the order of tasks does not matter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankup.errors import RankupError
 from rankup.layers import Tensors
-from rankup.net.routers.base import Examples, Layouts, Looks, Router
+from rankup.net.routers.base import Examples, Layouts, RoutedBatch, Router
 from rankup.net.routers.features import represented, seeded_features
 from rankup.net.routers.patches import patch_features
 from rankup.net.routers.sums import WHOLE, Sums, narrow
@@ -19,13 +19,13 @@ from rankup.net.routers.sums import WHOLE, Sums, narrow
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
-_SHRUNK = 0.01  # towards the mean variance, or towards each feature's own
-_SOFTENED = 0.1  # classes are not as normal as their covariance would have them
+_SHRUNK = 0.01  # share of the diagonal that is added to a covariance
+_SOFTENED = 0.1  # factor of log-likelihoods, because classes are not quite normally distributed
 _SOFTENED_PATCHES = 0.35  # where the likelihood of held-out images of S-CIFAR100 is largest
 
 
 class Discriminants(NamedTuple):
-    """What follows from the sums of all tasks, `D` features and `ΣC` classes."""
+    """The solution for `D` features and the `ΣC` classes of all tasks."""
 
     overall: Tensor  # [D]: the mean feature
     maps: Tensor  # [D, ΣC]: inverse covariance times the classes' means
@@ -41,17 +41,17 @@ class Discriminants(NamedTuple):
         return self._replace(maps=self.maps[:, order], halves=self.halves[order])
 
 
-class Found(NamedTuple):
-    """What the discriminants say of samples."""
+class Likelihoods(NamedTuple):
+    """Log-likelihoods of samples."""
 
-    classes: Tensor  # [B, ΣC]: log-likelihoods, but for what all classes have in common
-    common: Tensor  # [B]: how much less likely a sample is under the background, in common
+    classes: Tensor  # [B, ΣC]: of each class, without the term that all classes share
+    common: Tensor  # [B]: that term, minus the log-likelihood of all samples as one class
 
 
 class Analytic(Router):
     name = "analytic"
     runs_tasks = False
-    scaling = 0.0, 64.0  # the same for all tasks, which have one covariance, that never rests
+    scaling = 0.0, 64.0  # fixed, because every new task changes the covariance of all
 
     def features(self, net: IncrementalNet, rows: Tensor) -> Tensor:
         if self.rule.patches:
@@ -60,8 +60,8 @@ class Analytic(Router):
         return seeded_features(rows, self.rule.features, self.seed, keeps)
 
     def learn(self, net: IncrementalNet, task: int, examples: Examples) -> Tensors:
-        """Sums over each class, and in `gram` those of products, which are then added to the ones
-        of other tasks."""
+        """Per class the sums and counts of features, and in `gram` the sums of their products,
+        which `Routing` adds to those of other tasks."""
         classes = net._tasks.tasks[task].classes
         counts = torch.zeros(classes, dtype=torch.int64, device="cpu")
         sums: Tensor | None = None
@@ -78,32 +78,32 @@ class Analytic(Router):
         assert total is not None
         return {"sums": narrow(sums), "counts": counts, "gram": total.packed()}
 
-    def fits(self, looks: Looks, task: int, row: Tensors) -> Tensor:
+    def fits(self, batch: RoutedBatch, task: int, row: Tensors) -> Tensor:
         """How much likelier the nearest class is than the background (Ren et al., 2021)."""
-        found = self._found(looks)
-        return found.classes[:, looks.routing.columns(task)].amax(1) + found.common
+        logs = self._likelihoods(batch)
+        return logs.classes[:, batch.routing.columns(task)].amax(1) + logs.common
 
-    def votes(self, looks: Looks, fits: Tensor) -> Tensor:
-        each = [self._softened(looks, task).logsumexp(1) for task in range(fits.shape[1])]
+    def votes(self, batch: RoutedBatch, fits: Tensor) -> Tensor:
+        each = [self._softened(batch, task).logsumexp(1) for task in range(fits.shape[1])]
         return torch.stack(each, 1)
 
-    def class_votes(self, looks: Looks, task: int) -> Tensor:
-        own = self._softened(looks, task)
-        # Of a class without samples only the network knows something.
+    def class_votes(self, batch: RoutedBatch, task: int) -> Tensor:
+        own = self._softened(batch, task)
+        # Only the network can tell a class without samples.
         lowest = own.masked_fill(own.isinf(), torch.inf).amin(1, keepdim=True)
         return torch.where(own.isinf(), lowest, own)
 
-    def _softened(self, looks: Looks, task: int) -> Tensor:
-        """`[B, C]`: the log-likelihoods of a task's classes, as flat as they deserve."""
+    def _softened(self, batch: RoutedBatch, task: int) -> Tensor:
+        """`[B, C]`: the log-likelihoods of a task's classes, softened."""
         softening = _SOFTENED_PATCHES if self.rule.patches else _SOFTENED
-        return softening * self._found(looks).classes[:, looks.routing.columns(task)]
+        return softening * self._likelihoods(batch).classes[:, batch.routing.columns(task)]
 
-    def _found(self, looks: Looks) -> Found:
-        if "analytic" not in looks.noted:
-            rows = self.features(looks.net, looks.representation())
-            looks.noted["analytic"] = found_by(looks.routing.discriminants(rows.device), rows)
-        found: Found = looks.noted["analytic"]
-        return found
+    def _likelihoods(self, batch: RoutedBatch) -> Likelihoods:
+        if "analytic" not in batch.cache:
+            rows = self.features(batch.net, batch.representation())
+            batch.cache["analytic"] = likelihoods(batch.routing.discriminants(rows.device), rows)
+        logs: Likelihoods = batch.cache["analytic"]
+        return logs
 
     def layouts(self, classes: int) -> Layouts:
         layouts: Layouts = {
@@ -121,7 +121,8 @@ class Analytic(Router):
             raise ValueError("'counts' has a negative number")
 
 
-def found_by(known: Discriminants, rows: Tensor) -> Found:
+def likelihoods(known: Discriminants, rows: Tensor) -> Likelihoods:
+    """Log-likelihoods of samples with features `rows [B, D]`."""
     if rows.shape[1] != len(known.overall):
         raise RankupError(
             f"these inputs have {rows.shape[1]} features for the router, the tasks' have "
@@ -130,14 +131,14 @@ def found_by(known: Discriminants, rows: Tensor) -> Found:
     apart = rows - known.overall
     own = ((apart @ known.within) * apart).sum(1)
     background = ((apart @ known.background) * apart).sum(1)
-    return Found(apart @ known.maps - known.halves, (background - own) / 2)
+    return Likelihoods(apart @ known.maps - known.halves, (background - own) / 2)
 
 
 def solve(total: Sums, sums: Tensor, counts: Tensor, alike: bool = True) -> Discriminants:
     """Discriminants from the sums over all samples and over each class, `[ΣC, D]`.
 
     Args:
-        alike: whether all features are taken to vary alike, before samples tell.
+        alike: whether covariances shrink towards the mean variance, or towards each feature's own.
     """
     gram, counted = total.gram.double(), counts.double()[:, None]
     overall = sums.double().sum(0) / total.count

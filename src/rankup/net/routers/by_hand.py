@@ -1,5 +1,5 @@
-"""What a router sees of a task that was learned in a loop of one's own: the inputs that the commit
-was given, with the classes that the network answers."""
+"""A router's examples of a task that was learned in the user's own loop: the inputs given to
+`commit_task`, labelled with the network's own answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def kept_for_router(batches: Iterable[Any] | None) -> Sequence[Any]:
-    """The batches as a list: they are gone through several times."""
+    """The batches as a list, because routers iterate over them several times."""
     if batches is None or isinstance(batches, Tensor | str):
         raise TaskStateError(
             "the network's router keeps what it needs of the task's data: call "
@@ -31,7 +31,7 @@ def kept_for_router(batches: Iterable[Any] | None) -> Sequence[Any]:
 
 
 def answered_examples(net: IncrementalNet, task: int, batches: Iterable[Any] | None) -> Examples:
-    """Examples of plain inputs; none are known to have been held out, so they serve for both."""
+    """Examples made of plain inputs, all of which serve as training and as held-out samples."""
 
     def answered() -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
         for batch in batches or ():

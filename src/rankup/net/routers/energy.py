@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rankup.layers import Tensors
-from rankup.net.routers.base import Examples, Looks, Router
+from rankup.net.routers.base import Examples, RoutedBatch, Router
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -19,5 +19,5 @@ class Energy(Router):
     def learn(self, net: IncrementalNet, task: int, examples: Examples) -> Tensors:
         return {}  # but its centre and scale, which all routers have
 
-    def fits(self, looks: Looks, task: int, row: Tensors) -> Tensor:
-        return looks.of(task).logits.logsumexp(1)
+    def fits(self, batch: RoutedBatch, task: int, row: Tensors) -> Tensor:
+        return batch.of(task).logits.logsumexp(1)

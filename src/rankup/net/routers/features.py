@@ -1,5 +1,4 @@
-"""Features of inputs that no task has learned and none changes: of a kept base, or seeded random
-ones of the inputs themselves."""
+"""Features that do not depend on any task: those of a kept base, or seeded random ones."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ _SMALLEST = 16  # pixels each way of what is seen as an image
 
 
 def represented(net: IncrementalNet, x: Tensor, options: dict[str, Any]) -> Tensor:
-    """What routers see of inputs: with a kept base the base's features, of unit variance, else the
-    inputs as they are."""
+    """Inputs as routers compare them: with a kept base, the base's features normalised to unit
+    variance, `[B, in]`; otherwise the inputs themselves."""
     if net.options.base == "keep":
         features = base_features(net, x, options).float()
         return F.layer_norm(features, features.shape[1:])
@@ -40,8 +39,12 @@ def represented(net: IncrementalNet, x: Tensor, options: dict[str, Any]) -> Tens
 
 
 def seeded_features(rows: Tensor, count: int, seed: int, with_inputs: bool) -> Tensor:
-    """`[B, D]`: about `count` seeded random features of inputs, in whole numbers from −127 to 127:
-    their sums are exact in any order. With the inputs' own numbers before them, if asked."""
+    """`[B, D]`: about `count` seeded random features of inputs, rounded to whole numbers from −127
+    to 127, so that their sums are exact in any order.
+
+    Args:
+        with_inputs: whether the inputs themselves come before them, as further features.
+    """
     images = rows.dim() == 4 and min(rows.shape[-2:]) >= _SMALLEST
     flat = F.layer_norm(rows, rows.shape[1:])
     found = _of_images(flat, count, seed) if images else _of_vectors(flat.flatten(1), count, seed)
@@ -56,7 +59,7 @@ def _of_vectors(x: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _of_images(x: Tensor, count: int, seed: int) -> Tensor:
-    """What random filters find, averaged over a grid."""
+    """The outputs of random filters, averaged over a grid, `[B, filters·grid²]`."""
     channels = x.shape[1]
     filters = max(1, round(count / _GRID**2))
     length = channels * _KERNEL**2
@@ -67,7 +70,7 @@ def _of_images(x: Tensor, count: int, seed: int) -> Tensor:
 
 
 class _Tap(nn.Module):
-    """In a head's place: notes what the head would see."""
+    """Takes a head's place and records the inputs of the head."""
 
     seen = PerThread[list[Tensor]]()
 
@@ -82,7 +85,7 @@ _BASES: WeakKeyDictionary[IncrementalNet, tuple[torch.device, nn.Module]] = Weak
 
 @torch.no_grad()
 def base_features(net: IncrementalNet, x: Tensor, options: dict[str, Any]) -> Tensor:
-    """`[B, in]`: what a head would see behind the kept base alone, without any task."""
+    """`[B, in]`: the inputs that a head would get from the kept base alone, without any task."""
     device, base = _BASES.get(net, (None, None))
     if base is None or device != net.device:
         base = _base_of(net)
@@ -90,7 +93,11 @@ def base_features(net: IncrementalNet, x: Tensor, options: dict[str, Any]) -> Te
     noted: list[Tensor] = []
     with set_to(_Tap.seen, noted):
         base(x, **options)
-    features = noted[-1]
+    return pooled(noted[-1])
+
+
+def pooled(features: Tensor) -> Tensor:
+    """A head's inputs, `[B, …, in]`, averaged over positions, `[B, in]`."""
     return features if features.dim() == 2 else features.flatten(1, -2).mean(1)
 
 

@@ -1,5 +1,5 @@
-"""The distance of a head's inputs to the nearest class (Lee et al., 2018): one covariance for all
-classes of a task, shrunk, and kept in its few largest components."""
+"""The Mahalanobis distance of a head's inputs to the nearest class mean (Lee et al., 2018). All
+classes of a task have one covariance, shrunk, of which the largest components are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankup.layers import Tensors
-from rankup.net.routers.base import Examples, Layouts, Looks, Router, run_for
+from rankup.net.routers.base import Examples, Layouts, RoutedBatch, Router, run_for
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
@@ -40,12 +40,12 @@ class Mahalanobis(Router):
         return {
             "means": means.half(),
             "axes": axes[:, -few:].t().contiguous().half(),
-            # By how much the inverse variance along each axis differs from that of the rest.
+            # The inverse variance off the axes, then by how much that along each axis differs.
             "inverses": torch.cat([1 / rest[None], 1 / shrunk[-few:] - 1 / rest]).float(),
         }
 
-    def fits(self, looks: Looks, task: int, row: Tensors) -> Tensor:
-        features = looks.of(task).features.float()
+    def fits(self, batch: RoutedBatch, task: int, row: Tensors) -> Tensor:
+        features = batch.of(task).features.float()
         apart = features[:, None] - row["means"].to(features)  # [B, C, in]
         along = apart @ row["axes"].to(features).t()  # [B, C, components]
         inverses = row["inverses"].to(features)

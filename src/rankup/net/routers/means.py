@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from rankup.layers import Tensors
-from rankup.net.routers.base import Examples, Layouts, Looks, Router
+from rankup.net.routers.base import Examples, Layouts, RoutedBatch, Router
 from rankup.net.routers.features import represented
 
 if TYPE_CHECKING:
     from rankup.net.network import IncrementalNet
 
-# A distance adds up over all inputs, so that one deviation more is far less likely. Without this,
-# answers of other tasks would have a say where the nearest mean is right.
+# A squared distance sums over many inputs, so one standard deviation more is far less likely than
+# for a single number. Without this factor other tasks would get too much probability.
 _SHARPENED = 10.0
 
 
@@ -35,13 +35,13 @@ class Means(Router):
         assert total is not None
         return {"mean": (total / count).half()}
 
-    def fits(self, looks: Looks, task: int, row: Tensors) -> Tensor:
-        x = looks.representation().flatten(1)
+    def fits(self, batch: RoutedBatch, task: int, row: Tensors) -> Tensor:
+        x = batch.representation().flatten(1)
         if x.shape[1] != len(row["mean"]):  # tasks may have inputs of different sizes
             return x.new_full((len(x),), -math.inf)
         return -(x - row["mean"].to(x)).square().sum(1)
 
-    def votes(self, looks: Looks, fits: Tensor) -> Tensor:
+    def votes(self, batch: RoutedBatch, fits: Tensor) -> Tensor:
         return _SHARPENED * fits
 
     def layouts(self, classes: int) -> Layouts:

@@ -1,4 +1,4 @@
-"""What a network keeps to guess tasks by: a row of tensors for each task, and sums over all."""
+"""The state of a network's routers: tensors for each task, and sums over all tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankup.errors import RankupError, TaskStateError
 from rankup.growing.routing import RouterRule
 from rankup.layers import Tensors
 from rankup.net.routers.analytic import Discriminants, solve
-from rankup.net.routers.base import Examples, Layouts, Looks
+from rankup.net.routers.base import Examples, Layouts, RoutedBatch
 from rankup.net.routers.registry import routers_of
 from rankup.net.routers.sums import Sums
 
@@ -30,7 +30,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class TaskRow:
-    """What routers keep of one task; tensors are named `router.key`."""
+    """The tensors that routers store of one task, named `router.key`."""
 
     name: str
     classes: int
@@ -42,11 +42,11 @@ class TaskRow:
 
 
 class Routing:
-    """How a network guesses tasks, as it is after some of them. It never changes: with one more
-    task or one less there is a new one, so that other threads may go on asking.
+    """How a network guesses among the tasks that it knows. Immutable, so that other threads may go
+    on using it: methods that add or remove tasks return a new one.
 
     Attributes:
-        rows: what is kept of each task.
+        rows: what is stored of each task.
         total: sums over all tasks, for the analytic router.
     """
 
@@ -65,15 +65,15 @@ class Routing:
 
     @property
     def has_sums(self) -> bool:
-        """Whether there are sums over all tasks that no task keeps by itself."""
+        """Whether there are sums over all tasks, and no task stores its own part of them."""
         return "analytic" in self.routers and not self.rule.apart
 
     def columns(self, task: int) -> slice:
-        """Where a task's classes are among those of all tasks."""
+        """A task's classes among the `ΣC` classes of all tasks."""
         return self._columns[task]
 
     def learned(self, net: IncrementalNet, examples: Examples) -> Routing:
-        """Itself with the last task of a network, which has just been committed."""
+        """A routing with one more task: the network's last, which has just been committed."""
         task = len(self.rows)
         known = net._tasks.tasks[task]
         tensors: Tensors = {}
@@ -93,14 +93,15 @@ class Routing:
         return Routing(self.rule, self.seed, (*self.rows, replace(row, tensors=tensors)), total)
 
     def _scaled(self, net: IncrementalNet, examples: Examples) -> Routing:
-        """Itself with the last task's centres, scales and quantiles, from held-out samples."""
+        """A routing in which the last task has centres, scales and quantiles, computed from its
+        held-out samples."""
         *before, last = self.rows
         task, tensors = len(before), dict(last.tensors)
         raw: dict[str, list[Tensor]] = {name: [] for name in self.routers}
         for x, _, options in examples.held_out():
-            looks = Looks(net, self, x, options)
+            batch = RoutedBatch(net, self, x, options)
             for name, router in self.routers.items():
-                raw[name].append(router.fits(looks, task, self._row(task, name, x.device)).float())
+                raw[name].append(router.fits(batch, task, self._row(task, name, x.device)).float())
         together: Tensor | float = 0.0
         for name, weight in self.rule.weights:
             fits = torch.cat(raw[name])
@@ -114,32 +115,32 @@ class Routing:
         rows = (*before, replace(last, tensors=tensors))
         return Routing(self.rule, self.seed, rows, self.total)
 
-    def fits(self, looks: Looks, name: str) -> Tensor:
-        """`[B, T]`: how well samples fit tasks by one router, centred and scaled; anything where
-        a task is not asked."""
-        if (key := f"fits by {name}") not in looks.noted:
-            columns = [self._fits(looks, name, task) for task in range(len(self.rows))]
-            looks.noted[key] = torch.stack(columns, 1)
-        found: Tensor = looks.noted[key]
+    def fits(self, batch: RoutedBatch, name: str) -> Tensor:
+        """`[B, T]`: how well samples fit tasks by one router, centred and scaled. Undefined where
+        a task is no candidate."""
+        if (key := f"fits by {name}") not in batch.cache:
+            columns = [self._fits(batch, name, task) for task in range(len(self.rows))]
+            batch.cache[key] = torch.stack(columns, 1)
+        found: Tensor = batch.cache[key]
         return found
 
-    def _fits(self, looks: Looks, name: str, task: int) -> Tensor:
-        router, row = self.routers[name], self._row(task, name, looks.x.device)
-        if router.runs_tasks and not looks.asks(task):
-            return torch.zeros(len(looks.x), device=looks.x.device)
+    def _fits(self, batch: RoutedBatch, name: str, task: int) -> Tensor:
+        router, row = self.routers[name], self._row(task, name, batch.x.device)
+        if router.runs_tasks and not batch.asks(task):
+            return torch.zeros(len(batch.x), device=batch.x.device)
         centre, scale = row["scaling"]
-        fits: Tensor = (router.fits(looks, task, row).float() - centre) / scale
+        fits: Tensor = (router.fits(batch, task, row).float() - centre) / scale
         return fits
 
     def quantiles(self, device: torch.device) -> Tensor:
-        """`[T, levels]`: of how well each task's held-out samples fit it. What the analytic router
-        says of them changes as tasks come: with it, those of the last task count for all."""
+        """`[T, levels]`: quantiles of how well each task's held-out samples fit it. With the
+        analytic router, whose scores change with every new task, the last task's serve for all."""
         own = [row.tensors[_QUANTILES] for row in self.rows]
         own = own[-1:] * len(own) if "analytic" in self.routers else own
         return self._kept(("quantiles", device), lambda: torch.stack(own).to(device).float())
 
     def discriminants(self, device: torch.device) -> Discriminants:
-        """Of the analytic router, from the sums of all tasks."""
+        """The analytic router's solution for all tasks."""
         solved = self._kept("solved", self._solve)
         return self._kept(("solved", device), lambda: solved.to(device))
 
@@ -169,8 +170,7 @@ class Routing:
         return found
 
     def without(self, task: int) -> Routing:
-        """Itself without a task, of which nothing is left; refused if its part of the sums is not
-        known."""
+        """A routing without a task; refused if the task's part of the sums is not known."""
         row, total = self.rows[task], self.total
         if self.has_sums:
             raise TaskStateError(
@@ -183,7 +183,7 @@ class Routing:
         return Routing(self.rule, self.seed, rows, total if rows else None)
 
     def joined(self, other: Routing, tasks: Sequence[int]) -> Routing:
-        """Itself with tasks of another network's."""
+        """A routing with tasks of another network's routing."""
         if self.rule != other.rule:
             raise RankupError(
                 f"only networks of one router can be joined, not of {self.rule} and {other.rule}"
@@ -196,7 +196,7 @@ class Routing:
         return self.appended([other.rows[task] for task in tasks], other.total)
 
     def appended(self, rows: Sequence[TaskRow], total: Sums | None) -> Routing:
-        """Itself with rows of a file or of another network.
+        """A routing with more rows, of a file or of another network.
 
         Args:
             total: the sums of what is appended, where tasks do not keep their own.
@@ -209,7 +209,7 @@ class Routing:
         return Routing(self.rule, self.seed, (*self.rows, *rows), added)
 
     def check(self, rows: Sequence[TaskRow]) -> None:
-        """Refuse, by a `ValueError`, rows that do not fit each other and those that there are."""
+        """Raise `ValueError` if rows do not fit each other and those that there are."""
         for name, router in self.routers.items():
             before = [row.of(name) for row in self.rows[:1]]
             for row in rows:
@@ -217,7 +217,7 @@ class Routing:
                 before = before or [row.of(name)]
 
     def layouts(self, classes: int) -> Layouts:
-        """What is stored of a task with so many classes, by name."""
+        """The dtypes and shapes of what is stored of a task with that many classes, by name."""
         found: Layouts = {_QUANTILES: ((torch.float16,), (LEVELS,))}
         for name, router in self.routers.items():
             found[f"{name}.scaling"] = (torch.float32,), (2,)

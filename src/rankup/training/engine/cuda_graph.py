@@ -1,4 +1,4 @@
-"""Steps captured once in a CUDA graph and replayed, for one learner or for several together."""
+"""Running steps by a CUDA graph, which is captured once and replayed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ _POOL = 32  # streams that torch has per device
 
 
 class Graph(Steps):
-    """One step of all learners, captured once and replayed.
+    """One step of all learners, captured in a CUDA graph and replayed.
 
-    The graph works on tensors of its own, into which each task's are copied. So one captured for a
-    task serves every later task whose tensors have the same shapes.
+    The graph works on tensors of its own, into which those of the learners are copied, so it serves
+    all later tasks whose tensors have the same shapes.
+
+    Args:
+        form: how the graph runs several learners: see `Learner.replicas`.
+        signature: what must be equal for a graph to serve other learners.
+        compiled: whether learners compile their modules before.
     """
 
     def __init__(
@@ -36,7 +41,7 @@ class Graph(Steps):
         compiled: bool = False,
     ) -> None:
         self.form, self.signature, self.compiled = form, signature, compiled
-        # The learners that were captured: a replay runs their steps on whatever values it is given.
+        # A replay runs the steps of the captured learners, on the values of those that are started.
         self.captured = self.learners = learners
         self.device = learners[0].feed.device
         try:
@@ -48,7 +53,7 @@ class Graph(Steps):
             raise
 
     def start(self, learners: Sequence[Learner]) -> None:
-        """Take the tensors of learners that are about to begin."""
+        """Copy the tensors of learners that are about to begin."""
         self.learners = learners
         for number, learner in enumerate(learners):
             for name, tensor in (learner.step_inputs() | learner.learned()).items():
@@ -91,11 +96,11 @@ class Graph(Steps):
         self.grad = torch.empty_like(flat)
         inputs = [learner.step_inputs() for learner in self.learners]
         draws = [learner.sample_epoch(generator) for learner in self.learners]
-        # Tensors with a leading dimension of replicas, or one per replica; either way `tensors` and
-        # `draws` are each learner's slice of them.
+        # For branches each learner has its own tensors; otherwise those of all are stacked. Either
+        # way `tensors` and `draws` hold each learner's own, as slices if they are stacked.
         if self.form == "branches":
             pairs = zip(inputs, self.learners, strict=True)
-            self.tensors = [_copies(tensors, learner.made) for tensors, learner in pairs]
+            self.tensors = [_copies(tensors, learner.owned) for tensors, learner in pairs]
             self.draws = [_copies(tensors) for tensors in draws]
         else:
             self.stacked, self.tensors = _stacked(inputs)
@@ -104,7 +109,6 @@ class Graph(Steps):
         for number, tensors in enumerate(self.tensors):
             tensors |= views(flat[number], learned[number])
         self.now = torch.zeros(1, dtype=torch.long, device=self.device)  # the step of the epoch
-        # A row for each step.
         steps = self.learners[0].feed.steps_per_epoch
         self.rates = torch.zeros(steps, len(learned), device=self.device, dtype=torch.float32)
         self.total = flat.new_zeros(len(learned))
@@ -211,15 +215,17 @@ def _stacked(tensors: Sequence[Tensors]) -> tuple[Tensors, list[Tensors]]:
     ]
 
 
-def _copies(tensors: Tensors, made: Collection[str] = ()) -> Tensors:
-    """Tensors of one's own; those of these names need no copy."""
-    return {name: t if name in made else t.clone() for name, t in tensors.items()}
+def _copies(tensors: Tensors, owned: Collection[str] = ()) -> Tensors:
+    """Copies of tensors, but for those named in `owned`, which nobody else holds."""
+    return {name: t if name in owned else t.clone() for name, t in tensors.items()}
 
 
 def _streams(count: int, device: torch.device) -> list[torch.cuda.Stream]:
-    """`count` streams: the first differs from all others, and these differ while there are enough.
-    Torch takes streams from a pool in turn; one could otherwise be the stream that is captured on,
-    and operations meant to run beside it would wait for it."""
+    """`count` streams, of which the first, to capture on, differs from all others.
+
+    Torch takes streams from a pool in turn. If another one were the first again, its operations
+    would not run beside those of the first, but after them.
+    """
     first, *others = (
         torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         for _ in range(min(count, _POOL))

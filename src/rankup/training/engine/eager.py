@@ -1,4 +1,4 @@
-"""Steps of one task, and the eager way to run them."""
+"""The training steps of a task, and running them one by one."""
 
 from __future__ import annotations
 
@@ -18,33 +18,46 @@ from rankup.training.recipe import Recipe
 
 
 class Steps(ABC):
-    """The steps of one task, for one or for several learners."""
+    """Base class of ways to run the steps of a task, for one or for several learners.
+
+    Attributes:
+        tensors: for each learner the tensors that its steps use, by name.
+    """
 
     learners: Sequence[Learner]
-    tensors: Sequence[Tensors]  # that the steps of each learner use
+    tensors: Sequence[Tensors]
 
     def on_epoch_start(self, epoch: int) -> None:
         """Call every learner's `on_epoch_start`."""
         for learner, tensors in zip(self.learners, self.tensors, strict=True):
             if type(learner).on_epoch_start is Learner.on_epoch_start:
-                continue  # binding takes longer than doing nothing
+                continue  # nothing to call, so save the time of binding
             with learner.bound(tensors), torch.no_grad():
                 learner.on_epoch_start(epoch)
 
     @abstractmethod
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
-        """Take the steps of an epoch, with a rate for each learner and step, and return the sum of
-        each learner's losses. The seed is for random operations of modules, such as dropout."""
+        """Take all steps of an epoch.
+
+        Args:
+            draws: each learner's random numbers, with an entry for each step.
+            rates: each learner's learning rates, one for each step.
+            seed: for random operations of modules, such as dropout.
+
+        Returns:
+            The sum of the losses of each learner.
+        """
 
     @abstractmethod
     def state(self, number: int) -> Tensors:
-        """The tensors that one learner needs to resume from here."""
+        """The tensors from which a learner can resume, by name; not copies."""
 
     @abstractmethod
     def adopt(self) -> None:
-        """Hand every learner the parameters learned so far."""
+        """Let every learner adopt the parameters learned so far."""
 
     def resume(self, number: int, state: Tensors) -> None:
+        """Set a learner's state to one that `state` gave."""
         for name, tensor in self.state(number).items():
             tensor.copy_(state[name])
 
@@ -63,7 +76,7 @@ class Eager(Steps):
 
     def epoch(self, draws: Sequence[Draws], rates: Sequence[Sequence[float]], seed: int) -> Tensor:
         feed = self.learners[0].feed
-        # Ranks have different samples, and random operations of modules differ with them.
+        # Processes have different samples, so random operations of modules must differ, too.
         seed += feed.ranks.rank if feed.ranks else 0
         with seeds.seeded_rng(feed.device, seed):
             return torch.stack([self._epoch_of(n, d, rates[n]) for n, d in enumerate(draws)])
@@ -104,18 +117,18 @@ class Eager(Steps):
 
 
 def matmul_precision(recipe: Recipe) -> AbstractContextManager[None]:
-    """Inside, float32 matrices are multiplied as the recipe says."""
+    """Inside, float32 matrices are multiplied in the recipe's precision."""
     return _float32_products("tf32") if recipe.precision == "tf32" else nullcontext()
 
 
 def exact() -> AbstractContextManager[None]:
-    """Inside, matrices are multiplied in full precision, even if gradients need less."""
+    """Inside, float32 matrices are multiplied in full precision, whatever the recipe says."""
     return _float32_products("ieee")
 
 
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
-    # Not by torch.set_float32_matmul_precision, which fails if somebody has set these.
+    # torch.set_float32_matmul_precision fails if somebody has set these attributes.
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend in backends:

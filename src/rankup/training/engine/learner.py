@@ -23,22 +23,30 @@ _SAME_STREAM = nullcontext()
 
 
 class Learner(nn.Module, ABC):
-    """One network learning one task.
+    """Base class of learners: one network learning one task.
 
-    Tensors have their names in the learner, as in `named_parameters()`. A method with its own steps
-    overrides `gradient` (other gradients, or a second backward pass), `after_step` (what must hold
-    after every update) or `sample_epoch` (rows of a replay memory). None of them may wait for the
-    device.
+    Tensors are named as in the learner's `named_parameters()` and `named_buffers()`. A method with
+    its own steps overrides `gradient` (for other gradients, or a second backward pass),
+    `after_step` (for what must hold after every update) or `sample_epoch` (for rows of a replay
+    memory). None of them may wait for the device.
+
+    Attributes:
+        replicas: how one CUDA graph runs several learners. `"stacked"`: `gradient` itself takes
+            tensors with a leading dimension of replicas; `"vmap"`: torch maps the loss over them;
+            `"branches"`: each learner's step is a parallel branch of the graph.
+        side_streams: streams on which parts of a captured step may run.
+        threads: the most CPU threads that speed up a step; None for all.
+        mutated: names of tensors that a step may change besides the parameters.
+        owned: names of inputs that nobody else holds, so that a captured step need not copy them.
+        gains_by_compiling: whether compiling saves more time in all steps than it takes.
     """
 
-    # How one CUDA graph runs several learners: `gradient` itself takes tensors with a leading
-    # dimension of replicas ("stacked"), torch maps its loss ("vmap"), or each is a branch.
     replicas: Form = "branches"
-    side_streams: Sequence[torch.cuda.Stream] = ()  # of a captured step
-    threads: int | None = None  # most CPU threads that speed up a step, if not all
-    mutated: tuple[str, ...] = ()  # tensors that a step may change besides the parameters
-    made: frozenset[str] = frozenset()  # tensors that are its own: a captured step may take them
-    gains_by_compiling = False  # whether a compiled step saves more time than compiling takes
+    side_streams: Sequence[torch.cuda.Stream] = ()
+    threads: int | None = None
+    mutated: tuple[str, ...] = ()
+    owned: frozenset[str] = frozenset()
+    gains_by_compiling = False
     is_compiled = False
 
     def __init__(self, feed: Feed) -> None:
@@ -48,15 +56,15 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def learned(self) -> Tensors:
-        """The parameters that steps change."""
+        """The parameters that steps change, by name."""
 
     @abstractmethod
     def step_inputs(self) -> Tensors:
-        """The other tensors that a step reads: data, and frozen ones."""
+        """The other tensors that a step reads, by name: data and frozen tensors."""
 
     @abstractmethod
     def adopt(self, learned: Tensors) -> None:
-        """Make these the parameters of the network."""
+        """Set the network's parameters to these values."""
 
     @abstractmethod
     def forward(self, draw: Draws) -> Tensor:
@@ -68,7 +76,7 @@ class Learner(nn.Module, ABC):
         return id(self)
 
     def compile_module(self) -> None:
-        """Compile what steps run from now on, if the learner has something to compile."""
+        """Compile the module for all further steps, if the learner can."""
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
         """An epoch's random numbers, with an entry for each step."""

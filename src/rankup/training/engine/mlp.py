@@ -1,11 +1,11 @@
-"""The learner of a chain of Linears with a ReLU after each: its gradients are written by hand.
+"""The learner of a chain of Linears with a ReLU after each, with gradients written by hand.
 
-Most of such a step's time goes to launching operations. Without autograd there are half as many,
-and frozen parts cost nothing. All tensors may have a leading dimension of replicas, in which
-case one operation serves them all.
+Such a step mostly takes the time of starting operations. Without autograd there are half as many,
+and none for frozen factors. All tensors may have a leading dimension of replicas, so that one
+operation serves several seeds.
 
-Activations are `[features, batch]`, not the other way round: on a CPU a product with few factors
-then takes half the time, a softmax over few classes a sixth.
+Activations are `[features, batch]`: on a CPU a product with few factors then takes half the time of
+that with `[batch, features]`, and a softmax over few classes a sixth.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class ChainLearner(RankLearner):
         self._chain = chain_layers(net)
         self._heads = [layer for layer in net.parts if isinstance(layer, TaskHead)]
         self._names = [f"body.{name}" for name, _ in net.body.named_parameters()]
-        # A GPU gathers floats as fast as bytes, so they may as well be scaled beforehand.
+        # A GPU gathers floats as fast as bytes, so inputs are scaled beforehand if they fit.
         fixed = feed.fixed
-        self._is_ready = (
+        self._is_scaled = (
             fixed is not None
             and fixed.is_cuda
             and feed.dtype.itemsize * fixed.numel() <= MOST_BYTES
         )
-        if fixed is not None and self._is_ready:
+        if fixed is not None and self._is_scaled:
             self.x = self._step_inputs["x"] = feed.scaled(feed.floats(fixed)).flatten(1)
-        self._scale = None if self._is_ready else feed.byte_scale
+        self._scale = None if self._is_scaled else feed.byte_scale
         products = (
             layer.spec.rank.used(layer.place) * layer.out_features * feed.batch_size
             for layer in self._chain
@@ -64,7 +64,7 @@ class ChainLearner(RankLearner):
             batch = self.feed.batch_size
             # Kept after the tensors are unbound: a captured graph writes to what they hold.
             self._links = [
-                Link(self._chain[0], batch, self.seen is not None, self._scale),
+                Link(self._chain[0], batch, self.projections is not None, self._scale),
                 *(Link(layer, batch) for layer in self._chain[1:]),
             ]
             yield
@@ -78,11 +78,11 @@ class ChainLearner(RankLearner):
             labels = self.feed.labels(self.y, draw, at).unsqueeze(-2)
             for link in self._links:
                 link.gather_factors()
-        seen = None if self.seen is None else take_flat(self.seen, at).mT
+        projected = None if self.projections is None else take_flat(self.projections, at).mT
         x = None if first.V is None else self._batch(draw, at).mT
         self.join()
         for link in self._links:
-            x, seen = link.forward(x, seen, product), None
+            x, projected = link.forward(x, projected, product), None
         assert x is not None
         weight = head.new_weight.detach()
         bias = head.new_bias.detach() if head.spec.bias else None
@@ -107,8 +107,8 @@ class ChainLearner(RankLearner):
         return loss, [grads[name] for name in self._names]
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, its gradient w.r.t. the logits (softmax minus one at the label, over the batch
-        size), and what must be held for them until `join`."""
+        """The loss, its gradient for the logits (softmax, minus one at the label, divided by the
+        batch size), and a tensor that must stay alive until `join`."""
         logs = logits.log_softmax(-2)
         share = 1 / labels.shape[-1]
         with self.side_stream():
@@ -126,15 +126,15 @@ class ChainLearner(RankLearner):
         return loss, torch._softmax_backward_data(to_likely, likely, -2, likely.dtype), off
 
     def _batch(self, draw: Draws, at: Tensor) -> Tensor:
-        if self._is_ready:
+        if self._is_scaled:
             return take_flat(self.x, at)
         if self._scale is not None:
             return take_flat(self.x, at).to(self.feed.dtype).flatten(at.dim())
         return self.feed.batch(self.x, draw, at).flatten(at.dim())
 
     def _backward(self, link: Link, to_y: Tensor, product: Product, *, wants_x: bool) -> Backward:
-        """Gradients of what the layer learns, and of its input if `wants_x`. The path to the
-        preceding layer comes first; all else may be computed on side streams."""
+        """Gradients for what the layer learns, and for its input if `wants_x`. The other layers
+        wait only for the latter, so all else may be computed on side streams."""
         added, grads = link.added, {}
         grad = torch.ops.aten.threshold_backward(to_y, link.y, 0)
         with self.side_stream():
@@ -148,7 +148,7 @@ class ChainLearner(RankLearner):
             grads["selector"] = (to_selected * link.hidden).sum(-1)
         if not (wants_x or added):
             return Backward(grads, None, (grad, to_selected))
-        # The first layer passes nothing on: only its new factors need gradients.
+        # The first layer's input needs no gradient, only its new factors do.
         to_hidden = (
             to_selected * link.selector if wants_x else link.new(to_selected) * link.new_selector
         )
@@ -169,7 +169,7 @@ def chain_layers(net: IncrementalNet) -> list[FactoredLinear]:
 
 
 def is_chain(net: IncrementalNet, feed: Feed) -> bool:
-    """Whether the step written out here fits the network and the recipe."""
+    """Whether `ChainLearner` can learn this network's open task from this feed."""
     if feed.recipe.precision == "bfloat16":
         return False
     layers = chain_layers(net)
@@ -193,7 +193,7 @@ def is_chain(net: IncrementalNet, feed: Feed) -> bool:
 
 
 def _learns_nothing_else(net: IncrementalNet, layers: Sequence[FactoredLinear]) -> bool:
-    """Whether all parameters are the chain's: a module may hold layers that it never runs."""
+    """Whether all parameters are the chain's. A module may hold layers that it never runs."""
     heads = (layer for layer in net.parts if isinstance(layer, TaskHead))
     # By name: those of a compiled body differ.
     known = {
@@ -206,8 +206,8 @@ def _learns_nothing_else(net: IncrementalNet, layers: Sequence[FactoredLinear]) 
 
 @torch.no_grad()
 def _answers_as_chain(net: IncrementalNet, layers: Sequence[FactoredLinear], feed: Feed) -> bool:
-    """Whether the module still answers as the chain does: since it was traced, something that is
-    not a layer may have changed, such as a dropout or a scale."""
+    """Whether the module computes what the chain does. Tried, because parts of the module that are
+    not layers, such as a dropout or a scale, may have changed since it was traced."""
     (head,) = (layer for layer in net.parts if isinstance(layer, TaskHead))
     x, _ = next(feed.train(2))
     answer, y = trial(net.body, x, len(net.tasks)), x.flatten(1)
@@ -219,10 +219,11 @@ def _answers_as_chain(net: IncrementalNet, layers: Sequence[FactoredLinear], fee
 
 
 class Link:
-    """A layer's tensors as steps use them, and what its backward pass needs from its forward pass.
+    """A layer of the chain: its tensors as steps use them, and what its forward pass leaves for its
+    backward pass.
 
-    A bias is one more row of U, whose factor is always 1, so it needs no operations of its own.
-    Where all of U is frozen, that is not worth a copy of it.
+    The bias is one more row of U, whose hidden channel is always 1, so it needs no operations of
+    its own. If the task adds no factors, U is frozen and would only be copied for that.
 
     Args:
         is_projected: whether the data is already projected by the old factors.
@@ -270,19 +271,19 @@ class Link:
         return rows.narrow(-2, rows.shape[-2] - self.added, self.added)
 
     def scaled(self, product: Tensor) -> Tensor:
-        """A product of unscaled inputs, as it would be of scaled ones."""
+        """A product with the inputs, multiplied by their scale."""
         return product if self._scale is None else product.mul_(self._scale)
 
     def gather_factors(self) -> None:
-        """Concatenate old and new factors as they are now."""
+        """Concatenate the old factors and the current new ones."""
         if self.added:
             torch.cat(self._U_parts, -2, out=self._all_U)
             if not self._is_projected:
                 torch.cat(self._V_parts, -2, out=self.V)
 
-    def forward(self, x: Tensor | None, seen: Tensor | None, product: Product) -> Tensor:
-        """The layer's outputs; `seen` is the old factors' projection of the inputs."""
-        parts = [seen] if seen is not None else []
+    def forward(self, x: Tensor | None, projected: Tensor | None, product: Product) -> Tensor:
+        """The layer's outputs; `projected` is the old factors' projection of the inputs."""
+        parts = [projected] if projected is not None else []
         if self.V is not None:
             assert x is not None
             parts.append(self.scaled(product(self.V, x)))
@@ -296,11 +297,11 @@ class Link:
 
 
 class Backward(NamedTuple):
-    """What a layer's backward pass gives, and what it was computed from."""
+    """The result of a layer's backward pass."""
 
-    grads: Tensors
-    to_x: Tensor | None
-    held: tuple[Tensor, ...]
+    grads: Tensors  # by key, for what the layer learns
+    to_x: Tensor | None  # the gradient for its input
+    held: tuple[Tensor, ...]  # tensors that must stay alive until `join`
 
 
 def over_factors(left: Tensor, right: Tensor, parts: int | None = None) -> Tensor:

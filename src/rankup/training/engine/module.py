@@ -1,4 +1,4 @@
-"""The learner of any module: all its parameters that are not frozen, by autograd."""
+"""The learner of any module: by autograd, it learns all parameters that are not frozen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def losses_of(recipe: Recipe, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ModuleLearner(Learner):
-    """Learns the parameters of `body` that are not frozen, for the task of that index."""
+    """Learns the parameters of `body` that are not frozen.
+
+    Args:
+        index: the index of the task that is learned.
+    """
 
     x: Tensor
     y: Tensor
@@ -127,7 +131,7 @@ class ModuleLearner(Learner):
         return {f"body.{name}": p for name, p in named if p.requires_grad}
 
     def _buffers_without_task(self) -> Tensors:
-        """Buffers of all modules but per-task layers."""
+        """The buffers of all modules but task layers."""
         return {
             f"body.{name}.{key}" if name else f"body.{key}": tensor
             for name, module in self.body.named_modules()

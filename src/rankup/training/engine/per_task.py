@@ -1,5 +1,5 @@
-"""An optimiser for several tasks at once that have nothing to do with each other: rates, decay,
-clipping, loss scales and all state are each task's own, and no step of one reaches another."""
+"""An optimiser for several tasks at once. Rates, decay, clipping, loss scales and all state are
+each task's own."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,9 @@ class PerTaskOptimiser:
     A task whose gradient is not finite skips the step. Nothing here waits for the device.
 
     Args:
-        clip: the longest that a task's gradient may be, over all its numbers; longer ones are
-            shortened to it. None: they are left as they are.
-        scales: whether losses are scaled, as gradients in float16 need it: a scale for each task,
-            halved when its gradient overflows and doubled after many steps without.
+        clip: the largest norm of a task's gradient; None for any.
+        scales: whether losses are scaled for gradients in float16. Each task has a scale, which is
+            halved if its gradient overflows and doubled after many steps in which none did.
     """
 
     def __init__(
@@ -45,14 +44,19 @@ class PerTaskOptimiser:
             self.state |= {"mean": torch.zeros_like(flat), "square": torch.zeros_like(flat)}
 
     def keep(self, tasks: Sequence[int]) -> None:
-        """Keep the rows of these tasks alone."""
+        """Keep only the rows of these tasks."""
         index = torch.tensor(tasks, device=self.state["flat"].device)
         self.state = {name: tensor.index_select(0, index) for name, tensor in self.state.items()}
 
     @torch.no_grad()
     def step(self, grad: Tensor, lr: Tensor, learns: Tensor) -> None:
-        """Take a step with the gradients `[A, P]` of scaled losses, at rates `lr [A, 1]`, for the
-        tasks that `learns [A, 1]` tells."""
+        """Take a step.
+
+        Args:
+            grad: `[A, P]`, the gradients of scaled losses.
+            lr: `[A, 1]`, the learning rates.
+            learns: `[A, 1]`, which tasks take the step.
+        """
         state = self.state
         if self.scales:
             grad = grad / state["scale"].to(grad.dtype)

@@ -1,14 +1,14 @@
-"""The learner of a grown network: inputs are projected by frozen factors once for all steps, and
-weights of convolutions are built on side streams."""
+"""The learner of a grown network's open task. What does not change from step to step is computed
+once, such as projections of the inputs by frozen factors; kernels of convolutions are built on side
+streams."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankup import kernels, seeds
@@ -28,6 +28,7 @@ from rankup.net.network import IncrementalNet
 from rankup.training.batches import Draws, Feed, take
 from rankup.training.distill import Teacher, divergence
 from rankup.training.engine.module import ModuleLearner
+from rankup.training.engine.padding import Padding
 from rankup.training.memory_format import takes_channels_last, trial
 
 if TYPE_CHECKING:
@@ -40,13 +41,14 @@ _ROWS = 512  # samples that a CPU projects at once: few enough for its cache
 
 
 def runs_as_traced(body: nn.Module, feed: Feed) -> bool:
-    """Whether nothing but the traced layers processes the inputs: no hooks, and no indices."""
+    """Whether inputs go through traced layers alone: there are no hooks, and inputs are no indices
+    of an embedding."""
     return not any(map(has_hooks, body.modules())) and feed.x.dtype != torch.int64
 
 
 def _gets_raw_inputs(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -> bool:
-    """Whether a layer gets the module's inputs unchanged: since the module was traced, something
-    that is not a layer may have changed."""
+    """Whether a layer gets the module's inputs unchanged. Tried, because parts of the module that
+    are not layers may have changed since it was traced."""
     x, _ = next(feed.train(2))
     inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
@@ -58,16 +60,18 @@ def _gets_raw_inputs(body: nn.Module, layer: nn.Module, feed: Feed, task: int) -
 
 
 class RankLearner(ModuleLearner):
-    """The task that a grown network has begun.
+    """Learns the open task of a grown network.
 
     Args:
-        pad: fill the tables of frozen factors up to a multiple of this many rows with zeros, which
-            change nothing and get no gradient. So tasks of different rank have the same shapes,
-            and one captured graph serves them all.
-        teacher: its answers are learned, in place of labels.
+        pad: tables of frozen factors are padded to a multiple of this many rows: see `Padding`.
+        teacher: a module whose answers are learned in place of labels.
+
+    Attributes:
+        projections: `[N, R]`, all training inputs projected by the first layer's frozen factors,
+            with padding; None if they are not computed beforehand.
     """
 
-    seen: Tensor | None
+    projections: Tensor | None
     teacher: Teacher | None
     was_tried = False  # whether the module is known to run as it was traced
 
@@ -79,7 +83,8 @@ class RankLearner(ModuleLearner):
         self.register_module("teacher", None)
         if teacher is not None:
             self.register_input("teacher", teacher)
-        # In lists, because the tensors of a module that is an attribute are listed twice.
+        # The layer that reads the inputs, if they may be projected beforehand. It is in a list,
+        # because as an attribute it would be registered as a submodule a second time.
         self._first = [
             layer
             for layer in net.parts
@@ -89,61 +94,37 @@ class RankLearner(ModuleLearner):
             and runs_as_traced(net.body, feed)
             and (self.was_tried or _gets_raw_inputs(net.body, layer, feed, self.index))
         ]
-        # By the names that they have as modules: a parameter's differs from the parameter's own.
+        # By submodule names, which for a stand-in of a parameter differ from `spec.name`.
         self._factored = {
             f"body.{name}": layer
             for name, layer in net.body.named_modules()
             if isinstance(layer, FactoredLayer)
         }
-        self._extra = {name: -len(layer.old_U) % pad for name, layer in self._factored.items()}
+        self.padding = Padding(self._factored, pad)
         if self.index or net.options.base == "keep":
             self.mutated = ()  # after the first task, shared buffers are constant
         # `gradient` is overridden for convolutions only.
         self.replicas = "branches" if self._convolves or self.mutated else "vmap"
         self._builder: Builder | None = None
-        self._masks: dict[str, str] = {}  # by their names, those of what they are for
-        # Weights that are built have their channels last, and so would their outputs.
+        self._masks: dict[str, str] = {}  # from a mask's name to that of the masked parameter
+        # Kernels are built in channels-last format, which makes outputs channels-last, too.
         self._builds = self._convolves and self._takes_channels_last()
-        self.register_buffer("seen", self._project())
+        self.register_buffer("projections", self._project())
         self._step_inputs |= self._padded_tables()
-        if self.seen is not None:
-            self._step_inputs["seen"] = self.seen
+        if self.projections is not None:
+            self._step_inputs["projections"] = self.projections
 
     def learned(self) -> Tensors:
-        return self._padded(super().learned())
+        return self.padding.pad(super().learned())
 
     def adopt(self, learned: Tensors) -> None:
-        super().adopt(self.unpadded(learned))
+        super().adopt(self.padding.unpad(learned))
 
-    def _padded(self, tensors: Tensors) -> Tensors:
-        """Tensors by the names of what is learned, those of selectors as long as padded tables."""
-        padded = dict(tensors)
-        for name, (old, extra) in self._spans():
-            if name in tensors:
-                selector = tensors[name].detach()
-                padded[name] = torch.cat([F.pad(selector[:old], (0, extra)), selector[old:]])
-        return padded
-
-    def unpadded(self, tensors: Tensors) -> Tensors:
-        """The inverse of this padding."""
-        cut = dict(tensors)
-        for name, (old, extra) in self._spans():
-            if name in tensors:
-                cut[name] = torch.cat([tensors[name][:old], tensors[name][old + extra :]])
-        return cut
-
-    def _spans(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Of each selector that is padded: where this begins, and how long it is."""
-        for prefix, layer in self._factored.items():
-            if extra := self._extra[prefix]:
-                yield f"{prefix}.new_selector", (len(layer.old_U), extra)
-
-    def keep(self, kept: Tensors) -> None:
-        """From the next step on, what is learned under these names stays zero where `kept` is not
-        one."""
-        for number, (name, mask) in enumerate(self._padded(kept).items()):
-            self._masks[f"kept{number}"] = name
-            self.register_input(f"kept{number}", mask.to(self.feed.dtype))
+    def mask(self, masks: Tensors) -> None:
+        """From the next step on, keep parameters of these names zero where their mask is False."""
+        for number, (name, mask) in enumerate(self.padding.pad(masks).items()):
+            self._masks[f"mask{number}"] = name
+            self.register_input(f"mask{number}", mask.to(self.feed.dtype))
         self.replicas = "branches"
 
     @torch.no_grad()
@@ -185,8 +166,8 @@ class RankLearner(ModuleLearner):
         return takes_channels_last(self.body, x)
 
     def _build_weights(self) -> dict[str, Built]:
-        """The weights of all convolutions, which depend on no data, built on side streams. Autograd
-        uses the same streams, so their gradients do not hold up the layers before them."""
+        """The kernels of all convolutions, built on side streams, because they depend on no data.
+        Autograd uses the same streams, so their gradients do not hold up earlier layers."""
         main, weights = torch.cuda.current_stream(), dict[str, Built]()
         if self._builder is not None:
             with self.side_stream():
@@ -213,65 +194,63 @@ class RankLearner(ModuleLearner):
             return divergence(self._answers(x, draw["rows"]), target, self.feed.recipe.softness)
 
     def logits(self, draw: Draws) -> Tensor:
-        if self.seen is None:
+        if self.projections is None:
             return super().logits(draw)
         rows, (first,) = draw["rows"], self._first
         if first.spec.rank.added(first.place):
             x = self.inputs(draw)
-        else:  # Without new factors, the layer uses nothing but the projection.
+        else:  # Without new factors, the layer reads nothing of x but its shape.
             x = self.feed.scaled(self.feed.floats(self.x[:1])).expand(len(rows), *self.x.shape[1:])
         return self._answers(x, rows)
 
     def _answers(self, x: Tensor, rows: Tensor) -> Tensor:
-        projection: AbstractContextManager[object] = nullcontext()
-        if self.seen is not None:
-            projection = projected(self._first[0].spec.name, take(self.seen, rows))
-        with projection:
+        if self.projections is None:
+            return self.answer(x)
+        with projected(self._first[0].spec.name, take(self.projections, rows)):
             return self.answer(x)
 
     def _project(self) -> Tensor | None:
-        """The task's inputs projected by the frozen factors of the first layer, if they are the
-        same in every epoch: computed once and not at every step."""
+        """The training inputs projected by the first layer's frozen factors, `[N, R]`, if they are
+        the same in every epoch and fit into memory."""
         inputs, feed = self.feed.fixed, self.feed
         if inputs is None or not self._first:
             return None
         (layer,) = self._first
-        old = len(layer.old_U)
-        columns = old + self._extra[f"body.{layer.spec.name}"]
+        old, columns = len(layer.old_U), self.padding.rows(f"body.{layer.spec.name}")
         if (
             layer.base_weight is not None
             or inputs[0].numel() != layer.in_features
             or not 0 < layer.dtype.itemsize * columns * len(feed) <= MOST_BYTES
         ):
             return None
-        seen = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
+        projections = torch.zeros(len(feed), columns, dtype=layer.dtype, device=feed.device)
         with torch.no_grad():
             size, scale = _ROWS if inputs.is_cpu else feed.chunk_size(inputs), feed.byte_scale
-            for chunk, rows in zip(torch.split(inputs, size), torch.split(seen, size), strict=True):
+            chunks = torch.split(inputs, size), torch.split(projections, size)
+            for chunk, rows in zip(*chunks, strict=True):
                 x = feed.scaled(feed.floats(chunk)) if scale is None else chunk.to(layer.dtype)
                 rows[:, :old] = layer.project(x.flatten(1)).mul_(scale or 1)
-        return seen
+        return projections
 
     def _padded_tables(self) -> Tensors:
-        tables, made = {}, set()
+        """The frozen factors and kept weights of all layers, as steps read them."""
+        tables, owned = Tensors(), set[str]()
         for prefix, layer in self._factored.items():
-            names = *layer.old_names, *(["base_weight"] if layer.base_weight is not None else [])
-            for key in names:
-                table = given = layer.get_buffer(key)
-                if extra := self._extra[prefix] if key != "base_weight" else 0:
-                    table = F.pad(table, (0, 0, 0, extra))
-                if self._is_bf16 and layer.applies_kept_weight:
-                    table = table.to(torch.bfloat16)  # once, not in every step
-                tables[f"{prefix}.{key}"] = table
-                if table is not given:
-                    made.add(f"{prefix}.{key}")
-        self.made = frozenset(made)
+            given = {key: layer.get_buffer(key) for key in layer.old_names}
+            read = {key: self.padding.table(prefix, table) for key, table in given.items()}
+            if layer.base_weight is not None:
+                given["base_weight"] = read["base_weight"] = layer.base_weight
+            if self._is_bf16 and layer.applies_kept_weight:  # cast once, not in every step
+                read = {key: table.to(torch.bfloat16) for key, table in read.items()}
+            tables |= {f"{prefix}.{key}": table for key, table in read.items()}
+            owned |= {f"{prefix}.{key}" for key in read if read[key] is not given[key]}
+        self.owned = frozenset(owned)
         return tables
 
     @property
     def gains_by_compiling(self) -> bool:  # type: ignore[override]
-        """By a rule of shapes and numbers of steps. Batch norms and convolutions of factors have
-        kernels of their own."""
+        """A rule of shapes and the number of steps. Networks with batch norms or convolutions have
+        kernels of their own instead."""
         layers = [layer for layer in self.body.modules() if isinstance(layer, TaskLayer)]
         if any(isinstance(layer, TaskNorm) and layer.spec.is_batch for layer in layers):
             return False
@@ -281,7 +260,7 @@ class RankLearner(ModuleLearner):
         return steps * self._multiplications() > _WORTH_COMPILING
 
     def _multiplications(self) -> int:
-        """Of one step's forward pass."""
+        """The multiplications of one step's forward pass."""
         from torch.utils.flop_counter import FlopCounterMode
 
         x, _ = next(self.feed.train(2))
@@ -292,7 +271,7 @@ class RankLearner(ModuleLearner):
 
 
 class ApartLearner(RankLearner):
-    """A learner whose selectors over earlier tasks' factors stay at zero."""
+    """A learner that keeps the selectors over earlier tasks' factors at zero."""
 
     def __init__(
         self, net: IncrementalNet, feed: Feed, pad: int = 1, teacher: Teacher | None = None

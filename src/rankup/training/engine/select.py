@@ -1,4 +1,4 @@
-"""The choice between eager steps and a captured CUDA graph, for one learner or for several."""
+"""The choice between eager steps and a CUDA graph, for one learner or for several."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankup.training.engine.learner import Form, Learner
 
 
 class Engine:
-    """Chooses how steps run, by a fixed rule, and keeps a captured graph for later tasks.
+    """Chooses by a fixed rule how steps run, and keeps a captured graph for later tasks.
 
     Args:
-        note: called with a sentence when steps have to run in a slower way.
-        alike: whether learners differ in their seeds alone. Those that differ in more share no
-            operations, only a graph.
-        compiles: whether a captured step is compiled before; by default if the task is long enough
-            and the network large enough for that to save time.
+        note: called with a sentence if steps have to run in a slower way.
+        alike: whether learners differ only in their seeds. Otherwise they share a graph, but no
+            operations in it.
+        compiles: whether steps are compiled before they are captured; by default if that saves
+            time for this task and network.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Engine:
     def _compiled(
         self, form: Form, learners: Sequence[Learner], signature: Hashable
     ) -> Graph | None:
-        """A captured step that was compiled before, for one learner that gains by it."""
+        """A graph of compiled steps, if there is a single learner that gains by compiling."""
         if form != "branches" or len(learners) > 1 or self.compiles is False:
             return None
         (learner,) = learners
@@ -79,7 +79,7 @@ class Engine:
             return None
 
     def _form(self, learners: Sequence[Learner]) -> Form | None:
-        """None: eager steps."""
+        """The form of a graph for these learners; None for eager steps."""
         if learners[0].feed.device.type != "cuda" or learners[0].feed.ranks:
             return None
         if len({_shapes(learner.learned()) for learner in learners}) > 1:
@@ -88,7 +88,7 @@ class Engine:
         if len({learner.feed.recipe.precision for learner in learners}) > 1:
             self.note("runs are trained one by one because they multiply in different precisions")
             return None
-        # One learner takes the steps of all only if they differ in tensors alone.
+        # One learner can take the steps of all if they differ only in the values of tensors.
         alike = (
             self.alike
             and len({_shapes(learner.step_inputs()) for learner in learners}) == 1

@@ -1,4 +1,4 @@
-"""A network's body that runs for several tasks at once, with their tensors stacked."""
+"""A copy of a network's body that runs for several tasks at once, with their tensors stacked."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 def begun(net: IncrementalNet) -> Tensors:
-    """The values that the task which a network has begun starts with, by the number of their layer
-    and their key."""
+    """The values of the network's open task, named `{number of the layer}.{key}`."""
     layers = enumerate(net.layers)
     return {f"{n}.{key}": t.clone() for n, layer in layers for key, t in layer.learned().items()}
 
 
 def adopt(net: IncrementalNet, values: Tensors) -> None:
-    """Make these the values of the task that a network has begun."""
+    """Set the values of the network's open task to such as `begun` gave."""
     for name, value in values.items():
         number, key = name.split(".")
         net.layers[int(number)].get_parameter(f"new_{key}").data.copy_(value)
 
 
 class StackedBody:
-    """A copy of a network's body. It shares what is constant with the network, which must have
-    begun a task of the kind that it is to run for.
+    """A copy of a network's body that runs for several tasks at once. It shares all constant
+    tensors with the network.
 
     Args:
-        autocast: the dtype to run in under autocast, if any.
+        net: has begun a task with the same layers as those to run for.
+        autocast: the dtype of autocast to run under, if any.
     """
 
     def __init__(self, net: IncrementalNet, autocast: torch.dtype | None = None) -> None:
@@ -54,7 +54,7 @@ class StackedBody:
         self._net, self._device, self.dtype = net, net.device, net.dtype
 
     def check_constants(self) -> None:
-        """Raise if the module has changed its buffers, on which all answers depend."""
+        """Raise if the module has changed buffers of its own, on which answers depend."""
         copied, given = dict(self.module.named_buffers()), dict(self._net.body.named_buffers())
         for name in self._net._shared.buffer_names:
             if not torch.equal(copied[name], given[name]):
@@ -64,7 +64,8 @@ class StackedBody:
                 )
 
     def hold(self, tensors: Tensors, missing: Tensors) -> None:
-        """Run for A tasks on their stacked tensors, `[A, …]`, and what `lacking` says of them."""
+        """From now on run for A tasks with these stacked tensors, `[A, …]`. `missing` is what
+        `lacking` gave for them."""
         tasks = len(next(iter(tensors.values())))
         for number, layer in self.layers.items():
             prefix = f"{number}."
@@ -85,7 +86,7 @@ class StackedBody:
 
 
 def stacked(values: Sequence[Tensors]) -> Tensors:
-    """Tensors of several tasks, `[A, …]`, each as large as the largest, with zeros at its end."""
+    """The tensors of A tasks stacked, `[A, …]`, and padded with zeros to the largest."""
     together = {}
     for name in values[0]:
         own = [tensors[name] for tensors in values]
@@ -95,7 +96,7 @@ def stacked(values: Sequence[Tensors]) -> Tensors:
 
 
 def cut(tensors: Tensors, like: Tensors) -> Tensors:
-    """One task's tensors without the zeros at their end."""
+    """One task's tensors without padding, in the shapes of `like`."""
     return {name: tensors[name][tuple(map(slice, own.shape))] for name, own in like.items()}
 
 
@@ -105,7 +106,7 @@ def _padded(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def lacking(classes: Sequence[int], widest: int, device: torch.device) -> Tensors:
-    """Which of a stacked head's classes each task lacks, `[A, C]`, if any lacks one."""
+    """`missing [A, C]`: which of a stacked head's classes each task lacks; empty if none does."""
     if {*classes} == {widest}:
         return {}
     counts = torch.tensor(classes, device=device)[:, None]

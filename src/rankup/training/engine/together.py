@@ -1,4 +1,4 @@
-"""Steps of several tasks at once: their samples in one batch, one backward pass, one update."""
+"""The training steps of several tasks at once: one batch, one backward pass and one update."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ Batch = Callable[[Draws], tuple[Tensor, Tensor]]  # a step's samples, [A·b, …
 
 
 class TogetherSteps:
-    """The steps of tasks that share a body, a batch and an update, and nothing else.
+    """The steps of A tasks that share a body, a batch and an update, and nothing else.
 
     Args:
-        values: what each task starts with.
+        values: the tensors that each task starts with.
+        classes: how many classes each has.
+        recipes: each task's recipe.
+        clip: the largest norm of a task's gradient.
+
+    Attributes:
+        totals: `[A]`, the sums of losses; the caller sets them to zero.
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class TogetherSteps:
         self.device = next(iter(together.values())).device
         self._like = {name: tensor[0] for name, tensor in together.items()}
         flat = flattened(together.values(), 1)  # [A, P]
-        scales = body.autocast == torch.float16  # whose smallest numbers are not small enough
+        scales = body.autocast == torch.float16  # in which small gradients would be zero
         self.optimiser = PerTaskOptimiser(recipes, flat, clip, scales)
         self.totals = torch.zeros(len(flat), dtype=torch.float32, device=self.device)  # of losses
         self._begin()
@@ -101,8 +107,8 @@ class TogetherSteps:
         self._captures = self.device.type == "cuda"
 
     def _hold(self) -> None:
-        """Let the body run on what was learned so far. Under autocast on a copy that is made once
-        for all layers, not by each of them."""
+        """Let the body run on the current parameters. Under autocast they are cast here, all at
+        once, and not in each layer."""
         flat = self.optimiser.state["flat"].to(self.body.autocast or self.body.dtype)
         leaves = views(flat, self._like)
         self._leaves = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
@@ -133,7 +139,7 @@ class TogetherSteps:
         self.totals += losses.detach()
 
     def _capture(self, batch: Batch, inputs: Tensors) -> None:
-        """Capture one step in a CUDA graph, or go on without one. Nothing is learned meanwhile."""
+        """Capture one step in a CUDA graph, or warn and go on without one. No task learns by it."""
         self._static = {name: tensor.clone() for name, tensor in inputs.items()}
         self._static["learns"].zero_()
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

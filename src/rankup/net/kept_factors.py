@@ -1,4 +1,4 @@
-"""How many factors a task kept of each layer that may drop some."""
+"""How many factors a task kept of each layer that may drop factors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptFactors:
-    """What a task kept of one layer.
+    """How many factors of one layer a task kept.
 
     Attributes:
         factors: how many it kept.
-        of: from how many it could select.
-        own: how many of those it kept it has learned itself.
+        of: how many it could have kept.
+        own: how many of the kept ones are its own.
     """
 
     factors: int
@@ -28,7 +28,7 @@ class KeptFactors:
 
 
 def kept_of_layers(specs: Sequence[Spec], known: TaskList, index: int) -> dict[str, KeptFactors]:
-    """What a task kept, by layer, from its description alone."""
+    """How many factors the task at an index kept, by layer, computed without its tensors."""
     task, place, found = known.tasks[index], known.place(known.tasks[index], index), {}
     for spec in specs:
         if isinstance(spec, FactoredSpec) and (kept := task.kept.get(spec.name)) is not None:

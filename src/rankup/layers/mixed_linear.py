@@ -1,6 +1,6 @@
-"""A mixed batch through a Linear that keeps a weight: one product with it and one pair with all
-factors, for all tasks. A task's bias is one more factor, whose hidden channel is 1 and which that
-task alone selects."""
+"""A mixed batch through a Linear with a kept weight: `x W₀ᵀ + ((x Vᵀ) · S[task] + E[task]) [U; B]`,
+three products for all tasks. Each task's bias, a row of B, is like a factor whose hidden channel is
+always 1 and which that task alone selects, by its row of the unit matrix E."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,21 @@ from rankup.layers.dispatch import joins_hidden
 from rankup.layers.mixed_call import MixedTables
 from rankup.layers.tables import Tables
 
-_UNIT = 16  # factors are a multiple of so many, which a GPU multiplies fast
+_UNIT = 16  # the number of factors is padded to a multiple of this, which is fast on a GPU
 
 
 def tables(
     given: Tables, dtype: torch.dtype, own_bias: bool, shared_bias: Tensor | None, may_copy: bool
 ) -> MixedTables:
-    """Selectors and, if tasks have biases, those of biases, `[T, K]`; V and U as the right sides of
-    products, `[in, K]` and `[K, out]`; the bias that all tasks share; and, if it may be copied, the
-    kept weight where it has another dtype, `[in, out]`, or is joined with U, `[in + K, out]`."""
+    """What `answer` reads, with K factors after padding.
+
+    The rows are selectors and, with biases per task, the rows of E, each `[T, K]`. The constant
+    tensors are V `[in, K]`, U `[K, out]` and, if present, the bias that all tasks share and a copy
+    of the kept weight: `[in, out]` if it has another dtype, `[in + K, out]` if U is joined to it.
+
+    Args:
+        may_copy: whether there is memory for a copy of the kept weight.
+    """
     U, V, S, B, base = given
     known, rank = S.shape
     biases = known if own_bias else 0
@@ -41,10 +47,14 @@ def tables(
 
 
 def answer(
-    x: Tensor, own: MixedTables, base: Tensor, shares_bias: bool, dtype: torch.dtype
+    x: Tensor, gathered: MixedTables, base: Tensor, shares_bias: bool, dtype: torch.dtype
 ) -> Tensor:
-    """The layer's outputs `[N, out]` for `x [N, in]`, whose rows are each sample's positions."""
-    rows, (V, U, *others) = own
+    """The layer's output `[N, out]` for `x [N, in]`, the positions of sample after sample.
+
+    Args:
+        gathered: what `tables` gave, with the rows of the batch's samples.
+    """
+    rows, (V, U, *others) = gathered
     bias = others.pop(0) if shares_bias else None
     kept = others[0] if others else base.to(dtype).t()
     if len(kept) > len(V):
@@ -56,7 +66,7 @@ def answer(
 
 
 def _beside_hidden(x: Tensor, V: Tensor, rows: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """`x` in that dtype and, beside it, the hidden channels: `[N, in + K]`."""
+    """`x` and, beside it, the hidden channels times selectors: `[N, in + K]`."""
     inputs, rank = V.shape
     if _is_recorded(x):
         x = x.to(dtype)
@@ -75,7 +85,7 @@ def _per_sample(hidden: Tensor, rows: Sequence[Tensor]) -> Tensor:
 
 
 def _selected(hidden: Tensor, rows: Sequence[Tensor], out: Tensor | None) -> Tensor:
-    """Hidden channels by each sample's selectors, plus what it selects of biases."""
+    """Hidden channels times each sample's selectors, plus its row of E."""
     if len(rows) == 1:
         return torch.mul(hidden, rows[0], out=out)
     return torch.addcmul(rows[1], hidden, rows[0], out=out)
