@@ -1,4 +1,4 @@
-"""Accuracy matrix with the paper's averages over it, and the count of what a method stores."""
+"""The accuracy matrix with the paper's averages over it, and the storage of a method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from rankup.errors import RankupError
 class AccuracyMatrix:
     """Accuracy on every task after learning each task, as fractions.
 
-    `rows[t][j]` is the accuracy on task j after learning task t, for j up to t. The methods count
-    tasks as the paper does, from 1, and mean the last task where no `t` is given.
+    `rows[t][j]` is the accuracy on task j after learning task t, for j up to t. In arguments, tasks
+    are counted from 1 as in the paper; `t` is the last task by default.
 
     >>> matrix = AccuracyMatrix()
     >>> matrix.add([0.9])
@@ -57,21 +57,19 @@ class AccuracyMatrix:
     def forgetting(self, t: int | None = None) -> float:
         """The paper's F_t: the mean over j < t of a[j, j] − a[t, j], and F_1 = 0.
 
-        It compares with the accuracy when the task had just been learned, so that tasks which
-        improve later make it negative. Others take the maximum over all earlier checkpoints
-        instead of a[j, j], which is never smaller.
+        Tasks that improve after they were learned make it negative. Some other papers take the
+        maximum over all earlier t in place of a[j, j], which is never smaller.
         """
         row = self._row(t)
         lost = [self.rows[j][j] - accuracy for j, accuracy in enumerate(row[:-1])]
         return sum(lost) / len(lost) if lost else 0.0
 
     def backward_transfer(self, t: int | None = None) -> float:
-        """The mean over j < t of a[t, j] − a[j, j]: what later tasks did for earlier ones. With
-        the paper's forgetting this is −F_t; 0 for the first task."""
-        return 0.0 - self.forgetting(t)  # not a negation, which would turn 0.0 into -0.0
+        """The mean over j < t of a[t, j] − a[j, j], which is −F_t; 0 for the first task."""
+        return 0.0 - self.forgetting(t)  # a negation would turn 0.0 into -0.0
 
     def forward_transfer(self, independent: Sequence[float]) -> float:
-        """The mean of a[j, j] minus the accuracy that a network of its own reaches on task j."""
+        """The mean over j of a[j, j] minus the accuracy of an independent network on task j."""
         if len(independent) != len(self._row(None)):
             raise RankupError(
                 f"an independent network's accuracy is expected for each of {len(self)} tasks, "
@@ -81,7 +79,7 @@ class AccuracyMatrix:
         return sum(gained) / len(gained)
 
     def as_array(self) -> npt.NDArray[np.float64]:
-        """`[T, T]`, nan above the diagonal: no task is measured before it is learned."""
+        """The matrix as an array `[T, T]`, with NaN above the diagonal."""
         array = np.full((len(self), len(self)), np.nan)
         for t, row in enumerate(self.rows):
             array[t, : t + 1] = row
@@ -99,9 +97,12 @@ class AccuracyMatrix:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Storage of a method, in float32 numbers: `parameters` is everything needed to run all
-    tasks and to learn the next, `buffer` the replay memory. One stored in fewer bits counts as a
-    fraction of a number.
+    """Storage of a method, in float32 numbers. A number that is stored in fewer bits counts as a
+    fraction.
+
+    Attributes:
+        parameters: everything that is needed to run all tasks and to learn the next.
+        buffer: the replay memory.
     """
 
     parameters: float
@@ -109,8 +110,7 @@ class Footprint:
 
 
 def numbers(bytes: int) -> float:
-    """Convert bytes to float32 numbers: the rule for every method, so that a mask counts its bits
-    and an image its bytes.
+    """Convert bytes to float32 numbers, the unit in which the storage of all methods is counted.
 
     >>> numbers(10)
     2.5

@@ -1,5 +1,6 @@
-"""Rank rules: how many factors a layer gets for a task, fixed, in proportion to its outputs or by
-layer name, how many seeded ones it selects from, and whether it drops what it can do without."""
+"""Rank rules: how many factors a layer gets for each task. The number is fixed, a share of the
+layer's outputs, or given by layer name; a rule also says how many seeded factors a layer has, and
+whether factors that a task can do without are dropped."""
 
 import math
 import re
@@ -20,14 +21,17 @@ Seeded = int | str
 class Rank:
     """A rule for the number of factors of each layer.
 
-    `first` and `step` are what the first and every later task add. `seeded` is how many seeded
-    factors a layer also selects from: a number, a multiple of the layer's outputs (`"4x"`), or
-    a sequence with one of these per layer in the order in which the layers run. With `of_outputs`
-    the first two are shares of a layer's outputs, as in `Rank.proportional`.
-
-    With `prune` a task that `fit` has learned keeps the fewest numbers, of its selectors, factors,
-    biases and heads, with which its accuracy and loss on held-out data stay within one standard
-    error, or within that many if a number is given.
+    Args:
+        first: how many factors the first task adds.
+        step: how many every later task adds.
+        seeded: how many seeded factors a layer also selects from: a number, a multiple of the
+            layer's outputs (`"4x"`), or a sequence with one of these per layer in the order in
+            which the layers run.
+        of_outputs: whether `first` and `step` are shares of a layer's outputs, as in
+            `Rank.proportional`.
+        prune: whether `fit` drops selectors, factors, biases and weights of heads that a task can
+            do without: as many as possible while its accuracy and loss on held-out data stay
+            within one standard error, or within as many as are given.
 
     >>> Rank(first=11, step=1)
     Rank(first=11, step=1, seeded=0, of_outputs=False, prune=False)
@@ -67,7 +71,8 @@ class Rank:
         seeded: Seeded | Sequence[Seeded] = 0,
         prune: bool | float = False,
     ) -> "Rank":
-        """Shares of a layer's outputs, rounded half up, at least 1 if the share is not 0.
+        """A rule whose ranks are shares of a layer's outputs, rounded half up; at least 1 unless
+        the share is 0.
 
         >>> Rank.proportional(0.1, 0.02)._amounts(outputs=160), Rank.proportional()._amounts(20)
         ((16, 3), (2, 1))
@@ -75,6 +80,7 @@ class Rank:
         return cls(first, step, seeded, of_outputs=True, prune=prune)
 
     def _amounts(self, outputs: int) -> tuple[int, int]:
+        """`first` and `step` for a layer with this many outputs."""
         if not self.of_outputs:
             return int(self.first), int(self.step)
         return _share(self.first, outputs), _share(self.step, outputs)
@@ -82,13 +88,18 @@ class Rank:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a task stands among others: what the shapes of its tensors follow from.
+    """A task's place among the others, which determines the shapes of its tensors.
 
-    A task that selects from no other adds the first rank, any other adds the step. So `roots` and
-    `others` count the tasks that it selects from by what they added.
+    A root is a task that selects from the factors of no other. It adds the first rank, any other
+    task adds the step.
+
+    Args:
+        is_first: whether it is the network's first task, which trains what all tasks share.
+        roots: how many roots it selects from.
+        others: how many other tasks it selects from.
     """
 
-    is_first: bool = True  # of the network: it trains what all tasks share
+    is_first: bool = True
     roots: int = 0
     others: int = 0
 
@@ -104,7 +115,7 @@ class Place:
 
 @dataclass(frozen=True)
 class LayerRank:
-    """A rank rule worked out for one layer."""
+    """A rank rule for one layer, in numbers of factors."""
 
     first: int
     step: int
@@ -116,7 +127,7 @@ class LayerRank:
         return self.first if place.is_root else self.step
 
     def used(self, place: Place) -> int:
-        """How many factors a task selects from: the seeded ones, others' and its own."""
+        """How many factors a task selects from: seeded ones, those of other tasks and its own."""
         others = self.first * place.roots + self.step * place.others
         return self.seeded + others + self.added(place)
 
@@ -141,7 +152,11 @@ def as_python(value: Any) -> Any:
 
 
 def as_whole(name: str, value: Any) -> int:
-    """Check that an option is a whole number, of any library."""
+    """Return an option as an `int`, or raise if it is not a whole number.
+
+    Args:
+        name: how the error message names it.
+    """
     number = as_python(value)
     if isinstance(number, bool) or not isinstance(number, int):
         raise RankupError(f"{name} must be a whole number, got {number!r}")
@@ -152,9 +167,9 @@ RankRule = Rank | Mapping[str, Rank]
 
 
 def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]:
-    """Work out the rank of every layer, named in the order in which the layers run.
+    """Apply a rule to the layers, named in the order in which they run.
 
-    A mapping gives rules by name pattern; the first pattern that matches a layer counts.
+    A mapping gives rules by name pattern, of which the first that matches a layer counts.
 
     >>> shapes = {"conv": Shape(8, 27), "deep.fc": Shape(16, 8)}
     >>> ranks = resolve({"deep.*": Rank(2, 1), "*": Rank(4, 0, seeded="4x")}, shapes)
@@ -181,8 +196,8 @@ def resolve(rule: RankRule, shapes: Mapping[str, Shape]) -> dict[str, LayerRank]
 
 
 def tolerance_of(rule: RankRule) -> float | None:
-    """How many standard errors of held-out accuracy a task may lose by dropping factors; None if no
-    layer drops any.
+    """How many standard errors of held-out accuracy a task may lose by pruning; None if no layer is
+    pruned.
 
     >>> tolerance_of({"deep.*": Rank(2, 1), "*": Rank(4, 0, prune=True)}), tolerance_of(Rank())
     (1.0, None)
@@ -198,8 +213,8 @@ def tolerance_of(rule: RankRule) -> float | None:
 
 
 def capped(rank: LayerRank, shape: Shape) -> LayerRank:
-    """Cap a task's learned rank at that of the layer's weight. Seeded factors and the
-    sum over tasks are not capped.
+    """Cap the learned factors of a task at the rank of the layer's weight. Seeded factors, and the
+    sum over tasks, may exceed it.
 
     >>> capped(LayerRank(first=22, step=1, seeded=500), Shape(outputs=20, inputs=784))
     LayerRank(first=20, step=1, seeded=500, prune=False)
@@ -208,7 +223,7 @@ def capped(rank: LayerRank, shape: Shape) -> LayerRank:
 
 
 def parse_rank(rank: str, seeded: str | None) -> Rank:
-    """Read a rank rule as the command line writes it.
+    """Parse a rank rule of the command line.
 
     >>> parse_rank("11,1", None)
     Rank(first=11, step=1, seeded=0, of_outputs=False, prune=False)
@@ -231,7 +246,7 @@ def parse_rank(rank: str, seeded: str | None) -> Rank:
 
 
 def rule_to_json(rule: RankRule) -> Any:
-    """A rule as plain data; a mapping becomes a list of pairs, because its order counts."""
+    """Convert a rule to plain data. A mapping becomes a list of pairs, whose order matters."""
     if isinstance(rule, Mapping):
         return [[pattern, rule_to_json(rank)] for pattern, rank in rule.items()]
     seeded = list(rule.seeded) if isinstance(rule.seeded, tuple) else rule.seeded
@@ -241,18 +256,19 @@ def rule_to_json(rule: RankRule) -> Any:
         "seeded": seeded,
         "of_outputs": rule.of_outputs,
     }
-    # Came later, and is written only where it says something.
+    # Only if it is used, so that other rules are written as before it existed.
     return data if rule.prune is False else data | {"prune": rule.prune}
 
 
 def rule_from_json(data: Any) -> RankRule:
+    """Undo `rule_to_json`."""
     if isinstance(data, list):
         return {pattern: Rank(**rank) for pattern, rank in data}
     return Rank(**data)
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern or equals it: names may hold brackets, too.
+    """Whether a name matches a pattern, or equals it, as names may have brackets.
 
     >>> is_match("blocks.0.fc", "blocks.*"), is_match("parts.c[0]", "parts.c[0]")
     (True, True)
@@ -261,7 +277,7 @@ def is_match(name: str, pattern: str) -> bool:
 
 
 def is_named(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches the name or that of something that contains it.
+    """Whether a pattern matches the name of a layer or of a module that contains it.
 
     >>> is_named("attention.in_proj_weight[0]", ["attention"])
     True
@@ -315,7 +331,7 @@ def _check_amount(name: str, amount: object, of_outputs: bool) -> None:
 
 
 def _tolerance(prune: object) -> float | bool:
-    """What `prune` says, in standard errors; False if nothing is dropped."""
+    """`prune` in standard errors; False if nothing is pruned."""
     if prune is False or prune is True:
         return 1.0 if prune else False
     number = as_python(prune)

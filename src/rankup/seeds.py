@@ -1,4 +1,5 @@
-"""Random generators, each made from one seed and a name; random signs for seeded factors."""
+"""Random generators that are derived from a seed and a name, and random numbers for seeded factors
+that are the same on every machine."""
 
 import hashlib
 import math
@@ -16,18 +17,19 @@ from torch import Tensor
 SIGNS_GENERATOR = "shake256-signs"
 SIGNS_VERSION = 1
 
-# The generators that modules draw from are the process's, and answers may be given in any thread.
+# For the global generators, from which modules draw in any thread.
 _LOCK = threading.RLock()
 
 
 def number(seed: int, *names: object) -> int:
-    """Derive a seed for one purpose."""
+    """Derive a seed for the purpose that the names describe."""
     digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """Make a generator for one purpose: no draw depends on how many came before it.
+    """Make a generator for the purpose that the names describe, so that its draws do not depend on
+    any others.
 
     >>> a, b = generator(0, "factors", "hidden.0", 3), generator(0, "factors", "hidden.0", 3)
     >>> torch.equal(torch.rand(2, generator=a), torch.rand(2, generator=b))
@@ -39,20 +41,20 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
 def epoch_generator(
     seed: int, task: int | str, epoch: int, device: torch.device
 ) -> torch.Generator:
-    """Make the generator for all randomness in an epoch of a task, which is known by its number,
-    from 0, or its name."""
+    """Make the generator for all randomness in an epoch of a task, which is identified by its index
+    or name."""
     return generator(seed, "epoch", task, epoch, device=device)
 
 
 def normal(*shape: int, generator: torch.Generator) -> Tensor:
-    """Draw normally distributed numbers, the same whatever torch's default dtype is."""
+    """Draw float32 numbers from the normal distribution, whatever torch's default dtype is."""
     return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 @contextmanager
 def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed the generators that modules draw from, and restore them afterwards: torch's for the CPU
-    and the device, Python's and NumPy's. Threads take turns."""
+    """Inside, the global generators are seeded: torch's for the CPU and the device, Python's and
+    NumPy's. Afterwards their states are restored. Threads take turns."""
     with _LOCK:
         python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
         random.seed(seed)
@@ -66,15 +68,15 @@ def seeded_rng(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def rng_states() -> tuple[object, ...]:
-    """Return the states of all generators that modules draw from, except a GPU's."""
+    """Return the states of all global generators, except those of GPUs."""
     legacy = pickle.dumps(np.random.get_state())  # noqa: NPY002
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), legacy
 
 
 @contextmanager
 def rng_restored_on_error(device: torch.device) -> Iterator[None]:
-    """Restore the GPU's generator if the capture of a graph fails: torch leaves it as if the
-    capture went on, and nothing can draw from it any more."""
+    """Restore the GPU's generator if the capture of a graph fails, because torch leaves it in the
+    state of a capture, in which nothing can draw from it."""
     generator = _gpu_generator(device)
     before = generator.clone_state()
     try:
@@ -92,7 +94,7 @@ def _gpu_generator(device: torch.device) -> torch.Generator:
 @contextmanager
 def _seeded_torch(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # Not `torch.manual_seed`, which seeds all devices there are.
+        # `torch.manual_seed` would seed all devices.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             _gpu_generator(device).manual_seed(seed)
@@ -100,9 +102,9 @@ def _seeded_torch(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:
-    """Generate `count` random bits of a layer's `U` or `V`, packed: integer arithmetic alone, so
-    they are the same on every machine and for every version of every library. A larger count
-    extends the bits of a smaller one.
+    """Generate `count` random bits for a layer's `U` or `V`, packed into bytes. By integer
+    arithmetic alone, so that they are the same on every machine and for every version of every
+    library. A larger count extends the bits of a smaller one.
 
     >>> sign_bits(0, "hidden.0", "U", 32).hex()
     '87095d36'
@@ -112,12 +114,12 @@ def sign_bits(seed: int, layer: str, part: str, count: int) -> bytes:
 
 
 def sign_scale(length: int) -> np.float32:
-    """The size of every entry of a seeded vector, which gives the vector length 1."""
+    """The absolute value of the entries of a seeded vector, for which the vector has length 1."""
     return np.float32(1.0 / math.sqrt(length))
 
 
 def signs(seed: int, layer: str, part: str, rows: int, length: int, dtype: torch.dtype) -> Tensor:
-    """Seeded vectors as a `[rows, length]` tensor of ±1/√length; bit 1 is plus.
+    """Seeded vectors of random signs, `[rows, length]`: 1/√length for bit 1, −1/√length for 0.
 
     >>> signs(0, "hidden.0", "U", 2, 4, torch.float32)
     tensor([[ 0.5000, -0.5000, -0.5000, -0.5000],
@@ -131,8 +133,8 @@ def signs(seed: int, layer: str, part: str, rows: int, length: int, dtype: torch
 
 
 def uniform(seed: int, layer: str, part: str, rows: int, length: int) -> Tensor:
-    """Numbers from −1 to 1 as a `[rows, length]` tensor, each from 16 bits, so that they are the
-    same on every machine, too. More rows extend those of fewer.
+    """Numbers from −1 to 1, `[rows, length]`, each made from 16 of the bits of `sign_bits`, so that
+    they are the same on every machine. More rows extend those of fewer.
 
     >>> uniform(0, "vera", "A", 2, 3)
     tensor([[ 0.6369,  0.3710, -0.6847],
@@ -140,6 +142,6 @@ def uniform(seed: int, layer: str, part: str, rows: int, length: int) -> Tensor:
     """
     count = rows * length
     whole = np.frombuffer(sign_bits(seed, layer, part, 16 * count), dtype="<u2")
-    # In the middle of 65,536 equal steps: as many are above 0 as below, and float32 holds each.
+    # The centres of 65,536 equal intervals, which are symmetric around 0 and exact in float32.
     odd = torch.from_numpy(whole.astype(np.float32)) * 2 - 65_535
     return (odd / 65_536).view(rows, length)

@@ -1,4 +1,4 @@
-"""Teaching a network a task: read, learn, test, commit, describe."""
+"""Teaching a network a task: reading its samples, learning, testing and noting its description."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,16 +16,23 @@ from rankup.training.logs import Log
 from rankup.training.loop import Epoch
 from rankup.training.recipe import Recipe
 
-_LEAST = 8  # samples in a batch, whose statistics norms take
-_STEPS = 700  # that a network needs at least which keeps no pretrained module
+_SMALLEST_BATCH = 8  # samples; norms compute statistics of batches
+_FEWEST_STEPS = 700  # that a network needs unless it keeps a pretrained module
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far learning is."""
+    """The progress of teaching a task.
+
+    Attributes:
+        stage: what is going on.
+        done: how many samples are read, or epochs are done.
+        total: how many there are.
+        loss: the loss of the last epoch.
+    """
 
     stage: Literal["reading", "learning"]
-    done: int  # samples or epochs
+    done: int
     total: int
     loss: float | None = None
 
@@ -35,11 +42,17 @@ Tell = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Learned:
-    """How well a task was learned, and what was left out of it."""
+    """How well a task was learned.
 
-    accuracy: float  # on what was held out
+    Attributes:
+        accuracy: on held-out samples.
+        epochs: how many it took.
+        broken: a sentence for each image that could not be read and was left out.
+    """
+
+    accuracy: float
     epochs: int
-    broken: tuple[str, ...]  # what is wrong with images that cannot be read
+    broken: tuple[str, ...]
 
 
 def learn(
@@ -54,14 +67,18 @@ def learn(
     log: Log | None = None,
     recipe_options: Mapping[str, Any],
 ) -> Learned:
-    """Learn a task from what was found and note what is known of it; the network is yet to be
-    saved.
+    """Teach a network a task and note its description. The network is not saved yet.
 
     Args:
+        name: the task's name.
+        found: the samples.
         inputs: how its inputs are prepared, which may differ from the network's.
-        title: a name for people. It is noted also if it is empty, and with it when the task was
-            saved and by which versions.
-        recipe_options: fields of the default recipe that are to be other.
+        uses: the tasks from whose factors it selects.
+        title: a name for people. It is noted even if it is empty, together with the time and the
+            versions with which the task was saved.
+        tell: called with the progress.
+        log: where curves are drawn.
+        recipe_options: fields of the recipe that differ from the default.
     """
     done = 0
 
@@ -89,11 +106,11 @@ def learn(
 
 
 def _recipe(net: IncrementalNet, task: Task) -> Recipe:
-    """The default recipe, but with at least five steps an epoch if samples are few; and, unless a
-    pretrained module is kept, with so many epochs that few photographs are learned at all."""
+    """The default recipe, adapted to few samples: with batches small enough for five steps per
+    epoch and, unless a pretrained module is kept, more epochs."""
     recipe, samples = default_recipe(net, task), len(task.train_y)
-    recipe = replace(recipe, batch=min(recipe.batch, max(_LEAST, samples // 5)))
+    recipe = replace(recipe, batch=min(recipe.batch, max(_SMALLEST_BATCH, samples // 5)))
     if net.options.base == "keep":
         return recipe
     steps = math.ceil(samples / recipe.batch)
-    return replace(recipe, epochs=max(recipe.epochs, math.ceil(_STEPS / steps)))
+    return replace(recipe, epochs=max(recipe.epochs, math.ceil(_FEWEST_STEPS / steps)))

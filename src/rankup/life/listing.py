@@ -1,5 +1,5 @@
-"""What networks on disk have learned and how two differ, told by their manifests and notes: no
-tensor is read."""
+"""Listing the tasks of networks on disk, and how two networks differ. Only manifests and notes are
+read, no tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rankup.storage.manifest import Manifest
 
 
 def described(folder: Path) -> list[TaskDescription]:
-    """All tasks of a network, as `net.describe` tells them."""
+    """Descriptions of all tasks of a network, as by `net.describe`."""
     manifest, noted = Manifest.read(folder), notes.read(folder)
     known = manifest.task_list()
     counts = stored_by_task(manifest.specs, known)
@@ -36,13 +36,21 @@ def described(folder: Path) -> list[TaskDescription]:
 
 @dataclass(frozen=True)
 class Differences:
-    """How two networks differ."""
+    """How two networks differ.
 
-    grown: dict[str, tuple[str, str]]  # what they were made of, where that differs: first, second
-    only_first: tuple[str, ...]  # tasks
+    Attributes:
+        grown: settings in which they were grown differently, with both values.
+        only_first: the names of tasks that only the first network has.
+        only_second: likewise of the second.
+        same: tasks with the same bits and descriptions.
+        different: other tasks of which both have one of this name, and what differs.
+    """
+
+    grown: dict[str, tuple[str, str]]
+    only_first: tuple[str, ...]
     only_second: tuple[str, ...]
-    same: tuple[str, ...]  # to the bit, and they say the same of themselves
-    different: dict[str, tuple[str, ...]]  # tasks that have a name in common, and what differs
+    same: tuple[str, ...]
+    different: dict[str, tuple[str, ...]]
 
     def __bool__(self) -> bool:
         return bool(self.grown or self.only_first or self.only_second or self.different)
@@ -69,12 +77,15 @@ def differences(first: Path, second: Path) -> Differences:
 
 def _entries(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
     files = {task.name: file.sha256 for task, file in manifest.tasks}
-    return {task.name: {"numbers": files[task.name], **_said(task)} for task in described(folder)}
+    return {
+        task.name: {"numbers": files[task.name], **_description(task)} for task in described(folder)
+    }
 
 
-def _said(task: TaskDescription) -> dict[str, Any]:
-    apart = ("name", "numbers", "saved", "versions")  # the same task may be saved twice
-    return {key: value for key, value in task.to_json().items() if key not in apart}
+def _description(task: TaskDescription) -> dict[str, Any]:
+    """What is compared of a description. The same task may be saved twice."""
+    left_out = ("name", "numbers", "saved", "versions")
+    return {key: value for key, value in task.to_json().items() if key not in left_out}
 
 
 def _grown_differently(one: Manifest, two: Manifest) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -92,7 +103,7 @@ def _grown_differently(one: Manifest, two: Manifest) -> Iterator[tuple[str, tupl
 
 
 def model_of(manifest: Manifest) -> str:
-    """What a network was grown from, with its options."""
+    """The module that a network was grown from, with its options, in words."""
     model = manifest.model
     options = ", ".join(f"{key}={value}" for key, value in model.get("options", {}).items())
     return f"{model['model'] or model['class']} ({options})"

@@ -1,4 +1,4 @@
-"""Tasks that leave a network on disk, or come to it from another."""
+"""Editing networks on disk: adding the tasks of another one, and renaming tasks."""
 
 from pathlib import Path
 
@@ -10,19 +10,23 @@ from rankup.storage.store import load, save
 
 
 def joined(first: Path, second: Path) -> Edit:
-    """The first network with the second's tasks, yet to be carried out. Where there is no first one
-    it becomes what the second is."""
+    """Plan to add the second network's tasks to the first. If there is no first network, it becomes
+    a copy of the second."""
     of_run = (second.parent / CONFIG).exists() and Manifest.read(second).inputs is None
     return joining(first, second, inputs_of_run(second.parent) if of_run else None)
 
 
 def renamed(folder: Path, name: str, **said: object) -> None:
-    """Say for people what a task is called, or more of it."""
+    """Annotate a task of a network on disk, for example with a title.
+
+    Args:
+        said: as for `IncrementalNet.annotate`.
+    """
     net = load(folder, tasks=[name])
     net.annotate(name, **said)
     save(net, folder)
 
 
 def refuse_unknown(folder: Path, name: str) -> None:
-    """Refuse the name of a task that a network does not know; nothing but its manifest is read."""
+    """Raise an error if a network has no task of this name. Only its manifest is read."""
     Manifest.read(folder).task_list().committed(name)

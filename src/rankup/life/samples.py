@@ -1,5 +1,5 @@
-"""What a network is taught from: folders of images, one for each class, tables that name images,
-or tables of texts."""
+"""Finding and reading the samples that a network is taught: folders of images, one for each class,
+tables that name images, or tables of texts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,19 +20,28 @@ from rankup.errors import DataError
 Advance = Callable[[int], None]
 Sample = Path | str | bytes  # a file, a text or an encoded image
 
-_TOGETHER = 64  # images that threads read at a time
+_CHUNK = 64  # images that threads read at a time
 
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in a folder, before anything of it is decoded."""
+    """The samples in a folder, not yet decoded.
+
+    Attributes:
+        root: the folder or file.
+        what: "images" or "texts".
+        classes: the names of the classes.
+        train: the training samples, each with the index of its class.
+        test: the test samples, likewise.
+        odd: files beside the images that are no images.
+    """
 
     root: Path
-    what: str  # "images" or "texts"
+    what: str
     classes: tuple[str, ...]
-    train: Sequence[tuple[Sample, int]]  # with the number of its class
+    train: Sequence[tuple[Sample, int]]
     test: Sequence[tuple[Sample, int]]
-    odd: tuple[str, ...] = ()  # files beside the images that are none
+    odd: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -45,7 +54,7 @@ class Found:
 
 
 def find(root: Path, inputs: Input | None) -> Found:
-    """Find what a network that takes such inputs can be taught from."""
+    """Find the samples in a folder or file for a network that takes these inputs."""
     if not root.exists():
         raise DataError(f"there is no folder {root}")
     if isinstance(inputs, TextInput):
@@ -108,7 +117,12 @@ def _find_texts(root: Path) -> Found:
 def read_task(
     name: str, found: Found, inputs: Input, advance: Advance
 ) -> tuple[Task, tuple[str, ...]]:
-    """A task of what was found, and what is wrong with images that are left out of it."""
+    """Read the samples as a task. Images that cannot be read are left out; a sentence for each of
+    them is returned, too.
+
+    Args:
+        advance: called with the number of samples that were read.
+    """
     (train_x, train_y), broken = read(found.train, inputs, advance)
     (test_x, test_y), more = read(found.test, inputs, advance)
     if isinstance(inputs, TextInput):
@@ -137,8 +151,8 @@ def read_task(
 def read(
     samples: Sequence[tuple[Sample, int]], inputs: Input, advance: Advance
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
-    """Inputs and labels, with images as bytes, before they are scaled; and what is wrong with
-    those that cannot be read."""
+    """Inputs and labels `[N]`, with images as bytes, not yet scaled; and a sentence for each image
+    that cannot be read."""
     labels = [label for _, label in samples]
     if isinstance(inputs, TextInput):
         x = inputs.batch([str(text) for text, _ in samples])
@@ -156,8 +170,8 @@ def read(
         return None
 
     with ThreadPoolExecutor() as pool:
-        for start in range(0, len(samples), _TOGETHER):
-            numbers = range(start, min(start + _TOGETHER, len(samples)))
+        for start in range(0, len(samples), _CHUNK):
+            numbers = range(start, min(start + _CHUNK, len(samples)))
             for number, error in zip(numbers, pool.map(one, numbers), strict=True):
                 kept.append(number) if error is None else broken.append(error)
             advance(len(numbers))
@@ -165,7 +179,7 @@ def read(
 
 
 def scaling_of(inputs: Input) -> Scaling | None:
-    """What is left to do with bytes of images after they were read."""
+    """The transform for images as bytes, which scales them; None if that is not needed."""
     if isinstance(inputs, ImageInput) and not inputs.is_plain:
         return Scaling(inputs.mean, inputs.std)
     return None

@@ -1,4 +1,10 @@
-"""A-GEM, averaged gradient episodic memory (Chaudhry et al., ICLR 2019)."""
+"""A-GEM, averaged gradient episodic memory (Chaudhry et al., *Efficient Lifelong Learning with
+A-GEM*, ICLR 2019): no step may increase the loss of a batch from a memory of earlier tasks.
+
+The gradient g is projected wherever it points against the gradient r of the memory batch:
+
+    g − (⟨g, r⟩ / ⟨r, r⟩) · r   if ⟨g, r⟩ < 0
+"""
 
 from collections.abc import Sequence
 
@@ -34,6 +40,8 @@ def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
 
 
 class AGEMLearner(ReplayLearner):
+    """Projects the gradient of each step by that of a batch from the memory."""
+
     def gradient(self, draw: Draws) -> tuple[Tensor, Sequence[Tensor]]:
         loss, grads = super().gradient(draw)
         if not self.held:
@@ -43,10 +51,8 @@ class AGEMLearner(ReplayLearner):
 
 
 class AGEM(ReplayMethod):
-    """No step goes against the gradient of a memory batch, taken over all weights and heads.
-
-    The memory holds random samples of each class. Norms are shared; batch norms also see the
-    memory batches.
+    """Gradients are projected over all weights and heads together. The memory holds random samples
+    of each class. Norms are shared; batch norms also see the memory batches.
     """
 
     learner_class = AGEMLearner

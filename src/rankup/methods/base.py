@@ -1,4 +1,4 @@
-"""The interface of methods: they learn one task after another and answer for all of them."""
+"""The interface of methods, which learn one task after another and answer for all of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,12 +26,19 @@ Own = TypeVar("Own", bound=Options)
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is made from: a module for the architecture, how the rank update would grow
-    it, the recipe, the seed of all randomness, the tasks to come and the method's own options.
+    """What a method is made from.
 
-    A method may look at the number of tasks to come, their numbers of classes and, to refuse what
-    it cannot mix, the shapes and dtypes of their inputs; only methods marked as not continual may
-    use their data.
+    Of the tasks a method may use the number, their numbers of classes and, to refuse inputs that
+    cannot be mixed, the shapes and dtypes of these. Only methods that are not marked as continual
+    may use the data of tasks before they begin.
+
+    Attributes:
+        module: the architecture.
+        grow_options: how `rankup.grow` would make a network of factors from it.
+        recipe: how each task is learned.
+        seed: the seed of all randomness.
+        tasks: all tasks of the stream.
+        options: the method's own options.
     """
 
     module: nn.Module
@@ -48,21 +55,26 @@ class Setting:
 
 
 class Method(ABC):
-    """One way to learn a stream.
+    """One way to learn a stream of tasks.
 
-    A method keeps its state on disk between tasks: `load(folder, setting)` after `save(folder)`
-    gives a method that continues as this one would.
+    A task is opened by `begin`, which returns its learner; once that has been trained, `end`
+    commits what it learned, or `abandon` drops it. Between tasks a method can be stored:
+    `load(folder, setting)` after `save(folder)` gives a method that continues as this one would.
+
+    Attributes:
+        setting: what the method was made from.
+        learns_all_at_once: whether all tasks are learned together with the first.
     """
 
     setting: Setting
-    learns_all_at_once = False  # with the first task all others
+    learns_all_at_once = False
 
     @abstractmethod
     def __init__(self, setting: Setting) -> None: ...
 
     @classmethod
     def check(cls, setting: Setting) -> None:
-        """Refuse an unsuitable setting before anything is made; by default none is refused."""
+        """Raise `RankupError` for an unsuitable setting; by default, accept all."""
         return
 
     @property
@@ -72,26 +84,26 @@ class Method(ABC):
 
     @property
     def begins_afresh(self) -> bool:
-        """Whether the network that will learn the next task has learned none before."""
+        """Whether the next task is learned by a network that has not learned any."""
         return self.learned == 0
 
     @property
     def draws_by(self) -> int | str:
-        """What the open task's draws are seeded by."""
+        """The task's part of the seed of the open task's epochs: its index or name."""
         return self.learned
 
     @abstractmethod
     def begin(self, task: Task) -> Learner:
-        """Open the next task, or raise and leave the state unchanged."""
+        """Open the next task and return its learner, or raise and leave the state unchanged."""
 
     @abstractmethod
     def predict(self, x: Tensor, task: int) -> Tensor:
-        """Logits for the task with that index, which is learned or open."""
+        """`[B, C]`: logits for the task with that index, which is learned or open."""
 
     @torch.no_grad()
     def untold(self, x: Tensor) -> Untold:
-        """Logits for all classes of all learned tasks, and the likeliest task: by default the one
-        that has the largest logit."""
+        """Logits `[B, ΣC]` for all classes of all learned tasks, and the likeliest task `[B]`: by
+        default the one with the largest logit."""
         classes = [task.classes for task in self.setting.tasks[: self.learned]]
         each = [self.predict(x, task)[:, :count].float() for task, count in enumerate(classes)]
         largest = torch.stack([logits.amax(1) for logits in each], 1)
@@ -99,7 +111,7 @@ class Method(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Add what was learned of the open task to what is known."""
+        """Commit the open task."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -107,25 +119,28 @@ class Method(ABC):
 
     @abstractmethod
     def footprint(self) -> Footprint:
-        """The size of all it must store to answer for all tasks and to learn the next."""
+        """The size of everything that must be stored to answer for all learned tasks and to learn
+        the next."""
 
     @abstractmethod
     def saving(self, folder: Path) -> Callable[[], None]:
         """Capture the current state and return a function that writes it to a folder, from any
-        thread. Until that is done the method may answer but not learn: `predict` may replace
-        tensors, but must not modify any in place."""
+        thread. Until it has returned, the method may answer but not learn: `predict` may replace
+        tensors, but must not modify them in place."""
 
     def save(self, folder: Path) -> None:
+        """Write the current state to a folder."""
         self.saving(folder)()
 
     @classmethod
     @abstractmethod
     def is_in(cls, folder: Path) -> bool:
-        """Whether the folder holds a complete save; a killed one may leave fragments."""
+        """Whether a folder holds a complete save, and not just fragments of an interrupted one."""
 
     @classmethod
     @abstractmethod
-    def load(cls, folder: Path, setting: Setting) -> Self: ...
+    def load(cls, folder: Path, setting: Setting) -> Self:
+        """Read the state that `save` wrote of a method with the same setting."""
 
     @property
     def recipe(self) -> Recipe:

@@ -1,5 +1,11 @@
-"""Dark experience replay (Buzzega et al., NeurIPS 2020): samples are remembered together with what
-the network answered when it was learning them."""
+"""DER, dark experience replay (Buzzega et al., *Dark Experience for General Continual Learning: a
+Strong, Simple Baseline*, NeurIPS 2020): samples x' are remembered together with the logits z' that
+the network had for them in the step that stored them, and later steps are pulled towards these:
+
+    ℓ(f(x), y) + strength · MSE(f(x'), z')
+
+DER++ adds labels · ℓ(f(x''), y'') for further samples from the memory.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +36,20 @@ from rankup.training.engine.module import ModuleLearner, loss_of
 
 
 class DER(DenseMethod):
-    """A sample of every step's batch may enter a reservoir, in which each of all samples that steps
-    have seen, those of repeated epochs too, is with the same probability. It is kept as it was
-    before augmentation, with the logits that it had in that step. Steps pull the logits of samples
-    drawn from the reservoir towards what they were; with `labels`, other samples drawn from it are
-    also classified (DER++).
+    """The memory is a reservoir: after every step, each sample that any step has seen so far, in
+    repeated epochs too, is in it with the same probability. Samples are stored as they are before
+    augmentation.
 
-    The authors have one head, and pull all its logits. Here each task has its own, as for all
-    methods, and what is learned and remembered are a sample's logits in it. With `among` all tasks
-    it is as theirs, for answers without being told the task, but that the softmax is over the
-    classes of the tasks so far; the logits of heads to come are remembered as zero.
+    The authors have a single head, all logits of which are remembered. Here each task has its own
+    head, as in all methods, and a sample's logits are those of its task's head. With
+    `among="all"`, for answers without being told the task, they are those of all heads as in the
+    paper, except that the softmax is over the classes of the tasks so far, and logits of later
+    heads are remembered as zero.
 
     `buffer` has its full size, `memory` samples for each class of the stream, from the first task
-    on; `seen` counts the samples that were offered to it. Norms are shared; batch norms see the
-    task's batch and the remembered samples as one, where the authors run them one by one.
+    on; its entry `seen` counts the samples that were offered to it. Norms are shared; batch norms
+    see the task's batch and the remembered samples as one batch, where the authors run the network
+    on each separately.
     """
 
     heads = "learning"
@@ -74,7 +80,8 @@ class DER(DenseMethod):
         return Slots(tasks, classes - starts[tasks])
 
     def consolidate(self, feed: Feed) -> None:
-        """Copy from the task's data what the reservoir now holds of it."""
+        """Copy the open task's samples in the reservoir, of which only row indices are stored so
+        far, from its data."""
         learner = self._learner
         images, slots = learner.memory_x.clone(), self.slots()
         classes = self.logits.starts[slots.tasks] + slots.labels
@@ -113,19 +120,27 @@ class DER(DenseMethod):
 
 @dataclass
 class Slots:
-    """Which task and class the sample in each slot of a reservoir belongs to."""
+    """The task and class of the sample in each slot of a reservoir, `[size]` each."""
 
     tasks: Tensor
     labels: Tensor
 
 
 class Logits:
-    """The logits in which a sample is classified and remembered: those of its own task's head or,
-    among all, those of the heads of all tasks so far.
+    """Selects the logits with which samples are classified and remembered: those of a sample's own
+    task's head, or of all heads.
 
     Args:
         head: the heads.
-        among_all: whether tasks are told apart, too.
+        among_all: whether they are those of all heads.
+
+    Attributes:
+        width: the number of logits per sample; for single heads that of the widest.
+        starts: `[T]`, the first class of each task among the `ΣC` classes of all tasks.
+        columns: `[T, width]`, which of the `ΣC` logits belong to a sample of each task.
+        missing: `[T, width]`, which of these its task does not have: in narrower heads, or those of
+            later tasks.
+        free: `[T, width]`, which are left out of the distance to remembered logits.
     """
 
     def __init__(self, head: LearningHeads, among_all: bool) -> None:
@@ -133,45 +148,52 @@ class Logits:
         places = torch.arange(len(head.weight), device=head.weight.device)
         self.starts = torch.tensor([rows.start for rows in head.slices], device=places.device)
         stops = torch.tensor([rows.stop for rows in head.slices], device=places.device)
-        # Of each task, [T, width]: where its logits are, and which of these it does not have.
         self.columns = places.expand(len(stops), -1) if among_all else head.columns
         self.missing = places >= stops[:, None] if among_all else head.missing
         self.width = self.columns.shape[1]
-        # Logits of tasks to come are pulled, too: otherwise they soon exceed all others.
+        # Logits of later tasks are pulled, too: otherwise they soon exceed all others.
         self.free = torch.zeros_like(self.missing) if among_all else self.missing
 
     def of(self, features: Tensor, tasks: Tensor) -> Tensor:
-        """Samples' logits, `[B, width]`; some may be missing."""
+        """`[B, width]`: the logits of samples with these features, including missing ones."""
         return self.head.all(features).gather(1, self.columns.index_select(0, tasks))
 
     def filled(self, logits: Tensor, tasks: Tensor, missing: float) -> Tensor:
-        """Logits with a number in place of those that their tasks do not have."""
+        """Logits with missing ones set to the value `missing`."""
         return logits.masked_fill(self.missing.index_select(0, tasks), missing)
 
     def labels(self, labels: Tensor, tasks: Tensor) -> Tensor:
-        """Which logit is the right one."""
+        """`[B]`: the index of the right logit."""
         return labels + self.starts.index_select(0, tasks) if self.among_all else labels
 
     def apart(self, logits: Tensor, wanted: Tensor, tasks: Tensor) -> Tensor:
-        """How far logits are from others: the mean over samples of their mean square."""
+        """The squared distance of logits from wanted ones: the mean over each sample's logits, then
+        over samples."""
         free = self.free.index_select(0, tasks)
         squares = (logits - wanted).square().masked_fill(free, 0).sum(1)
         return (squares / (~free).sum(1)).mean()
 
 
 class DERLearner(ReplayLearner):
-    """A module with heads that learn, a task and a reservoir. Of this task's samples the reservoir
-    holds which rows of its data they are, and their logits."""
+    """Learns the open task and updates the reservoir in every step. Samples of the open task are in
+    the reservoir as row indices of the task's data, with their logits.
 
-    memory_rows: Tensor  # [size + batch], −1 of samples of earlier tasks
-    memory_logits: Tensor  # [size + batch, width]
+    Attributes:
+        memory_rows: `[size + batch]`, those indices; −1 for samples of earlier tasks. The last
+            `batch` entries are spare room for samples that do not enter the reservoir.
+        memory_logits: `[size + batch, width]`.
+        seen: how many samples were offered to the reservoir.
+    """
+
+    memory_rows: Tensor
+    memory_logits: Tensor
     seen: Tensor
 
     def __init__(self, method: DER, feed: Feed, memory: Tensors) -> None:
         options, slots = method.options, method.slots()
         super().__init__(method.body, feed, method.learned, slots, memory["images"], options.replay)
         self.options, self.chosen = options, method.logits
-        # Before it is full, the free slots stand for the first sample of all: nobody looks there.
+        # In the first task, 0 for slots that are still free: any valid index, as none is drawn.
         rows = torch.full((self.held + feed.batch_size,), -1 if method.learned else 0)
         spare = memory["logits"].new_zeros(feed.batch_size, method.logits.width)
         self.register_input("memory_rows", rows.to(feed.device))
@@ -200,16 +222,19 @@ class DERLearner(ReplayLearner):
         with self._autocast(), active(FEATURES):
             logits = chosen.of(self.body(batch.x), batch.tasks)
         logits = logits.to(self.feed.dtype)
-        # The task's own samples, those to pull back and, if there are any, those to classify.
+        # The task's batch, remembered samples to pull and, for DER++, further ones to classify.
         parts = [len(draw["rows"])] + [self.replay] * (2 if options.labels else 1)
         tensors = logits, batch.y, batch.tasks
-        now, then, *again = zip(*(torch.split(t, parts) for t in tensors), strict=True)
+        batch_part, pulled, *classified = zip(
+            *(torch.split(t, parts) for t in tensors), strict=True
+        )
         wanted = take(self.memory_logits, draw["memory"][: self.replay])
-        replayed = options.strength * chosen.apart(then[0], wanted, then[2])
-        for part in again:
-            replayed = replayed + options.labels * self._surprise(*part)
-        loss = self._surprise(*now) + replayed * (self.seen > 0)  # at first there is nothing
-        self._offer(draw, chosen.filled(now[0].detach(), now[2], 0))
+        replayed = options.strength * chosen.apart(pulled[0], wanted, pulled[2])
+        for part in classified:
+            replayed = replayed + options.labels * self._classification(*part)
+        # In the very first step the reservoir is empty.
+        loss = self._classification(*batch_part) + replayed * (self.seen > 0)
+        self._offer(draw, chosen.filled(batch_part[0].detach(), batch_part[2], 0))
         return loss
 
     def replayed(self, draw: Draws) -> Batch:
@@ -226,21 +251,23 @@ class DERLearner(ReplayLearner):
             torch.where(mine, self.task, old.tasks),
         )
 
-    def _surprise(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
+    def _classification(self, logits: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
         """The loss of classifying samples."""
-        told = self.task.expand_as(tasks) if self.chosen.among_all else tasks
-        known = self.chosen.filled(logits, told, -math.inf)
+        # Among all heads, those of tasks up to the open one.
+        latest = self.task.expand_as(tasks) if self.chosen.among_all else tasks
+        known = self.chosen.filled(logits, latest, -math.inf)
         return loss_of(self.feed.recipe, known, self.chosen.labels(labels, tasks))
 
     @torch.no_grad()
     def _offer(self, draw: Draws, logits: Tensor) -> None:
-        """Vitter's reservoir sampling: the n-th sample of all takes one of n places at random, if
-        that is among the slots; the first ones take one slot each."""
+        """Vitter's reservoir sampling: the n-th sample draws one of n places, and enters the
+        reservoir if that is one of its slots. The first samples fill the slots in order."""
         in_batch = torch.arange(len(logits), device=logits.device)
         number = self.seen + in_batch
         place = torch.where(number < self.held, number, (draw["chances"] * (number + 1)).long())
-        lost = (place >= self.held) | (place[:, None] == place).triu(1).any(1)  # to a later one
-        # What gets no slot is put behind them all, as no shape may depend on values.
+        # Outside of the reservoir, or replaced by a later sample of the batch.
+        lost = (place >= self.held) | (place[:, None] == place).triu(1).any(1)
+        # These are written to the spare room, because shapes must not depend on values.
         place = torch.where(lost, self.held + in_batch, place)
         self.memory_rows.index_copy_(0, place, draw["rows"])
         self.memory_logits.index_copy_(0, place, logits)

@@ -1,4 +1,11 @@
-"""Elastic weight consolidation: weights that old tasks rely on are held where they left them."""
+"""Elastic weight consolidation (Kirkpatrick et al., *Overcoming catastrophic forgetting in neural
+networks*, PNAS 2017): every task but the first is learned with the penalty
+
+    strength/2 · Σ_i F_i · (θ_i − θ*_i)²
+
+over all parameters that tasks share. The importance F is the diagonal of the Fisher information,
+summed over earlier tasks, and the anchor θ* is where the latest of them left the parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +30,20 @@ from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import ModuleLearner
 from rankup.utils.torch_modes import evaluating
 
-_BYTES = 2**26  # for the per-sample gradients computed at once
-_TIMES_ON_GPU = 16  # times as many bytes there: small batches would leave it waiting for Python
+_BYTES = 2**26  # of per-sample gradients that are computed at once
+_GPU_FACTOR = 16  # more of them on a GPU, which would otherwise wait for Python
 
 
 class EWC(DenseMethod):
-    """Kirkpatrick et al. (2017): every task but the first is learned with the penalty
-    strength/2 · Σ importance · (θ − anchor)² over all that tasks share.
-
-    The importance is the diagonal of the Fisher information, summed over tasks. The anchor is where
-    the latest task left the weights, as in the online form of Schwarz et al. (2018), or each task
-    pulls towards its own. The latter need not be kept apart: up to a constant, Σₜ Fₜ (θ − θₜ)² is
-    Σₜ Fₜ times the squared distance from their mean weighted by Fₜ.
+    """One anchor for all tasks is the online form of Schwarz et al. (2018). With `anchors="all"`
+    each task pulls towards its own. Even these need not be stored separately: up to a constant,
+    Σₜ Fₜ (θ − θₜ)² is Σₜ Fₜ times the squared distance from the mean of the θₜ weighted by Fₜ.
 
     The weights, the heads and an importance for each shared weight are stored. The latest anchor is
     simply the weights between tasks; only the mean of all anchors is stored in addition.
 
-    Norms are shared, as torch keeps them: their weights are held like all others, their running
-    statistics are not. With zero strength this is `finetune`, bit for bit.
+    Norms are shared: the penalty applies to their weights, but not to their running statistics.
+    With zero strength this is `finetune`, bit for bit.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -48,7 +51,7 @@ class EWC(DenseMethod):
         self.options = setting.options_of(EwcOptions)
         graph, shared = trace(setting.module), self.shared_parameters()
         uses = Counter(id(p) for layer in self.body.modules() for p in layer._parameters.values())
-        self._once = {  # Linear layers that run once, with weights of their own, by their names
+        self._once = {  # by name, the Linear layers that run once and share no weights
             name: layer
             for name, layer in self.body.named_modules()
             if type(layer) is nn.Linear and graph.runs_once(name)
@@ -74,7 +77,7 @@ class EWC(DenseMethod):
         old = self.options.gamma * self.kept.get("importance", torch.zeros_like(added))
         kept = {"importance": old + added}
         if self.options.anchors == "all":
-            # A weight that no task needs is not held, wherever its anchor is.
+            # 0/0 for a weight that no task needs, whose anchor does not matter.
             share = (added / kept["importance"]).nan_to_num()
             kept["anchor"] = torch.lerp(self.kept.get("anchor", weights), weights, share)
         self.kept = kept
@@ -88,11 +91,11 @@ class EWC(DenseMethod):
             return importance
         return importance | {"kept/anchor": Layout(weights.shape, weights.dtype)}
 
-    @torch.no_grad()  # `grad` works regardless; heads, which it does not see, need no gradient
+    @torch.no_grad()  # `torch.func.grad` works regardless
     def importance(self, feed: Feed) -> Tensor:
-        """The mean over samples of squared gradients of the log-likelihood, with each label drawn
-        from the network's own answer, as the definition of the Fisher information requires. In
-        eval mode: norms neither mix samples nor update statistics."""
+        """The diagonal of the Fisher information for the open task, `[P]`: the mean over samples of
+        squared gradients of log p(y | x), with y drawn from the network's own prediction. Norms are
+        in eval mode, in which they neither mix samples nor update statistics."""
         index = self.learned
         rows = seeds.generator(self.seed, "importance", index)
         labels = seeds.generator(self.seed, "importance labels", index, device=self.device)
@@ -108,17 +111,18 @@ class EWC(DenseMethod):
         return flat(squares.values()) / seen
 
     def _add_products(self, squares: Tensors, x: Tensor, labels: Tensor) -> set[str]:
-        """Add the squared per-sample gradients for Linear layers that see each sample once, and
-        return the names of their weights. A sample's gradient is the outer product of output
-        gradient and input, so its squares are products of squares and it is never formed."""
+        """Add the squared per-sample gradients of Linear layers that see each sample once, and
+        return the names of the parameters that this covers. A sample's gradient is the outer
+        product of output gradient g and input x, so its square is g² ⊗ x², and the sum over samples
+        is one matrix product."""
         if not self._once:
             return set()
-        went_in, added = dict[str, Tensor](), dict[str, Tensor]()
+        layer_inputs, added = dict[str, Tensor](), dict[str, Tensor]()
 
         def watch(name: str, _: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
             if output.dim() != 2 or len(output) != len(x):
                 return output
-            went_in[name], added[name] = args[0].detach(), torch.zeros_like(output)
+            layer_inputs[name], added[name] = args[0].detach(), torch.zeros_like(output)
             return output + added[name].requires_grad_()
 
         hooks = [
@@ -126,7 +130,7 @@ class EWC(DenseMethod):
         ]
         try:
             with torch.enable_grad():
-                surprise = F.cross_entropy(self.body(x), labels, reduction="sum")
+                loss = F.cross_entropy(self.body(x), labels, reduction="sum")
         finally:
             for hook in hooks:
                 hook.remove()
@@ -134,8 +138,8 @@ class EWC(DenseMethod):
             return set()
         done = set()
         # A layer whose output is unused gets no gradient.
-        came_back = torch.autograd.grad(surprise, list(added.values()), materialize_grads=True)
-        for (name, inputs), grads in zip(went_in.items(), came_back, strict=True):
+        gradients = torch.autograd.grad(loss, list(added.values()), materialize_grads=True)
+        for (name, inputs), grads in zip(layer_inputs.items(), gradients, strict=True):
             square = grads.square()
             squares[f"{name}.weight"].addmm_(square.t(), inputs.square())
             done.add(f"{name}.weight")
@@ -145,23 +149,23 @@ class EWC(DenseMethod):
         return done
 
     def _add_squares(self, squares: Tensors, x: Tensor, labels: Tensor, but: set[str]) -> None:
-        """Add the squared per-sample gradients of all other weights, forming each gradient."""
+        """Add the squared per-sample gradients of all parameters but those in `but`."""
         weights = {name: t for name, t in self.shared_parameters().items() if name not in but}
         if not weights:
             return
 
-        def surprise(weights: Tensors, x: Tensor, label: Tensor) -> Tensor:
+        def loss_of(weights: Tensors, x: Tensor, label: Tensor) -> Tensor:
             return F.cross_entropy(functional_call(self.body, weights, (x[None],)), label[None])
 
         def alone(x: Tensor, label: Tensor) -> list[Tensor]:
             leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             with torch.enable_grad():
-                loss = surprise(leaves, x, label)
+                loss = loss_of(leaves, x, label)
             return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
 
         def gradients(x: Tensor, labels: Tensor) -> Tensors:
             try:
-                of_all: Tensors = vmap(grad(surprise), in_dims=(None, 0, 0))(weights, x, labels)
+                of_all: Tensors = vmap(grad(loss_of), in_dims=(None, 0, 0))(weights, x, labels)
                 return of_all
             except torch.OutOfMemoryError:
                 raise
@@ -170,7 +174,7 @@ class EWC(DenseMethod):
                 stacked = map(torch.stack, zip(*one_by_one, strict=True))
                 return dict(zip(weights, stacked, strict=True))
 
-        room = _BYTES * (_TIMES_ON_GPU if self.device.type == "cuda" else 1)
+        room = _BYTES * (_GPU_FACTOR if self.device.type == "cuda" else 1)
         at_once = max(1, room // sum(4 * weight.numel() for weight in weights.values()))
         for chunk in zip(*(torch.split(t, at_once) for t in (x, labels)), strict=True):
             for name, grads in gradients(*chunk).items():
@@ -178,7 +182,13 @@ class EWC(DenseMethod):
 
 
 class HeldLearner(ModuleLearner):
-    """A module whose parameters `names` are tied to an anchor by springs of given stiffness."""
+    """Adds ½ Σ stiffness · (θ − anchor)² to the loss of a module.
+
+    Args:
+        names: the parameters θ, which `flat` joins in this order.
+        stiffness: `[P]`, the strength times the importance.
+        anchor: `[P]`.
+    """
 
     stiffness: Tensor
     anchor: Tensor
@@ -205,5 +215,5 @@ class HeldLearner(ModuleLearner):
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All values of some tensors in one vector."""
+    """The values of all tensors, joined to a vector `[P]`."""
     return torch.cat([tensor.flatten() for tensor in tensors])

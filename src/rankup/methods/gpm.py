@@ -1,4 +1,10 @@
-"""Gradient projection memory: no step moves weights within the spaces that old inputs span."""
+"""GPM, gradient projection memory (Saha, Garg and Roy, ICLR 2021): no step moves a layer's weights
+within the space that its inputs for earlier tasks span,
+
+    ΔW ← ΔW · (I − BᵀB),
+
+where the rows of B are an orthonormal basis of that space.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +24,12 @@ from rankup.training.engine.learner import Learner
 
 
 class GPM(ConfinedMethod):
-    """Saha et al. (ICLR 2021), *Gradient Projection Memory for Continual Learning*: each layer has
-    an orthonormal basis of a space that nearly holds the inputs of all old tasks, and no step moves
-    its weights within it. With plain gradient descent, the default, it is the gradient that is
-    projected; with other optimisers it is their step.
+    """After each task, a layer's basis is extended by the leading singular vectors of that part of
+    its inputs, for a few samples of the task, which lies outside of its span: by the fewest with
+    which it holds a given share of the inputs' energy. The share grows with every task, up to 1.
 
-    After each task, the fewest directions are added to a basis with which it holds a share of the
-    energy of the layer's inputs for a few samples of that task: the main singular vectors of
-    what the basis leaves of them. The share grows with every task, up to all of it.
+    With plain gradient descent, the default, projecting the step is projecting the gradient, as in
+    the paper.
 
     The weights, the heads and the bases are stored. The authors have no biases; here one is the
     weight of an input that is always 1. They learn norms with the first task alone; here each task
@@ -71,15 +75,15 @@ class GPM(ConfinedMethod):
 
 
 def roots(covariance: Tensor) -> Tensor:
-    """Orthogonal rows with that covariance."""
+    """Orthogonal rows `R [D, D]` with `RᵀR` equal to the covariance."""
     energies, vectors = torch.linalg.eigh(covariance)
     rows: Tensor = energies.clamp(min=0).sqrt()[:, None] * vectors.t()
     return rows
 
 
 def extended(basis: Tensor, rows: Tensor, rest: Tensor, share: float) -> Tensor:
-    """An orthonormal basis with the fewest more directions with which it holds a share of the
-    energy of all rows, and of a rest of whose directions nothing is known.
+    """The orthonormal rows of `basis [k, D]` and the fewest further ones with which they hold the
+    given share of the energy of `rows [N, D]` and of a rest whose directions are not known.
 
     >>> rows, none = torch.diag(torch.tensor([3.0, 2.0, 1.0])), torch.zeros(())
     >>> extended(torch.zeros(0, 3), rows, none, 0.9).abs()  # 9 + 4 of 14
@@ -89,18 +93,18 @@ def extended(basis: Tensor, rows: Tensor, rest: Tensor, share: float) -> Tensor:
     rows, old = rows.double(), basis.double()
     new = rows - rows @ old.t() @ old
     wanted = share * (rows.square().sum() + rest) - (rows.square().sum() - new.square().sum())
-    # By falling energy; what rounding leaves of the basis's own directions is no new one.
+    # By falling energy. Directions below the noise are what rounding leaves of the basis itself.
     energies, vectors = (t.flip(-1) for t in torch.linalg.eigh(new @ new.t()))
     noise = torch.finfo(torch.float32).eps * (rows.square().sum() + rest)
-    held = F.pad(energies.cumsum(0)[:-1], (1, 0))  # by those before each
+    held = F.pad(energies.cumsum(0)[:-1], (1, 0))  # the energy of all directions before each
     added = int(((held < wanted) & (energies > noise)).sum())
     directions = vectors[:, :added].t() @ new / energies[:added].sqrt()[:, None]
     return torch.cat([basis, directions.to(basis)])
 
 
 def outside(basis: Tensor) -> Free:
-    """The projection onto all that is orthogonal to a basis. Its tensor has the same shape for most
-    tasks, so that steps which were captured serve the next task, too."""
+    """The projection onto the orthogonal complement of a basis. Its tensor has the same shape for
+    most tasks, so that a captured graph of the steps serves the next task, too."""
     count, width = basis.shape
     if width < spaces.WIDE:
         rows = basis.double()

@@ -1,5 +1,15 @@
-"""Hard attention to the task (Serrà et al., ICML 2018): every task learns which units it uses, and
-what units in use compute from one another no longer changes."""
+"""Hard attention to the task (Serrà et al., *Overcoming Catastrophic Forgetting with Hard Attention
+to the Task*, ICML 2018): every task learns which units it uses, and weights between units that
+earlier tasks use are frozen.
+
+The outputs h of a layer are multiplied by gates, one for each unit, which task t computes from an
+embedding e_t that it learns:
+
+    h' = a_t ⊙ h,   a_t = σ(s · e_t)
+
+The slope s rises during every epoch from 1/s_max to s_max, so that gates become almost binary. A
+regularisation term charges for gates of units that no earlier task uses.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +37,29 @@ from rankup.training.engine.learner import Learner
 from rankup.utils.per_thread import PerThread, set_to
 from rankup.utils.torch_modes import evaluating
 
-_FARTHEST = 6  # largest absolute value of an embedding
-# Probe values for nonzero inputs, as nothing is known of what the module does between layers.
-_CAN_BE = (math.nan, 1e4, -1e4, 1e-4, -1e-4)
+_LARGEST_EMBEDDING = 6  # in absolute value
+# Inputs with which `reached` finds out what the module does between its layers.
+_PROBES = (math.nan, 1e4, -1e4, 1e-4, -1e-4)
 _SATURATED = 50  # where the compensation of a gradient stops growing
 
 _gates = PerThread[Tensors]()
 
 
 def gated(gates: Tensors) -> AbstractContextManager[None]:
-    """Inside, layers use these gates, given by layer name and with one entry per unit."""
+    """Inside, layers multiply their outputs by these gates, `[units]` by layer name."""
     return set_to(_gates, gates)
 
 
 class HardAttention(GuardedMethod):
-    """A layer's outputs are multiplied by a gate for each unit; a convolution's are gated after the
-    batch norm that is its only reader, which would turn zeros into something else. Once a task has
-    been learned its gates are bits. Weights from a unit in use to a unit in use are frozen.
+    """Gates come right after a layer; those of a convolution that only a batch norm reads come
+    after the norm, which would turn zeros into something else. A learned task's gates are stored as
+    bits.
 
-    Norms are per task. What is neither gated nor per task is learned with the first task.
+    Norms are per task. Parameters that are neither gated nor per task are learned with the first
+    task and constant after it.
+
+    Attributes:
+        units: the number of gates, those of all layers together.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -84,14 +98,14 @@ class HardAttention(GuardedMethod):
         return {"kept/masks": Layout(shape, torch.uint8, wrong=wrong)}
 
     def mask(self, task: int) -> Tensor:
-        """Which units a task uses: whenever it answers, each gate is either open or closed."""
+        """`[units]`: which units a learned task uses or, for the open one, would use at its end."""
         masks = self.kept["masks"]
         if task < len(masks):
             return unpack(masks[task], 1, self.units).bool()
         return self._embedding.detach() > 0
 
     def claimed(self) -> Tensor:
-        """Which units learned tasks use."""
+        """`[units]`: which units any learned task uses."""
         none = torch.zeros(self.units, dtype=torch.bool, device=self.device)
         return torch.stack([none, *(self.mask(task) for task in range(self.learned))]).any(0)
 
@@ -101,7 +115,7 @@ class HardAttention(GuardedMethod):
         return {spec.name: mask for spec, mask in zip(self.layers, parts, strict=True)}
 
     def frozen(self, feed: Feed) -> Tensors:
-        """Which weights the learned tasks depend on, by the weights' names."""
+        """Masks of the weights that learned tasks depend on, by the weights' names."""
         frozen, claimed = self.constant(), self.split(self.claimed())
         reached = self.reached(claimed, feed)
         for spec in self.layers:
@@ -115,9 +129,10 @@ class HardAttention(GuardedMethod):
     def reached(self, claimed: Tensors, feed: Feed) -> Tensors:
         """Which inputs of each layer can be nonzero when only claimed units are in use.
 
-        NaN stands for "can be nonzero": it propagates through sums, ReLUs, means and whatever else
-        is between layers, and where all operands are zero, the result is zero. Comparisons, as in
-        `torch.where`, may turn it into zeros: hence also large and small values of both signs.
+        Found by running the module with every claimed unit at a probe value and all others at zero.
+        NaN propagates through sums, ReLUs, means and most other operations, and stays out where all
+        operands are zero. Comparisons, as in `torch.where`, may turn it into zeros, so large and
+        small values of both signs are tried, too.
         """
         none: dict[str, Any] = {"dtype": torch.bool, "device": self.device}
         any_claimed = torch.stack([units.any() for units in claimed.values()]).any()
@@ -148,14 +163,14 @@ class HardAttention(GuardedMethod):
                 hooks.enter_context(layer.register_forward_pre_hook(partial(look, spec)))
                 hooks.enter_context(gated_part.register_forward_hook(partial(in_use, spec)))
             (x,) = feed.sample(2, torch.Generator())
-            for value in _CAN_BE:
+            for value in _PROBES:
                 with gated(claimed), torch.no_grad(), evaluating(self.body), active(self.learned):
                     self.body(torch.full_like(x, value) if x.is_floating_point() else x.clone())
         return reached
 
 
 class HatLearner(GuardedLearner):
-    """A task with the embedding that determines its gates."""
+    """Learns the weights that are free, together with the embedding `[units]` of the gates."""
 
     unclaimed: Tensor
 
@@ -175,16 +190,15 @@ class HatLearner(GuardedLearner):
         self.embedding.data = learned["embedding"].detach()
 
     def sample_epoch(self, generator: torch.Generator) -> Draws:
-        """An epoch's rows and the gates' slope, which grows in every epoch from almost flat to
-        almost a step function."""
+        """The draws of an epoch, with the slope of the gates in each step."""
         steepest, steps = self.options.s_max, self.feed.steps_per_epoch
-        # Built from the end, so that an epoch of a single step has the final slope.
+        # From the last step to the first, so that an epoch of a single step has the final slope.
         place: dict[str, Any] = {"device": generator.device, "dtype": torch.float32}
         slopes = torch.linspace(steepest, 1 / steepest, steps, **place)
         return super().sample_epoch(generator) | {"slope": slopes.flip(0)}
 
     def forward(self, draw: Draws) -> Tensor:
-        """The loss, with a price on units that no task uses yet."""
+        """The loss, plus the strength times the mean gate of units that no learned task uses."""
         # A sigmoid whose derivative stays precise where its value is almost 1: `_compensation`
         # multiplies what is left of it by large numbers.
         gates = F.logsigmoid(draw["slope"] * self.embedding).exp()
@@ -199,10 +213,11 @@ class HatLearner(GuardedLearner):
 
     def after_step(self) -> None:
         super().after_step()
-        self.embedding.detach().clamp_(-_FARTHEST, _FARTHEST)
+        self.embedding.detach().clamp_(-_LARGEST_EMBEDDING, _LARGEST_EMBEDDING)
 
     def _compensation(self, slope: Tensor) -> Tensor:
-        """The factor that makes a gate's gradient as wide as that of a sigmoid of slope 1."""
+        """`[units]`: the factor by which gradients of the embedding are multiplied, so that gates
+        learn as if they were sigmoids of slope 1 ("embedding gradient compensation")."""
         embedding = self.embedding.detach()
         steep = (slope * embedding).clamp(-_SATURATED, _SATURATED)
         return self.options.s_max / slope * (steep.cosh() + 1) / (embedding.cosh() + 1)

@@ -1,5 +1,14 @@
-"""IBP-WF (Mehta, Liang, Verma and Carin, AISTATS 2021): every layer has a dictionary of weight
-factors, from which each task selects under the prior of an Indian buffet process."""
+"""IBP-WF (Mehta, Liang, Verma and Carin, *Continual Learning using a Bayesian Nonparametric
+Dictionary of Weight Factors*, AISTATS 2021): every layer has a dictionary of K weight factors, from
+which each task selects under the prior of an Indian buffet process,
+
+    W_t = Σ_k b_{t,k} λ_{t,k} · u_k v_kᵀ
+    b_{t,k} ~ Bernoulli(π_k),  π_k = Π_{i ≤ k} v_i,  v_i ~ Beta(α, 1).
+
+The selections b and the sticks v are learned by variational inference: the posterior of a selection
+is a relaxed Bernoulli variable, that of a stick a Kumaraswamy variable, which is the next task's
+prior.
+"""
 
 import math
 import warnings
@@ -23,15 +32,15 @@ from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod, WeightLe
 from rankup.training.batches import Draws, Feed
 from rankup.utils.per_thread import PerThread, set_to
 
-_EDGE = 1e-6  # how near to 0 and 1 a probability may come
-_STEEPEST = 3.0  # log-odds at which a selection may start: further out it would hardly learn
-_FASTER = 30.0  # log-odds learn this many times as fast as weights: they have further to go
+_EDGE = 1e-6  # the least distance of a probability from 0 and 1
+_LARGEST_START = 3.0  # of a selection's log-odds, in absolute value: beyond, gradients vanish
+_FASTER = 30.0  # factor of the learning rate of log-odds, which have further to go than weights
 
 _drawn = PerThread[Tensors]()
 
 
 def drawn(selections: Tensors) -> AbstractContextManager[None]:
-    """Inside, layers with these names learn with these selections `[K]`, each from 0 to 1."""
+    """Inside, layers compute with these sampled selections, `[K]` from 0 to 1 by layer name."""
     return set_to(_drawn, selections)
 
 
@@ -46,15 +55,12 @@ class WeightFactors(TaskWeightMethod):
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         return DictionaryWeight(spec, self.options, self.seed, plan.dtype, plan.device)
 
-    def kept_layouts(self, learned: int) -> Layouts:
-        return {}
-
     def check_saved(self, tensors: Tensors, learned: int) -> None:
         super().check_saved(tensors, learned)
         for layer in self.parts:
             if isinstance(layer, DictionaryWeight):
                 starts = [f"{index}/{layer.spec.name}." for index in range(learned)]
-                layer.check_selections([_of(tensors, start) for start in starts])
+                layer.check_selections([_below(tensors, start) for start in starts])
 
     def learner(self, feed: Feed) -> WeightLearner:
         learner = BuffetLearner(self.body, feed, self.learned, self.options)
@@ -71,15 +77,20 @@ class WeightFactors(TaskWeightMethod):
 class DictionaryWeight(TaskWeight):
     """`W_t = Σ_k b_{t,k} λ_{t,k} · u_k v_kᵀ`, where b is 0 or 1.
 
-    A factor that a task has selected is `taken`: it is in the tables `U [K, out]` and `V [K, in]`
-    and no longer a parameter. Others are drawn anew for each task, so that factors that no task
-    selected need not be stored. Tables of tasks: `selections [T, K]`, `scales [T, K]`, 0 where a
-    factor is not selected, `biases [T, out]`.
+    Factors that a task has selected are frozen. The others are drawn anew for each task, so that
+    they need not be stored. The open task's log-odds and sticks are learned as differences from
+    the prior, so that weight decay pulls towards it.
 
-    `sticks [2, K]` are the logarithms of a and b of the Kumaraswamy posterior of each stick v_k
-    after all tasks so far, which is the next task's prior, and `expected [K]` are the log-odds of
-    a new task's selection under that prior. The task being learned stores its own values as
-    differences from these, so that weight decay pulls towards the prior.
+    Attributes:
+        U: `[K, out]`, the factors u_k that some task has selected.
+        V: `[K, in]`, the same of v_k.
+        taken: `[K]`, which factors these are.
+        selections: `[T, K]`, which factors each learned task selects.
+        scales: `[T, K]`, λ, 0 where a factor is not selected.
+        biases: `[T, out]`.
+        sticks: `[2, K]`, the logarithms of a and b of each stick's Kumaraswamy posterior after all
+            learned tasks.
+        expected: `[K]`, the log-odds of a new task's selections under that prior.
     """
 
     U: Tensor
@@ -126,7 +137,7 @@ class DictionaryWeight(TaskWeight):
 
     def weight(self, task: int) -> Tensor:
         if task < self.count:
-            # Factors that the task does not select add zero, whatever becomes of them later.
+            # Factors that later tasks add have a scale of zero.
             return _product(self.U, self.scales[task], self.V)
         return self.selecting(torch.where(self.selected(), self.odds().sigmoid(), 0))
 
@@ -140,8 +151,8 @@ class DictionaryWeight(TaskWeight):
         return super().forward(x) if selection is None else self._learn(x, selection)
 
     def _learn(self, x: Tensor, selection: Tensor) -> Tensor:
-        """The layer's outputs, computed through the factors where there are so few samples that
-        forming the weight would cost more."""
+        """The layer's outputs `[…, out]` for the open task. With few samples they are computed
+        factor by factor, which costs less than forming the weight."""
         rows, shape = math.prod(x.shape[:-1]), (self.spec.inputs, self.spec.outputs)
         if self.spec.conv or dense_is_cheaper(rows, self.factors, *shape):
             return self._map(x, self.selecting(selection), self.bias(self.count))
@@ -150,25 +161,26 @@ class DictionaryWeight(TaskWeight):
         return F.linear(coefficients, U.t(), self.bias(self.count))
 
     def selecting(self, selection: Tensor) -> Tensor:
-        """The weight of the task being learned, with a selection `[K]` from 0 to 1."""
+        """`[out, in]`: the weight of the open task, with a selection `[K]` from 0 to 1."""
         U, V = self._factors()
         return _product(U, self.new_scales * selection, V)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """The factors of the task being learned: its own where they are not taken."""
+        """`U [K, out]` and `V [K, in]` of the open task: the frozen ones, and its own elsewhere."""
         taken = self.taken[:, None]
         return torch.where(taken, self.U, self.new_U), torch.where(taken, self.V, self.new_V)
 
     def odds(self) -> Tensor:
-        """The log-odds of the selection that is being learned."""
+        """`[K]`: the log-odds of the open task's selections."""
         return self.expected + _FASTER * self.new_odds
 
     def selected(self) -> Tensor:
+        """`[K]`: which factors the open task would select if it ended now."""
         return self.odds().sigmoid() >= self.least
 
     def start(self, classes: int, start: Start) -> Tensors:
         draw, outputs = self._draw("factors"), self.spec.outputs
-        # At this length of u and v, W has Kaiming's deviation if as many are selected as expected.
+        # With as many factors as the prior expects, W has the standard deviation of Kaiming et al.
         length = (2 * outputs / float(self.expected.sigmoid().sum())) ** 0.25
         values = {
             "U": length * F.normalize(seeds.normal(self.factors, outputs, generator=draw)),
@@ -182,8 +194,8 @@ class DictionaryWeight(TaskWeight):
         return {name: value.to(**self._factory) for name, value in values.items()}
 
     def learned(self) -> Tensors:
-        """Round the selection; a scale is multiplied by its factor's probability, because training
-        saw only that share of it on average."""
+        """The values to store, with the selection rounded to 0 or 1. Scales are multiplied by the
+        probability of their factor, which is what training used on average."""
         parts, chosen = super().learned(), self.selected()
         new_ones = chosen & ~self.taken
         learned = {
@@ -241,7 +253,7 @@ class DictionaryWeight(TaskWeight):
         return layouts
 
     def check_selections(self, tasks: Sequence[Tensors]) -> None:
-        """Refuse tasks that have not as many scales and new factors as they select."""
+        """Refuse saved tasks with other numbers of scales or new factors than they select."""
         taken = torch.zeros(self.factors, dtype=torch.bool)
         for index, task in enumerate(tasks):
             chosen = unpack(task["selection"], 1, self.factors).bool()
@@ -256,8 +268,8 @@ class DictionaryWeight(TaskWeight):
 
 
 class BuffetLearner(WeightLearner):
-    """Maximises the evidence lower bound: every step samples the relaxed selection and pays for
-    the divergence from the prior."""
+    """Maximises the evidence lower bound: every step samples relaxed selections and adds the
+    divergence from the prior, divided by the number of training samples, to the loss."""
 
     def __init__(self, body: nn.Module, feed: Feed, index: int, options: IbpWfOptions) -> None:
         super().__init__(body, feed, index)
@@ -282,12 +294,12 @@ class BuffetLearner(WeightLearner):
             return self.surprise(draw) + price / len(self.feed)
 
     def surprise(self, draw: Draws) -> Tensor:
-        """The mean loss of a batch."""
+        """The mean loss of a batch, without the divergence."""
         return super().forward(draw)
 
 
 def relaxed(odds: Tensor, temperature: float, uniform: Tensor) -> Tensor:
-    """Samples of relaxed Bernoulli variables."""
+    """Samples from 0 to 1 of relaxed Bernoulli variables, from uniform noise of the same shape."""
     return torch.sigmoid((odds + uniform.logit()) / temperature)
 
 
@@ -326,7 +338,7 @@ def expected_odds(sticks: Tensor) -> Tensor:
     """Log-odds of the product of the sticks up to each one, all at their means, clamped."""
     a, b = sticks.exp().unbind()
     log_mean = torch.lgamma(1 + 1 / a) + torch.lgamma(1 + b) - torch.lgamma(1 + 1 / a + b)
-    return log_odds(log_mean.cumsum(-1)).clamp(-_STEEPEST, _STEEPEST)
+    return log_odds(log_mean.cumsum(-1)).clamp(-_LARGEST_START, _LARGEST_START)
 
 
 def _odd_sticks(sticks: Tensor) -> str | None:
@@ -343,8 +355,8 @@ def _log_not(log_p: Tensor) -> Tensor:
     return torch.log(-torch.expm1(log_p.clamp_max(-_EDGE)))
 
 
-def _of(tensors: Tensors, start: str) -> Tensors:
-    """Those whose names begin like this, by the rest of their names."""
+def _below(tensors: Tensors, start: str) -> Tensors:
+    """The tensors whose names begin with `start`, by the rest of their names."""
     return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
 
 

@@ -1,5 +1,17 @@
 """iCaRL, incremental classifier and representation learning (Rebuffi et al., CVPR 2017), with a
-head for each task."""
+head for each task.
+
+The network learns from the task's data and a few exemplars of each earlier class, with a
+distillation term that keeps the logits z of earlier heads near those z* of the network before the
+task:
+
+    ℓ(f_t(x), y) + strength · Σ_k BCE(z_k, σ(z*_k))
+
+Exemplars are chosen so that their mean is near that of their class (herding). A sample is assigned
+to the class whose exemplars have the nearest mean feature:
+
+    argmin_c ‖φ(x) − μ_c‖
+"""
 
 from __future__ import annotations
 
@@ -34,12 +46,12 @@ from rankup.training.batches import Draws, Feed, as_floats, as_inputs
 from rankup.training.engine.learner import Learner
 from rankup.training.engine.module import loss_of
 
-_ROWS = 1024  # samples whose features are computed at once
+_CHUNK = 1024  # samples whose features are computed at once
 
 
 def herded(features: Tensor, count: int) -> Tensor:
-    """Up to `count` distinct rows of `features`, chosen greedily: each is the one that brings the
-    mean of those chosen so far nearest to the mean of all.
+    """The indices of up to `count` rows of `features [N, D]`, chosen greedily: each brings the mean
+    of the rows chosen so far as near as possible to the mean of all.
 
     >>> herded(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), 2)
     tensor([1, 2])
@@ -59,8 +71,13 @@ def herded(features: Tensor, count: int) -> Tensor:
 
 
 class Lists:
-    """The slots of lists of exemplars, one list for each class of each task, followed by free
-    room."""
+    """The task and class of each slot of a memory that is made of lists of exemplars, one list for
+    each class of each task, followed by free slots.
+
+    Args:
+        lengths: the length of each class's list, by task.
+        room: the number of slots.
+    """
 
     def __init__(self, lengths: Sequence[Sequence[int]], room: int) -> None:
         flat = torch.tensor([length for task in lengths for length in task], dtype=torch.long)
@@ -72,14 +89,17 @@ class Lists:
 
 
 class ICaRLLearner(ReplayLearner):
-    """Besides the loss of every sample under its own task's head, all old heads are distilled from
-    the network as it was when the task began.
+    """Adds to the loss of every sample under its own task's head a distillation term for all
+    earlier heads, from a copy of the network as it was when the task began.
 
-    The old network answers in evaluation mode, but its batch norms use batch statistics, as those
-    of the learning network do, so that there is no pull until something has changed.
+    The copy is in eval mode, but its batch norms use batch statistics, as those of the learning
+    network do, so that the term starts at its minimum.
 
     Args:
-        seen: how many samples all earlier tasks had.
+        seen: how many training samples all earlier tasks had.
+
+    Attributes:
+        weights: `[ΣC]`, the weight of each logit in the term; 0 for heads that are not distilled.
     """
 
     weights: Tensor
@@ -96,8 +116,8 @@ class ICaRLLearner(ReplayLearner):
         seen: int,
         options: IcarlOptions,
     ) -> None:
-        # As many exemplars per step as it takes to see each about once per epoch: not counted
-        # exactly, or rounding would give many tasks a captured graph of their own.
+        # Enough exemplars per step to see each about once per epoch. From the budget, not from the
+        # lists: their rounded lengths would give many tasks a captured graph of their own.
         most = min(options.budget, seen)
         replay = math.ceil(feed.batch_size * most / len(feed))
         super().__init__(body, feed, index, slots, images, replay)
@@ -108,7 +128,8 @@ class ICaRLLearner(ReplayLearner):
         for norm in old.modules():
             if isinstance(norm, _BatchNorm):
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-        # Summed over a head's answers, averaged over heads: the same weight for many as for one.
+        # A sum over a head's logits and a mean over heads, so that the weight of the term does not
+        # grow with the number of tasks.
         weights = torch.zeros(len(head.weight), dtype=feed.dtype, device=feed.device)
         weights[: head.slices[index].start] = options.strength / index
         self.register_input("weights", weights)
@@ -120,32 +141,32 @@ class ICaRLLearner(ReplayLearner):
         batch = joined(self.current(draw), self.replayed(draw))
         with self._autocast():
             answers = self._answers(self.body, batch.x)
-            logits = self._of(self.body).own(answers, batch.tasks)
+            logits = self._heads(self.body).own(answers, batch.tasks)
             loss = loss_of(self.feed.recipe, logits, batch.y)
             before = self._answers(self.old, batch.x)
         return loss + self.distillation(answers, before)
 
     def distillation(self, answers: Tensor, before: Tensor) -> Tensor:
+        """The weighted cross-entropy between logits `[B, ΣC]` of all heads and those of before."""
         answers, wanted = answers.to(self.feed.dtype), before.to(self.feed.dtype).sigmoid()
         apart = F.binary_cross_entropy_with_logits(answers, wanted, reduction="none")
         return (apart * self.weights).sum(1).mean()
 
     def _answers(self, net: nn.Module, x: Tensor) -> Tensor:
         with active(FEATURES):
-            return self._of(net).all(net(x))
+            return self._heads(net).all(net(x))
 
-    def _of(self, net: nn.Module) -> LearningHeads:
+    def _heads(self, net: nn.Module) -> LearningHeads:
         # Not an attribute, or its tensors would be registered twice.
         return cast(LearningHeads, net.get_submodule(self._head))
 
 
 class ICaRL(DenseMethod):
-    """Trains on the task's data and on exemplars of all classes seen; answers for a learned task
-    with the class whose exemplars' mean feature is nearest, for the one being learned with its
-    head.
+    """Learned tasks answer by the nearest mean of exemplars, the open one by its head. Features are
+    normalised to length 1.
 
-    `buffer` holds a list of exemplars under each name `task/class`, most representative first, so
-    that lists are shortened from the end as more classes share the budget. Features have length 1.
+    `buffer` has a list of exemplars for each class, named `task/class`, in the order in which they
+    were chosen: as more classes share the budget, lists are cut at the end.
     Norms are shared; batch norms see the task's batch and the exemplars as one.
     """
 
@@ -182,7 +203,7 @@ class ICaRL(DenseMethod):
         )
 
     def consolidate(self, feed: Feed) -> None:
-        """Choose the task's exemplars, and shorten the lists of earlier ones."""
+        """Choose the exemplars of the open task, and shorten the lists of earlier ones."""
         count = self.options.budget // self.head.slices[self.learned].stop
         features = torch.cat([self.features(x) for x, _ in feed.train(len(feed))])
         rows = rows_by_class(feed, torch.arange(len(feed), device=feed.device))
@@ -209,7 +230,7 @@ class ICaRL(DenseMethod):
         )
 
     def means(self, task: int) -> Tensor:
-        """The current mean features of a learned task's exemplars, a row for each class."""
+        """`[C, D]`: for each class of a learned task the mean feature of its exemplars."""
         if task in self._means:
             return self._means[task]
         means = torch.stack([self._mean(images) for images in self._lists(task)])
@@ -219,11 +240,11 @@ class ICaRL(DenseMethod):
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """The features that the heads see, each of length 1."""
+        """`[B, D]`: the inputs of the heads, normalised to length 1."""
         return F.normalize(super().predict(x, FEATURES))
 
     def _mean(self, images: Tensor) -> Tensor:
-        dtype, parts = self.plan.dtype, torch.split(images, _ROWS)
+        dtype, parts = self.plan.dtype, torch.split(images, _CHUNK)
         inputs = (as_inputs(as_floats(chunk, dtype), self.recipe, dtype) for chunk in parts)
         return F.normalize(torch.cat([self.features(x) for x in inputs]).mean(0), dim=0)
 

@@ -13,7 +13,7 @@ Values = dict[str, Any]  # fields of the recipe, and the method's own options
 
 
 def axis(name: str, *values: Any) -> list[Values]:
-    """One axis of a tuning grid: a setting and its values to try.
+    """One axis of a tuning grid: the values to try for a setting.
 
     >>> axis("lr", 0.01, 0.03)
     [{'lr': 0.01}, {'lr': 0.03}]
@@ -30,10 +30,11 @@ class MethodInfo(NamedTuple):
     Args:
         home: the class, or for a built-in method its file and name, imported when it is needed.
         help: one line for `rankup methods`.
-        options: the dataclass of its options; each is a flag of `rankup run` and `compare`.
-        continual: sees one task after another; False for an upper bound.
-        open_ended: need not know at the start how many tasks there will be.
-        recipe: fields of the recipe that it overrides, unless they are given.
+        options: the dataclass of its options, each of which is a flag of `rankup run` and
+            `compare`.
+        continual: whether it sees one task after another; False for an upper bound.
+        open_ended: whether the number of tasks need not be known at the start.
+        recipe: fields of the recipe that it overrides, unless the user gives them.
         search: the axes of its tuning grid; every combination of one entry of each is a trial.
     """
 

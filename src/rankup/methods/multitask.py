@@ -1,4 +1,9 @@
-"""All tasks at once: not continual learning, but a bound on what one network could reach."""
+"""Multi-task learning: one network is trained on the data of all tasks at once,
+
+    min_θ Σ_t Σ_{(x, y) ∈ D_t} ℓ(f_t(x; θ), y).
+
+It is not continual learning, but a bound on what one network of this size could reach.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +32,13 @@ from rankup.utils.signals import undisturbed
 
 
 class Multitask(DenseMethod):
-    """One network and a head per task. The first task to come brings all the others with it, and
-    an epoch is a pass over the data of all of them. Everything but the heads is shared, including
-    norms, which see mixed batches.
+    """One network with a head per task. All tasks are learned when the first one begins, and an
+    epoch is a pass over the data of all of them. Everything but the heads is shared, including
+    norms, whose batches mix tasks.
 
     With `single_head` there is one head over the classes of all tasks, which count as distinct
-    even where tasks have the same ones, as permutations do. An answer is right only if it is the
-    right class among all.
+    even if tasks have the same ones, such as permutations of MNIST. An answer is right only if it
+    is the right class among all.
     """
 
     heads = "learning"
@@ -76,7 +81,7 @@ class Multitask(DenseMethod):
 
 
 class AllHeads(LearningHeads):
-    """Heads that start together."""
+    """A head per task, all of which start with the first task."""
 
     def open(self, values: Tensors, start: Start | None = None) -> None:
         for task, classes in enumerate(self.slices):
@@ -101,6 +106,8 @@ class SingleHead(AllHeads):
 
 
 class MultitaskLearner(ModuleLearner):
+    """Learns from batches that mix tasks, each sample under its task's or the single head."""
+
     def __init__(self, body: torch.nn.Module, feed: Feed, index: int) -> None:
         super().__init__(body, feed, index)
         self.replicas = "branches"  # each feed has transforms of its own
@@ -111,17 +118,18 @@ class MultitaskLearner(ModuleLearner):
 
 
 class Part(Feed):
-    """One task of several. Its inputs are never all materialised: that would take much memory."""
+    """The data of one of the tasks. `fixed` is None, because prepared inputs of all tasks together
+    would take too much memory."""
 
     fixed = None
 
 
 class Union(Feed):
-    """The data of several tasks as if it were one task's. Images that tasks share are held once,
-    and transformed when they are gathered.
+    """The data of several tasks, as that of a single one. Images that tasks share are stored once,
+    and each task's transform is applied when a batch is gathered.
 
     Args:
-        one_label: whether classes are numbered across all tasks, or from 0 in each.
+        one_label: whether classes are numbered across all tasks; otherwise from 0 in each.
     """
 
     fixed = None
@@ -134,22 +142,22 @@ class Union(Feed):
         dtype: torch.dtype,
         one_label: bool,
     ) -> None:
-        there: dict[Tensor, Tensor] = {}
-        here = [t if t.train_x.device == device else t.moved(device, there) for t in tasks]
+        moved: dict[Tensor, Tensor] = {}  # so that tensors that tasks share are copied once
+        here = [t if t.train_x.device == device else t.moved(device, moved) for t in tasks]
         self._parts = [Part(task, recipe, device, dtype) for task in here]
         self._one_label = one_label
         images: dict[int, Tensor] = {}
         starts: dict[int, int] = {}
         tables = []
         for number, task in enumerate(here):
-            held = id(task.train_x)
-            if held not in images:
-                starts[held] = sum(map(len, images.values()))
-                images[held] = task.train_x
-            rows = starts[held] + torch.arange(len(task.train_y), device=device)
+            key = id(task.train_x)
+            if key not in images:
+                starts[key] = sum(map(len, images.values()))
+                images[key] = task.train_x
+            rows = starts[key] + torch.arange(len(task.train_y), device=device)
             labels = task.train_y + (sum(t.classes for t in here[:number]) if one_label else 0)
             tables.append(torch.stack([rows, labels, torch.full_like(rows, number)]))
-        self._samples = torch.cat(tables, 1)  # for each its image's row, its label and its task
+        self._samples = torch.cat(tables, 1)  # [3, N]: each sample's row in images, label and task
         self._images = torch.cat([*images.values()]) if len(images) > 1 else here[0].train_x
         self._transform = transform_each([t.transform for t in here], to_float(self._images[:1]))
         whole = replace(here[0], name=f"all {len(here)} tasks", transform=None)

@@ -1,4 +1,11 @@
-"""Adam-NSCL: weights move only in directions in which old tasks have next to no inputs."""
+"""Adam-NSCL (Wang et al., *Training Networks in Null Space of Feature Covariance for Continual
+Learning*, CVPR 2021): every step ΔW of the optimiser is projected onto the directions in which the
+inputs of the layer, over all tasks so far, have the least energy,
+
+    ΔW ← ΔW · NNᵀ,
+
+where the columns of N are the eigenvectors of the inputs' covariance with the smallest eigenvalues.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +26,11 @@ _REST = ".rest"  # suffix to a layer's name: the energy of all other directions
 
 
 class NSCL(ConfinedMethod):
-    """Wang et al. (2021), *Training Networks in Null Space of Feature Covariance for Continual
-    Learning*: every step of the optimiser, not its gradient, is projected onto the directions in
-    which the inputs of each layer, over all tasks so far, have the least energy.
-
-    The authors take the eigenvectors whose eigenvalues are below a multiple of the smallest, and
-    look at the share of energy that these hold; here that share is given, so that it means the same
-    for every layer. Directions that hold nothing are always free. The authors' code also divides a
-    projection by its norm, which lowers the rate where there is more room: here the rate is the
-    recipe's.
+    """The authors take the eigenvectors whose eigenvalues are below a multiple of the smallest, and
+    monitor the share of energy that they hold. Here that share is the option, so that it means the
+    same for every layer; directions without any energy are always free. The authors' code also
+    divides a projection by its norm, which lowers the learning rate of layers with more free
+    directions; here the rate is the recipe's.
 
     The weights, the heads and half of each symmetric covariance are stored, the latter as a sum
     over samples, so that no count is needed. A layer with thousands of inputs, such as the first of
@@ -74,8 +77,8 @@ class NSCL(ConfinedMethod):
 
 
 def null_space(covariance: Tensor, energy: float) -> Tensor:
-    """The projection onto the eigenvectors with the smallest eigenvalues that together hold no more
-    than a share of all energy.
+    """`[D, D]`: the projection onto the eigenvectors of `covariance [D, D]` with the smallest
+    eigenvalues, as many as together hold no more than the share `energy` of their sum.
 
     >>> null_space(torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.9, 0.0], [0.0, 0.0, 0.1]]), 0.05).diag()
     tensor([0., 0., 1.], dtype=torch.float64)
@@ -89,8 +92,12 @@ def null_space(covariance: Tensor, energy: float) -> Tensor:
 
 
 def main_directions(main: Tensor, rest: Tensor, energy: float) -> Tensor:
-    """The rows of `main` scaled to length 1; to 0 those that, together with all that `main` leaves
-    out, hold no more than a share of the total energy.
+    """The rows of `main [n, D]` that are protected, scaled to length 1; the others are zero. Those
+    are the rows that, together with `rest`, hold no more than the share `energy` of the total.
+
+    Args:
+        main: orthogonal rows by rising energy, which is their squared length.
+        rest: the energy outside of their span.
 
     >>> main_directions(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor(0.1), energy=0.3)
     tensor([[0., 0.],

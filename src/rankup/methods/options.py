@@ -47,8 +47,8 @@ class Options:
 
 
 def option_fields(options: type[Options]) -> tuple["Field[Any]", ...]:
-    """The fields of a class of options, with types instead of their names: those are what a file
-    with `from __future__ import annotations` has."""
+    """The fields of a class of options. Their types are resolved if they are names, as in a file
+    with `from __future__ import annotations`."""
     items = fields(options)
     if any(isinstance(item.type, str) for item in items):
         hints = get_type_hints(options)
@@ -58,7 +58,7 @@ def option_fields(options: type[Options]) -> tuple["Field[Any]", ...]:
 
 
 def check_options_class(method: str, options: type[Options]) -> None:
-    """Refuse a class of options that the command line could not offer."""
+    """Raise an error for a class of options that the command line cannot offer."""
     if not (isinstance(options, type) and issubclass(options, Options) and is_dataclass(options)):
         raise RankupError(f"the options of {method} must be a dataclass derived from Options")
     recipe = {item.name for item in fields(Recipe)}

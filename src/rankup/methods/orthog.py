@@ -1,4 +1,11 @@
-"""Orthog-Subspace (Chaudhry et al., Continual Learning in Low-rank Orthogonal Subspaces, 2020)."""
+"""Orthog-Subspace (Chaudhry et al., *Continual Learning in Low-rank Orthogonal Subspaces*, NeurIPS
+2020): each task sees the features φ of the last hidden layer through a projection of its own,
+
+    P_t φ(x),   P_s P_t = 0 for s ≠ t,
+
+so that gradients of different tasks are orthogonal in that layer. Weights that are kept orthonormal
+by steps along the Stiefel manifold preserve this in earlier layers. The rest is experience replay.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +30,20 @@ from rankup.training.engine.eager import exact
 from rankup.training.engine.learner import Learner
 from rankup.training.memory_format import convolves
 
-# Enough for steps whose largest singular value is up to 10, where a weight's are all 1. If all rows
-# of a step are parallel, it is their length times the root of their number: then 10 is soon
-# exceeded, and the result is far from orthonormal. Steps at the usual rates are much shorter.
+# Of Newton and Schulz. Enough if the largest singular value of a step is at most 10 (those of the
+# weight are 1); a larger one leaves the weight far from orthonormal. It is largest if all rows of a
+# step are parallel: their length times the root of their number. At usual rates it is far smaller.
 _ITERATIONS = 10
 
 
 class Subspaces:
-    """Orthogonal subspaces of equal dimension, one for each task: a block of columns of an
-    orthogonal matrix, or of the identity."""
+    """Orthogonal subspaces of equal dimension, one for each task: each is spanned by a block of
+    columns of an orthogonal matrix, or of the identity.
+
+    Attributes:
+        masks: `[T, width]`, which columns each task has.
+        basis: `[width, width]`, the orthogonal matrix; None for the identity.
+    """
 
     def __init__(
         self, width: int, tasks: int, basis: str, draw: torch.Generator, place: dict[str, Any]
@@ -59,9 +71,12 @@ class Subspaces:
 
 
 class OrthogLearner(ERRingLearner):
-    """Weights to be kept orthonormal take steps along the Stiefel manifold: the gradient is
-    projected onto its tangent space, and after the step each is replaced by the nearest orthonormal
-    one. Having steps of its own also keeps seeds apart, as each has other subspaces."""
+    """Keeps weights orthonormal by steps along the Stiefel manifold: gradients are projected onto
+    its tangent space, and after the step each weight is replaced by the nearest orthonormal one.
+
+    Attributes:
+        orthonormal: the names of these weights.
+    """
 
     orthonormal: Sequence[str] = ()
 
@@ -86,16 +101,14 @@ class OrthogLearner(ERRingLearner):
 
 
 class Orthog(ERRing):
-    """Each task sees the last hidden layer through a projection of its own: of rank ⌊width / T⌋,
-    orthogonal to all other tasks', drawn from the seed and not stored. A ReLU follows it: the
-    layer's own where that is all the head reads, and an extra one where something is in between,
-    such as the average over positions in a ResNet.
+    """Projections have rank ⌊width / T⌋; they are drawn from the seed and not stored. A ReLU
+    follows them: the layer's own if the head reads nothing else, otherwise an extra one, for
+    example behind a ResNet's average over positions.
 
     With `stiefel`, all weights but the heads are kept orthonormal, in their rows or their columns,
-    whichever are fewer: gradients of different tasks then stay orthogonal in all layers. By default
-    this is done where there are convolutions, as the authors do.
+    whichever are fewer. By default this is done if there are convolutions, as the authors do.
 
-    The rest is replay as in ER-Ring; as there, norms are shared and heads keep learning.
+    Replay is that of ER-Ring; as there, norms are shared and heads keep learning.
     """
 
     learner_class = OrthogLearner
@@ -126,7 +139,7 @@ class Orthog(ERRing):
         graph = trace(setting.module)
         before = graph.seen_through_relu(head.spec.name)
         if before is None:
-            head.register_forward_pre_hook(self._see)
+            head.register_forward_pre_hook(self._project_inputs)
         else:
             self.body.get_submodule(before).register_forward_hook(self._project)
         self.orthonormal: list[str] = []
@@ -134,7 +147,7 @@ class Orthog(ERRing):
             self._make_orthonormal()
 
     def _make_orthonormal(self) -> None:
-        # What is frozen stays as given, and a tied weight is listed once.
+        # Frozen weights stay as given, and `named_parameters` lists a tied weight once.
         learned = {name for name, p in self.body.named_parameters() if p.requires_grad}
         for name, module in self.body.named_modules():
             is_layer = isinstance(module, (nn.Linear, *CONVOLUTIONS))  # heads are neither
@@ -157,7 +170,7 @@ class Orthog(ERRing):
     def _project(self, _: nn.Module, __: Any, features: Tensor) -> Tensor:
         return self.subspaces.project(features)
 
-    def _see(self, _: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    def _project_inputs(self, _: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         return (torch.relu(self.subspaces.project(*inputs)),)
 
 
@@ -167,7 +180,8 @@ def _stays_orthonormal(setting: Setting) -> bool:
 
 
 def tangent(weight: Tensor, grad: Tensor) -> Tensor:
-    """The component of a gradient along the manifold, in the Euclidean metric."""
+    """The component of a gradient in the tangent space of the manifold at `weight`, in the
+    Euclidean metric. Both have the weight's shape."""
     W, G = _matrix(weight), _matrix(grad)
     across = G @ W.t()
     along = torch.addmm(G, across + across.t(), W, alpha=-0.5)
@@ -176,7 +190,7 @@ def tangent(weight: Tensor, grad: Tensor) -> Tensor:
 
 def inverse_roots(grams: Tensor) -> Tensor:
     """`G^(-1/2)` of matrices `[k, n, n]` whose eigenvalues are at least 1, as they are after a step
-    along the tangent: by the Newton–Schulz iteration, which needs only products."""
+    in the tangent space. Uses the Newton–Schulz iteration, which needs only products."""
     # Eigenvalues are at most the largest row sum; scaled, they lie between 0 and 2, around 1.
     scale = 2 / (1 + grams.abs().sum(-1).amax(-1))[:, None, None]
     eye = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device).expand_as(grams)

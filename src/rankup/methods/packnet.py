@@ -1,5 +1,11 @@
-"""PackNet (Mallya and Lazebnik, CVPR 2018): every weight belongs to one task, and later tasks may
-use it but not change it."""
+"""PackNet (Mallya and Lazebnik, *PackNet: Adding Multiple Tasks to a Single Network by Iterative
+Pruning*, CVPR 2018): every weight belongs to one task, and later tasks use it but do not change it.
+
+A task trains all free weights, prunes the smallest, and retrains those that are left, which it then
+owns:
+
+    W_t = W ⊙ [owner ≤ t]
+"""
 
 from __future__ import annotations
 
@@ -22,19 +28,18 @@ from rankup.training.engine.learner import Learner
 
 
 class PackNet(SubnetMethod):
-    """A task trains all free weights, keeps the largest of them, an equal share for it and each
-    task to come, and retrains those alone. It runs with its own weights and with those of earlier
-    tasks. Biases and norms are per task."""
+    """The free weights of every layer are divided equally among the task and those to come. The
+    owner of each weight is stored in ⌈log₂(T + 1)⌉ bits. Biases and norms are per task."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.bits = len(setting.tasks).bit_length()  # per owner: 0 is nobody, 1 the first task
+        self.bits = len(setting.tasks).bit_length()  # per owner
         for name, weight in self.weights.items():
             self._keep_owners(name, torch.zeros_like(weight, dtype=torch.int32))
         self._learner: PackNetLearner  # of the open task
 
     def owners(self, name: str) -> Tensor:
-        """The task that each entry of a weight belongs to."""
+        """The owner of each entry of a weight: a task's number, from 1, or 0 if it is free."""
         weight = self.weights[name]
         return unpack(self.kept[_owners(name)], self.bits, weight.numel()).view_as(weight)
 
@@ -55,7 +60,7 @@ class PackNet(SubnetMethod):
         return self._learner
 
     def weights_of(self, task: int) -> Tensors:
-        if task == self.learned:  # all are in use
+        if task == self.learned:  # the open task uses all weights, as they are
             return {}
         tensors = {}
         for name, weight in self.weights.items():
@@ -89,22 +94,23 @@ class PackNet(SubnetMethod):
         self.kept[_owners(name)] = pack(owners, self.bits)
 
     def _drawn(self, name: str) -> Tensor:
-        """A weight initialised like those of torch's layers."""
+        """A new random weight, with the same initialisation as torch's own layers."""
         drawn = torch.empty(self.weights[name].shape, dtype=torch.float32)
         draw = seeds.generator(self.seed, "packnet", name, self.learned)
         return nn.init.kaiming_uniform_(drawn, math.sqrt(5), generator=draw).to(self.weights[name])
 
 
 class PackNetLearner(GuardedLearner):
-    """A task that ends up with a share of the free weights: the others become and stay zero."""
+    """Trains the free weights, prunes them before the epoch `pruned_before`, and retrains the rest.
+    Pruned weights stay zero until the next task."""
 
     def __init__(self, method: PackNet, feed: Feed, frozen: Tensors, held: Tensors) -> None:
         super().__init__(method.body, feed, method.learned, frozen, held)
         options, epochs = method.setting.options_of(PackNetOptions), feed.recipe.epochs
         self.weights = [f"body.{name}" for name in method.weights]
         self.sharers = len(method.setting.tasks) - method.learned
-        # Retraining, if wanted, takes at least one epoch, even if it is the only one: without it
-        # most of what was learned is cut off.
+        # Retraining takes at least one epoch, even if that is the only one, because pruning alone
+        # costs much accuracy.
         again = max(1, round(options.retrain * epochs)) if options.retrain else 0
         self.pruned_before = epochs - again
         self.mutated += tuple(buffer_name("frozen", name) for name in self.weights)
@@ -115,10 +121,11 @@ class PackNetLearner(GuardedLearner):
 
     @torch.no_grad()
     def prune(self) -> None:
+        """Freeze all but the task's share of the free weights, the largest ones, at zero."""
         for name in self.weights:
             frozen = self.frozen(name)
             free = int((~frozen).sum())
-            # At least one: a small layer without any would answer nothing.
+            # At least one, because a layer without any weight would pass nothing on.
             share = min(free, max(1, round(free / self.sharers)))
             sizes = self.get_parameter(name).abs().masked_fill(frozen, -1)
             largest = sizes.flatten().topk(share).indices

@@ -1,5 +1,9 @@
-"""RandLoRA (Albert et al., ICLR 2025) from scratch: a sum of random matrices of low rank, as many
-as full rank takes, and for each layer and task the scales of all of them."""
+"""RandLoRA (Albert et al., *RandLoRA: Full-rank parameter-efficient fine-tuning of large models*,
+ICLR 2025), here without a pretrained weight: the weight is a sum of enough random matrices of low
+rank to have full rank, and a task learns only the scales λ and γ of these,
+
+    W_t = Σ_j B_j diag(λ_{t,j}) A diag(γ_{t,j}).
+"""
 
 import math
 
@@ -15,6 +19,8 @@ from rankup.methods.shared.weights import TaskWeight
 
 
 class RandLora(ScalesMethod):
+    """A network of `BlocksWeight` layers."""
+
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         return BlocksWeight(
             spec, plan, self.seed, self.setting.options_of(RandLoraOptions).block_rank
@@ -24,9 +30,12 @@ class RandLora(ScalesMethod):
 class BlocksWeight(ScaledWeight):
     """`W_t = Σ_j B_j diag(λ_{t,j}) A diag(γ_{t,j})` over n = ⌈min(in, out) / r⌉ blocks of rank r.
 
-    A `[r, short]` and B_j `[long, r]` are for a layer with at least as many outputs as inputs; for
-    others the sum is transposed. All layers share the first columns of A and the first rows of B_j,
-    of which `B [long, n·r]` has all side by side.
+    For layers with fewer outputs than inputs the sum is transposed. A and B_j are parts of matrices
+    that all layers share: their first columns and rows, respectively.
+
+    Attributes:
+        A: `[r, short]`, where short is the smaller of the layer's two sizes.
+        B: `[long, n·r]`, all B_j side by side.
     """
 
     def __init__(self, spec: FactoredSpec, plan: Plan, seed: int, rank: int) -> None:

@@ -1,4 +1,13 @@
-"""The paper's method: factors, selectors, zero forgetting."""
+"""Incremental rank updates (Hyder et al., *Incremental Task Learning with Incremental Rank
+Updates*, ECCV 2022): the method that this package is about.
+
+For task t the weight of a layer is
+
+    W_t = Σ_i s_{i,t} · u_i v_iᵀ
+
+over the factors of all tasks up to t. A task learns a few new factors, its selector s_t over all
+of them, and its head; what earlier tasks have learned is frozen, so nothing is forgotten.
+"""
 
 import json
 from collections.abc import Callable
@@ -30,20 +39,26 @@ from rankup.utils.torch_modes import evaluating
 
 
 class RankUpdate(Method):
+    """Trains an `IncrementalNet` on a stream, as `rankup.fit` trains one on a single task.
+
+    Attributes:
+        net: the network, with all tasks learned so far.
+    """
+
     def __init__(self, setting: Setting) -> None:
-        self._know(setting, IncrementalNet(setting.module, _growth(setting)))
+        self._set_up(setting, IncrementalNet(setting.module, _grow_options(setting)))
 
     @classmethod
     def check(cls, setting: Setting) -> None:
         if teacher := setting.options_of(RankOptions).teacher:
             _check_teacher(Path(teacher), setting)
 
-    def _know(self, setting: Setting, net: IncrementalNet) -> None:
+    def _set_up(self, setting: Setting, net: IncrementalNet) -> None:
         self.setting, self.net = setting, net
         options, teacher = setting.options_of(RankOptions), None
         folder = options.teacher
-        if folder and self.learned < len(setting.tasks):  # now, while it can still be refused
-            teacher = load(_taught_in(Path(folder), setting.seed)).to(net.device)
+        if folder and self.learned < len(setting.tasks):
+            teacher = load(_teacher_folder(Path(folder), setting.seed)).to(net.device)
         self._pupil = NetPupil(
             net, setting.recipe, setting.seed, options.reuse, teacher, options.uses
         )
@@ -91,12 +106,13 @@ class RankUpdate(Method):
         method = cls.__new__(cls)
         net = load(folder, setting.module)
         _refuse_other_tasks(folder, net, setting)
-        method._know(setting, net.to(next(setting.module.parameters()).device))
+        method._set_up(setting, net.to(next(setting.module.parameters()).device))
         return method
 
 
 def _refuse_other_tasks(folder: Path, net: IncrementalNet, setting: Setting) -> None:
-    """Somebody may have taught the network another task, which must not pass for the next one."""
+    """Refuse a network whose tasks are not the first ones of the stream: others may have been
+    added to it since."""
     expected = {task.name: task.classes for task in setting.tasks}
     known = list(net.classes.items())
     if known != (wanted := list(expected.items())[: len(known)]):
@@ -110,7 +126,9 @@ def _refuse_other_tasks(folder: Path, net: IncrementalNet, setting: Setting) -> 
 
 
 def _check_teacher(folder: Path, setting: Setting) -> None:
-    home = _taught_in(folder, setting.seed)
+    """Refuse a teacher that has not learned the tasks of this stream, drawn with the same seed, or
+    that expects other inputs."""
+    home = _teacher_folder(folder, setting.seed)
     manifest = Manifest.read(home)
     if manifest.options.seed != setting.seed:
         raise RankupError(
@@ -131,11 +149,12 @@ def _check_teacher(folder: Path, setting: Setting) -> None:
 
 
 def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
-    """Tasks of other streams may have the same names."""
+    """Refuse a teacher that cannot take a task's inputs: tasks of different streams may have the
+    same names."""
     try:
         net = load(home)
     except StoreError:
-        return  # reported when it is needed: a finished run needs no teacher
+        return  # a finished run needs no teacher; any other one reports this when it loads it
     x = torch.zeros(2, *task.train_x.shape[1:], dtype=net.dtype)
     try:
         with torch.no_grad():
@@ -148,7 +167,7 @@ def _refuse_other_inputs(home: Path, folder: Path, task: Task) -> None:
 
 
 def _pixels_of(run: Path) -> object:
-    """How the inputs of a run were scaled; None for a network outside of a run."""
+    """The setting `pixels` of a run's recipe; None for a network outside of a run."""
     path = run / "config.json"
     if not path.exists():
         return None
@@ -160,8 +179,9 @@ def _pixels_of(run: Path) -> object:
         raise RankupError(f"{path} does not hold the settings of a run") from None
 
 
-def _taught_in(folder: Path, seed: int) -> Path:
-    """Where a teacher's network is: in a run's folder, one per seed, or in the folder itself."""
+def _teacher_folder(folder: Path, seed: int) -> Path:
+    """The folder of a teacher's network: in a run's folder, in that of one of its seeds, or the
+    folder itself."""
     candidates = (folder / f"seed-{seed}" / "net", folder / "net", folder)
     for candidate in candidates:
         if is_of_network(candidate):
@@ -172,7 +192,8 @@ def _taught_in(folder: Path, seed: int) -> Path:
     )
 
 
-def _growth(setting: Setting) -> GrowOptions:
+def _grow_options(setting: Setting) -> GrowOptions:
+    """How to grow the module: the setting's options, changed by those of the method."""
     options = setting.options_of(RankOptions)
     last = options.last or setting.grow_options.last
     router = RouterRule.parse(options.router) if options.router else None

@@ -68,7 +68,7 @@ another name
 
 
 def method_info(name: str) -> MethodInfo:
-    """The entry of a method; methods from outside are imported if it is not a built-in one."""
+    """The entry of a method. Methods from outside are imported if it is not built in."""
     if name not in METHODS and name not in all_methods():
         raise RankupError(
             f"there is no method {name!r}, only {', '.join(METHODS)}; to add one, register its "
@@ -119,7 +119,13 @@ def all_methods() -> dict[str, MethodInfo]:
 
 
 def _import(plugin: str, load: Callable[[], Any], name: str | None = None) -> None:
-    """Import a plugin once, which must register a method, that of the name if one is given."""
+    """Import a plugin unless that was done before.
+
+    Args:
+        plugin: how error messages name it.
+        load: imports it.
+        name: the method that it must register, if any.
+    """
     if plugin in _imported:
         return
     _imported.add(plugin)
@@ -146,7 +152,7 @@ def _run_file(place: str) -> None:
 
 
 def _is_same(one: "str | type[Method]", other: "type[Method]") -> bool:
-    """Whether both are one class, which was imported twice or defined again in a notebook."""
+    """Whether both are the same class, imported twice or defined again in a notebook."""
     if isinstance(one, str):
         return False
     return one.__qualname__ == other.__qualname__ and _file_of(one) == _file_of(other)
@@ -158,7 +164,7 @@ def _file_of(method: "type[Method]") -> str:
 
 
 def _check(name: str, info: MethodInfo) -> None:
-    """Refuse an entry that no command could use."""
+    """Raise an error for an entry that the command line cannot offer."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) or name == "all":
         raise RankupError(f"a method's name must be of letters, digits and dashes, got {name!r}")
     check_options_class(name, info.options)

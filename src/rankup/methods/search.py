@@ -17,17 +17,17 @@ TRIALS = 12  # of every built-in method
 
 
 class Search(StrEnum):
-    """How trials are spent: all on all tasks, or most of them on few."""
+    """Whether all trials learn all tasks, or most of them only a few."""
 
     grid = "grid"
     asha = "asha"
 
 
 def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:
-    """All settings to try for a method.
+    """All settings to try for a method: every combination of its grid.
 
     Args:
-        instead: what to try in place of its own search: names with values, like "lr=0.01,0.02".
+        instead: the axes of another grid, such as "lr=0.01,0.02".
 
     >>> len(trials("rank")), trials("rank")[0]
     (12, {'lr': 0.01, 'weight_decay': 0.0, 'first_factors': 0.0})
@@ -45,8 +45,8 @@ def trials(method: str, instead: Sequence[str] = ()) -> list[Values]:
 
 
 def _parsed(method: str, text: str) -> tuple[str, list[Values]]:
-    """The name and the settings given as NAME=A,B,…; refused where the method has no such setting
-    or the setting cannot have such a value."""
+    """Parse an axis that is given as NAME=A,B,… into its name and settings. Raises an error if the
+    method has no such setting, or the setting cannot have such a value."""
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     if not values:

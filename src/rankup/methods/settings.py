@@ -1,4 +1,4 @@
-"""Settings of methods: their defaults, and on top of them what `rankup tune` has chosen for the
+"""Settings of methods: their defaults, overridden by those that `rankup tune` has chosen for the
 stream and the network."""
 
 import json
@@ -17,23 +17,30 @@ from rankup.utils.files import read_regular
 
 TUNED = Path(__file__).with_name("tuned")  # STREAM-NET/METHOD[-VARIANT].json
 SEEDED = "-seeded"
-# Streams for which nothing was tuned, and similar ones for which it was.
+# Cases without tuned settings of their own, and similar ones whose settings they use.
 ALIKE = {"s-miniimagenet-resnet18": "s-cifar100-resnet18"}
 _LARGEST = 1 << 26  # bytes of a file of settings
 
 
 class Settings(NamedTuple):
-    recipe: Mapping[str, Any]  # fields that differ from the recipe of the stream and the network
-    options: Mapping[str, Any]  # the method's own that differ from their defaults
+    """A method's settings that differ from the defaults.
+
+    Attributes:
+        recipe: fields of the recipe.
+        options: the method's own options.
+    """
+
+    recipe: Mapping[str, Any]
+    options: Mapping[str, Any]
 
 
 def settings_for(
     method: str, stream: str, net: str, recipe: str = "default", variant: str = ""
 ) -> Settings:
-    """The settings of a method for a stream and a network; what the user asks for comes on top.
+    """The settings of a method for a stream and a network, which options of the user override.
 
     Args:
-        recipe: the name of a recipe, or a folder where `rankup tune` has left what it found.
+        recipe: the name of a recipe, or a folder that `rankup tune` has written.
         variant: the suffix for a variant of the method, from `variant_of`.
 
     >>> settings_for("rank", "s-digits", "mlp")
@@ -44,7 +51,7 @@ def settings_for(
         return Settings(overrides, {})
     folder = TUNED / ALIKE.get(case, case) if recipe == "default" else Path(recipe)
     path = folder / f"{method}{variant}.json"
-    # Without learned factors the recipe differs; that of small networks is much like large ones'.
+    # Variants use the method's settings, except for seeded factors alone, which need others.
     if variant != SEEDED and not path.exists():
         path = folder / f"{method}.json"
     if recipe != "default" and not path.exists():
@@ -57,8 +64,9 @@ def settings_for(
 
 
 def tried_before(method: str, stream: str, net: str) -> list[tuple[dict[str, Any], float | None]]:
-    """The settings among which those of `settings_for` were chosen, with what all of them were
-    given, and how accurate each was, None if it failed; nothing if nothing was tuned."""
+    """The trials among which the settings of `settings_for` were chosen: the settings of each,
+    including those that all had in common, and its mean accuracy, None if it failed. Empty if
+    nothing was tuned."""
     case = f"{stream}-{net}"
     tuned = _read(TUNED / ALIKE.get(case, case) / f"{method}.json") or {}
     given = {name: v for name, v in tuned.get("given", {}).items() if name != "epochs"}
@@ -84,7 +92,7 @@ def variant_of(method: str, rank: str, options: Mapping[str, Any]) -> str:
 
 
 def apart(chosen: Mapping[str, Any]) -> Settings:
-    """Which of the settings are the recipe's, and which are a method's own.
+    """Split settings into fields of the recipe and a method's own options.
 
     >>> apart({"lr": 0.1, "strength": 3.0})
     Settings(recipe={'lr': 0.1}, options={'strength': 3.0})
@@ -97,7 +105,7 @@ def apart(chosen: Mapping[str, Any]) -> Settings:
 
 
 def base_recipe(recipe: str) -> str:
-    """The name of the recipe that settings come on top of.
+    """The name of the recipe that settings override.
 
     >>> base_recipe("paper")
     'paper'
@@ -113,7 +121,7 @@ def base_recipe(recipe: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a file written by `rankup tune` says; None if there is none."""
+    """The content of a file written by `rankup tune`; None if there is no such file."""
     try:
         return opened(json.loads(read_regular(path, _LARGEST)), path, path)[0]
     except FileNotFoundError:
@@ -125,11 +133,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _chosen(path: Path, method: str, as_tried: bool) -> Settings:
-    """What was chosen, and what all trials were given; nothing if nothing was tuned.
+    """The chosen settings and those that all trials had in common; empty if nothing was tuned.
 
     Args:
-        as_tried: whether to take the trials' epochs and batch size, too. What comes with this
-            project is also used with more of them.
+        as_tried: whether to take the trials' epochs and batch size, too. Settings that come with
+            this project are also used with others.
     """
     tuned = _read(path)
     if tuned is None:

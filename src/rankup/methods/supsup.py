@@ -1,5 +1,11 @@
-"""Supermasks in superposition (Wortsman et al., NeurIPS 2020): a random network that never learns,
-and for each task a mask of its weights, found by edge-popup (Ramanujan et al., CVPR 2020)."""
+"""SupSup, supermasks in superposition (Wortsman et al., NeurIPS 2020): a random network that never
+learns, and for each task a binary mask of its weights,
+
+    W_t = W ⊙ m_t.
+
+Masks are found by edge-popup (Ramanujan et al., CVPR 2020): every weight has a score, the largest
+scores of a layer make the mask, and gradients pass straight through to all scores.
+"""
 
 import math
 from collections.abc import Sequence
@@ -19,21 +25,21 @@ from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod
 
 
 class SupSup(TaskWeightMethod):
-    """Weights come from the seed and are never stored, and there are no biases but the heads'. Each
-    task stores a bit per weight, its head and its norms."""
+    """Weights come from the seed and are not stored, and only heads have biases. Each task stores a
+    bit per weight, its head and its norms."""
 
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         share = self.setting.options_of(SupSupOptions).share
         return MaskedWeight(spec, share, self.seed, plan.dtype, plan.device)
 
-    def kept_layouts(self, learned: int) -> Layouts:
-        return {}
-
 
 class MaskedWeight(TaskWeight):
-    """`W_t = W ⊙ m_t`, where W has signs drawn from the seed and one magnitude.
+    """`W_t = W ⊙ m_t`, where all entries of W have the same size and signs drawn from the seed.
 
-    Tables: `masks [T, bytes]`, packed.
+    Attributes:
+        random: `[out, in]`, W.
+        masks: `[T, bytes]`, the masks of learned tasks, a bit per weight.
+        kept: how many weights a mask keeps.
     """
 
     random: Tensor
@@ -53,7 +59,7 @@ class MaskedWeight(TaskWeight):
         super().__init__(spec, seed, dtype, device)
         self.shape = (spec.outputs, spec.inputs)
         self.kept = max(1, round(share * math.prod(self.shape)))
-        # Kaiming's deviation for the number of inputs that a mask keeps.
+        # The standard deviation of Kaiming et al. for as many inputs as a mask keeps.
         signs = seeds.signs(seed, spec.name, "W", *self.shape, dtype)  # ±1/√inputs
         random = (signs * math.sqrt(2 / share)).to(device)
         self.register_buffer("random", random, persistent=False)
@@ -69,6 +75,7 @@ class MaskedWeight(TaskWeight):
         return masked + self.random * (scores - scores.detach())
 
     def mask(self, task: int) -> Tensor:
+        """`[out, in]`: which weights a learned task uses."""
         return unpack(self.masks[task], 1, self.random.numel()).bool().view(self.shape)
 
     def start(self, classes: int, start: Start) -> Tensors:
@@ -92,8 +99,8 @@ class MaskedWeight(TaskWeight):
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """A mask of the `count` largest scores, and of all that tie with the least of them: breaking
-    ties would take longer than all the rest.
+    """A mask of the `count` largest scores and of all that are equal to the least of these:
+    breaking ties would take longer than everything else.
 
     >>> largest(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), 2)
     tensor([[False,  True],

@@ -1,5 +1,9 @@
-"""VeRA (Kopiczko, Blankevoort and Asano, ICLR 2024) from scratch: two random matrices for all
-layers and tasks, and for each layer and task two vectors of scales."""
+"""VeRA (Kopiczko, Blankevoort and Asano, *VeRA: Vector-based Random Matrix Adaptation*, ICLR 2024),
+here without a pretrained weight: all layers and tasks share two random matrices A and B, and a task
+learns only two vectors of scales for each layer,
+
+    W_t = diag(b_t) B diag(d_t) A.
+"""
 
 from torch import Tensor
 
@@ -12,13 +16,20 @@ from rankup.methods.shared.weights import TaskWeight
 
 
 class Vera(ScalesMethod):
+    """A network of `VeraWeight` layers."""
+
     def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
         return VeraWeight(spec, plan, self.seed, self.setting.options_of(VeraOptions).directions)
 
 
 class VeraWeight(ScaledWeight):
-    """`W_t = diag(b_t) B diag(d_t) A`, with the first rows of B `[out, R]` and the first columns of
-    A `[R, in]` that all layers share."""
+    """`W_t = diag(b_t) B diag(d_t) A`. A and B are parts of matrices that all layers share: their
+    first columns and rows, respectively.
+
+    Attributes:
+        A: `[R, in]`.
+        B: `[out, R]`.
+    """
 
     def __init__(self, spec: FactoredSpec, plan: Plan, seed: int, count: int) -> None:
         super().__init__(spec, plan, seed, {"b": (spec.outputs,), "d": (count,)})

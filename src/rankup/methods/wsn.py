@@ -1,5 +1,12 @@
-"""Winning subnetworks (Kang et al., ICML 2022): tasks share weights and each has a mask of its own;
-weights that a task uses no longer change, and all later tasks may use them, too."""
+"""WSN, winning subnetworks (Kang et al., *Forget-free Continual Learning with Winning Subnetworks*,
+ICML 2022): all tasks share weights, of which each uses a subset,
+
+    W_t = W ⊙ m_t.
+
+A task learns the weights that no earlier task uses and a score for every weight; its mask m_t has
+the largest scores of each layer. Weights that a learned task uses are frozen, but later tasks may
+use them, too.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +29,9 @@ from rankup.training.engine.learner import Learner
 
 
 class WSN(SubnetMethod):
-    """A task learns weights that no task uses yet and, together with them, a score for every
-    weight: it runs with the given share of each layer's weights whose scores are largest in size.
-
-    Scores are drawn anew for every task and not stored; a mask takes a bit per weight. Norms are
-    per task, and so are biases, which the authors do without.
+    """Scores count by their absolute value. They are drawn anew for every task and not stored; a
+    mask takes a bit per weight. Norms are per task, and so are biases, which the authors do
+    without.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -78,7 +83,7 @@ class WSN(SubnetMethod):
 
 
 class WsnLearner(GuardedLearner):
-    """A task with the scores that determine its masks."""
+    """Learns the weights that are free, together with the scores that determine the masks."""
 
     def __init__(self, method: WSN, feed: Feed, frozen: Tensors) -> None:
         super().__init__(method.body, feed, method.learned, frozen)
@@ -118,7 +123,7 @@ class WsnLearner(GuardedLearner):
 
 
 def largest(sizes: Tensor, count: int) -> Tensor:
-    """A mask of just so many entries, the largest ones.
+    """A mask of exactly `count` entries, the largest ones.
 
     >>> largest(torch.tensor([[1.0, 3.0], [2.0, 3.0]]), 2)
     tensor([[False,  True],

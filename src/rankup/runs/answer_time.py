@@ -1,4 +1,4 @@
-"""How long a learned run takes to answer a batch."""
+"""Measuring how long a learned run takes to answer a batch."""
 
 import time
 
@@ -14,13 +14,13 @@ _REPEATS = 30
 
 @torch.no_grad()
 def answer_milliseconds(run: SeedRun) -> float:
-    """The time of a batch's logits for the last task, on the run's device, by what its folder holds
-    or has just learned: the shortest of several, as others may share the device."""
+    """The time to compute a batch's logits for the last task on the run's device, in milliseconds:
+    the shortest of several, because others may share the device."""
     device, task = torch.device(run.config.device), run.method.learned - 1
     drawn = generator(0, "answer time")
     feed = Feed(run.stream[task], run.setting.recipe, device)
     some = next(feed.sample(BATCH, drawn))
-    x = some[torch.arange(BATCH, device=device) % len(some)]  # again from the first if too few
+    x = some[torch.arange(BATCH, device=device) % len(some)]  # repeated if there are too few
     return 1000 * min(_seconds(run, x, task) for _ in range(_REPEATS))
 
 

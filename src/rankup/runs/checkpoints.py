@@ -1,4 +1,4 @@
-"""Checkpoints in a run's folder: the task being learned after its last finished epoch, sealed."""
+"""Checkpoints in a run's folder: the state of the open task after an epoch, sealed."""
 
 import hashlib
 import json
@@ -24,9 +24,9 @@ from rankup.utils.files import read_regular
 CHECKPOINT = "checkpoint.safetensors"
 SHARE = 50  # checkpoints and progress reports each take at most 1/SHARE of the time
 
-_LARGEST = 1 << 32  # bytes; of a ResNet18 with its optimiser they are 130 million
+_LARGEST = 1 << 32  # bytes; a ResNet18 with its optimiser takes 130 million
 _OLD_KEYS = {"task", "epoch", "seconds"}  # of what version 0.1 wrote, which has no seal
-# Raised for bytes that are no checkpoint.
+# Errors that reading other bytes than a checkpoint may raise.
 _NOT_A_CHECKPOINT = (
     *(safetensors.SafetensorError, LookupError, AttributeError, TypeError, ValueError),
     *(OverflowError, RecursionError, RuntimeError),
@@ -35,7 +35,7 @@ _NOT_A_CHECKPOINT = (
 
 @dataclass(frozen=True)
 class OpenTask:
-    """The task of a run that is being learned."""
+    """Identifies the open task of a run, so that no other one resumes from its checkpoint."""
 
     index: int
     name: str
@@ -58,7 +58,7 @@ class Checkpoints:
         self._failed = False
 
     def keep(self, out: Path, task: OpenTask, checkpoint: Checkpoint) -> None:
-        """Write it to a run's folder, if one is due."""
+        """Write a checkpoint to a run's folder, if one is due."""
         now = time.perf_counter()
         if self._epoch != (task.index, checkpoint.epoch):
             self._epoch = task.index, checkpoint.epoch
@@ -80,11 +80,12 @@ class Checkpoints:
 
 
 def write_checkpoint(out: Path, task: OpenTask, checkpoint: Checkpoint) -> None:
-    # Renamed into place, so that a killed process leaves the old one; not synced to disk, because
-    # only an epoch is at stake.
+    """Replace the checkpoint in a run's folder."""
+    # Renamed into place, so that a killed process leaves the old one. Not synced to disk, because
+    # only an epoch would be lost.
     state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
     about = {"task": asdict(task), "epoch": checkpoint.epoch, "seconds": checkpoint.seconds}
-    # Not by the key that version 0.1 used: no damage can turn this into a checkpoint of its kind.
+    # Version 0.1 used another key, so that damage cannot turn this into one of its checkpoints.
     metadata = {
         "format": str(FORMAT),
         "about": json.dumps(about),
@@ -101,7 +102,11 @@ def write_checkpoint(out: Path, task: OpenTask, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(out: Path, task: OpenTask, note: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint of a task, if there is one; one that is damaged counts as none."""
+    """The checkpoint of a task; None if there is none that can be used.
+
+    Args:
+        note: called with a message about one that cannot be used.
+    """
     path = out / CHECKPOINT
     try:
         stored = _read(path)
@@ -118,7 +123,7 @@ def read_checkpoint(out: Path, task: OpenTask, note: Callable[[str], None]) -> C
 
 
 def checkpoint_problems(out: Path) -> list[str]:
-    """What is wrong with the checkpoint of a run, if it has one."""
+    """The problems of a run's checkpoint, a sentence each; empty if it is fine or there is none."""
     try:
         _read(out / CHECKPOINT)
     except RankupError as error:
@@ -128,7 +133,7 @@ def checkpoint_problems(out: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a checkpoint's file holds."""
+    """The content of a checkpoint's file."""
 
     index: int  # of its task
     epoch: int

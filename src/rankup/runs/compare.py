@@ -1,6 +1,7 @@
-"""Several methods on one stream, one after another; if one fails, the others still run.
+"""Comparing several methods on one stream. They run one after another; if one fails, the others
+still run.
 
-compare.json   what was asked for, with which methods and seeds, and why any methods failed
+compare.json   the common settings, the methods and seeds, and why any methods failed
 METHOD/seed-K  a run folder for each
 """
 
@@ -36,11 +37,11 @@ from rankup.storage.seal import sealed
 
 TRACEBACK = "traceback.txt"  # in the folder of a method that failed unexpectedly
 
-_LONGEST = 200  # characters of an error message that is not ours
+_LONGEST = 200  # characters of the message of an unexpected error
 
 
 class Watch(Protocol):
-    """An observer of the runs."""
+    """Shows the progress of methods that run one after another."""
 
     def begin(self, method: str, learned: Mapping[int, int]) -> None: ...
 
@@ -50,7 +51,7 @@ class Watch(Protocol):
 
 
 class WatchAll(Protocol):
-    """An observer of runs that go on at the same time, each with a name."""
+    """Shows the progress of runs that learn at the same time, by their names."""
 
     def show(self, name: str, tasks: int, now: Progress, /) -> None: ...
 
@@ -58,11 +59,18 @@ class WatchAll(Protocol):
 
 
 class MethodRuns:
-    """A folder in which runs of several methods begin or go on; if they cannot, it is refused
-    before anything is run or written.
+    """The runs of several methods in a folder, in which they begin or continue. Raises an error if
+    they cannot, before anything is run or written.
 
     Args:
+        launch: makes the runs.
+        methods: the names of the methods.
+        root: the folder.
         options: method options that were given, for all methods that have them.
+
+    Attributes:
+        index: the content of the folder's index.
+        runs: the runs of each method, one per seed.
     """
 
     def __init__(
@@ -89,14 +97,19 @@ class MethodRuns:
 
     @property
     def unfinished(self) -> dict[str, list[SeedRun]]:
-        """The runs that still have something to learn, by method."""
+        """The runs that have tasks left to learn, by method."""
         going = {
             method: [run for run in runs if run.unfinished] for method, runs in self.runs.items()
         }
         return {method: runs for method, runs in going.items() if runs}
 
     def run(self, watch: Watch, note: Callable[[str], None]) -> None:
-        """Run what is unfinished, method after method, and report each one's result."""
+        """Run all unfinished runs, method after method, and report each method's result.
+
+        Args:
+            watch: shows the progress.
+            note: called with messages for the user.
+        """
         with self._working(), ProcessPool() as pool:
             for method, runs in self.unfinished.items():
                 self._begin(method)
@@ -111,7 +124,7 @@ class MethodRuns:
                 release(method, runs[0].config.device)
 
     def run_on(self, pool: RayPool, watch: WatchAll, note: Callable[[str], None]) -> None:
-        """The same on a Ray cluster, all methods at once."""
+        """Like `run`, but on a Ray cluster, with all methods at once."""
         with self._working():
             left, failures = self.unfinished, dict[SeedRun, str]()
             method_of = {run: method for method, runs in left.items() for run in runs}
@@ -159,14 +172,18 @@ class MethodRuns:
         (self.root / method / TRACEBACK).unlink(missing_ok=True)
 
     def _end(self, method: str, why: str, note: Callable[[str], None]) -> None:
-        """Write down that a method has ended, and why it failed, if it did."""
+        """Record that a method has ended.
+
+        Args:
+            why: why it failed; empty if it did not.
+        """
         if why:
             self.index.failed[method] = why
         self._write()
         note(f"{method} failed: {why}" if why else self._result(method))
 
     def _why(self, method: str, failures: Mapping[SeedRun, str]) -> str:
-        """Why a method failed, if any of its seeds did."""
+        """Why a method failed, by its seeds that did; empty if none did."""
         reasons = [f"seed {run.config.seed}: {why}" for run, why in failures.items()]
         if len(self.runs[method]) == 1:
             reasons = list(failures.values())
@@ -187,7 +204,7 @@ class MethodRuns:
 
 
 def _by_method(methods: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options that each method has."""
+    """The given options by method, each with those that it has."""
     by_method = {
         method: {
             item.name: options[item.name]
@@ -204,6 +221,7 @@ def _by_method(methods: Sequence[str], options: Mapping[str, Any]) -> dict[str, 
 
 
 def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root: Path) -> Index:
+    """The index of a new comparison, or that of a resumed one with the methods and seeds added."""
     index = Index(
         asked=dict(asked),
         seeds=list(launch.seeds),
@@ -236,7 +254,7 @@ def _open(asked: Mapping[str, Any], launch: Launch, methods: Sequence[str], root
 
 
 def _asked(launch: Launch) -> dict[str, Any]:
-    """What is asked of all methods alike."""
+    """The settings that all methods have in common."""
     request = launch.request
     return {
         "stream": request.stream,
@@ -254,7 +272,7 @@ def _asked(launch: Launch) -> dict[str, Any]:
 
 
 def failure_in_one_line(error: Exception, folder: Path) -> str:
-    """Why something failed; an unexpected error leaves its traceback in the folder."""
+    """A message for an error. The traceback of an unexpected error is written to the folder."""
     if isinstance(error, RankupError):
         return str(error)
     if sentence := want_of_memory(error):
@@ -269,7 +287,12 @@ def failure_in_one_line(error: Exception, folder: Path) -> str:
 
 
 def release(what: str, device: str, again: str = "the same command with --resume") -> None:
-    """Free the device memory a run left behind: the next one may need all of it."""
+    """Free the device memory that a run has used, because the next one may need all of it.
+
+    Args:
+        what: what has run, for the error message.
+        again: the command that continues, for the error message.
+    """
     gc.collect()
     if device == "cuda":
         try:

@@ -1,7 +1,7 @@
-"""A folder in which methods were compared, read back: what was asked for, and the runs of each
-method with all its seeds.
+"""Reading the folder of a comparison of methods: its settings, and the runs of each method with all
+seeds.
 
-compare.json    what was asked for, sealed
+compare.json    the settings, sealed
 METHOD/seed-K/  a run folder for each
 """
 
@@ -23,34 +23,52 @@ INDEX = "compare.json"
 
 @dataclass(frozen=True)
 class Index:
-    """What `compare.json` holds."""
+    """The content of `compare.json`.
 
-    asked: dict[str, Any]  # the same for all methods
+    Attributes:
+        asked: the settings that all methods have in common.
+        seeds: the seeds of each method.
+        methods: the names of the methods, in the order given, and whether each is continual.
+        failed: why methods failed.
+    """
+
+    asked: dict[str, Any]
     seeds: list[int]
-    methods: dict[str, bool]  # in the order given; whether each is continual
-    failed: dict[str, str]  # why
+    methods: dict[str, bool]
+    failed: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Entry(OverSeeds):
-    """A method with the runs of all seeds that learned all tasks."""
+    """A method of a comparison, with its results over seeds.
+
+    Attributes:
+        method: its name.
+        number: its place in the order given, from 1, which determines its colour.
+        continual: whether it sees one task after another.
+        seeds: how many seeds it is to be run with.
+        runs: the complete runs.
+        configs: their settings; if there are none, those of the runs that have begun.
+        failed: why some seeds have no complete run, if that is known.
+    """
 
     method: str
-    number: int  # its place in the order given, from 1; determines its colour
+    number: int
     continual: bool
-    seeds: int  # how many were asked for
+    seeds: int
     runs: list[Run]
-    configs: list[dict[str, Any]]  # of these runs, or if there are none of those that began
-    failed: str  # why some seeds have no complete run, if that is known
+    configs: list[dict[str, Any]]
+    failed: str
 
     @property
     def by_seed(self) -> dict[Any, float]:
-        """The average over all tasks, after the last, by seed."""
+        """The average accuracy over all tasks, after the last, by seed."""
         seeds = (run.config.get("seed") for run in self.runs)
         return dict(zip(seeds, self.accuracy, strict=True))
 
     @property
     def whole(self) -> bool:
+        """Whether the runs of all seeds are complete."""
         return len(self.runs) == self.seeds
 
     @property
@@ -63,8 +81,13 @@ class Entry(OverSeeds):
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more of all samples one method has right than another, on average over seeds, with
-    the standard error of that mean."""
+    """How much more accurate one method is than another.
+
+    Attributes:
+        mean: the mean difference over seeds.
+        error: the standard error of that mean.
+        seeds: the number of seeds.
+    """
 
     mean: float
     error: float
@@ -72,8 +95,9 @@ class Difference:
 
     @classmethod
     def paired(cls, one: Mapping[Any, float], other: Mapping[Any, float]) -> "Difference | None":
-        """From both methods' accuracies by seed: what one seed makes hard for both, such as the
-        order of its classes, drops out. None with fewer than two seeds in common.
+        """The difference between two methods' accuracies by seed, paired, so that effects of the
+        seed on both methods, such as the order of classes, cancel out. None with fewer than two
+        seeds in common.
 
         >>> Difference.paired({0: 0.75, 1: 0.5, 2: 0.9}, {1: 0.25, 0: 0.75, 3: 0.0})
         Difference(mean=0.125, error=0.125, seeds=2)
@@ -87,10 +111,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
+    """The results of a comparison.
+
+    Attributes:
+        path: its folder.
+        stream: the name of the stream.
+        seeds: how many seeds each method is to be run with.
+        entries: the methods, in the order given.
+    """
+
     path: Path
     stream: str
     seeds: int
-    entries: list[Entry]  # in the order given
+    entries: list[Entry]
 
     @property
     def shown(self) -> list[Entry]:
@@ -99,19 +132,19 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Entry]:
-        """The best first, those without results last."""
+        """The entries by falling accuracy, those without results last."""
         best = sorted(self.shown, key=lambda entry: -statistics.mean(entry.accuracy))
         return best + [entry for entry in self.entries if not entry.runs]
 
     @property
     def reference(self) -> Entry | None:
-        """The method that the others' differences are to: the first in the order given of which
-        several seeds are complete. Not the best, which is chosen by what is to be judged."""
+        """The method that others are compared with: the first in the order given with several
+        complete seeds. Not the best one, because that choice would depend on the results."""
         several = [entry for entry in self.entries if len(entry.by_seed) > 1]
         return several[0] if len(several) > 1 else None
 
     def difference(self, entry: Entry) -> Difference | None:
-        """A method's difference to the reference; None where it is not known."""
+        """A method's difference to the reference; None for the reference, or if it is unknown."""
         reference = self.reference
         if reference is None or entry.method == reference.method:
             return None
@@ -133,6 +166,7 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def read_index(path: Path) -> Index:
+    """The index of a comparison's folder, which must match its seal."""
     data, _ = opened(raw_index(path), path / INDEX, path)
     try:
         index = Index(**data)
@@ -151,7 +185,7 @@ def read_index(path: Path) -> Index:
 
 
 def raw_index(path: Path) -> dict[str, Any]:
-    """What `compare.json` holds, whether or not it matches its seal."""
+    """The content of `compare.json`, whether or not it matches its seal."""
     try:
         data = read_json(path / INDEX, _no_index(path))
     except FileNotFoundError as error:
@@ -172,7 +206,7 @@ def seed_folder(path: Path, method: str, seed: int) -> Path:
 def read_entry(path: Path, index: Index, method: str) -> Entry:
     folders = [seed_folder(path, method, seed) for seed in index.seeds]
     begun = {f: read_config(f / CONFIG) for f in folders if os.path.lexists(f / CONFIG)}
-    # Not the number in the run's own config: it may have been taught more tasks since.
+    # Not the number in a run's own settings, because it may have learned more tasks since.
     tasks = {f: index.asked.get("tasks", config.get("tasks")) for f, config in begun.items()}
     runs = [read_run(f, selectors=False) for f in begun if len(read_lines(f)) == tasks[f]]
     return Entry(
@@ -182,6 +216,6 @@ def read_entry(path: Path, index: Index, method: str) -> Entry:
         seeds=len(index.seeds),
         runs=runs,
         configs=[run.config for run in runs] or list(begun.values()),
-        # A method whose runs are all complete by now did not fail.
+        # A method that failed once may be complete by now.
         failed=index.failed.get(method, "") if len(runs) < len(folders) else "",
     )

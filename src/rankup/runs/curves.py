@@ -1,4 +1,4 @@
-"""What is drawn of a run where people watch their training."""
+"""Curves of a run in a tool such as TensorBoard."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,13 @@ from rankup.training.loop import Epoch
 
 
 class Curves:
-    """The log of a run, if it has one, begun at its first point."""
+    """Draws a run's curves, if it has a tool for it. The log is opened at the first point.
+
+    Args:
+        tool: the tool; None to draw nothing.
+        config: the run's settings, which the log records.
+        out: the run's folder, which names the log.
+    """
 
     def __init__(self, tool: Tool | None, config: RunConfig, out: Path | None) -> None:
         self._tool, self._config, self._out = tool, config, out
@@ -21,7 +27,7 @@ class Curves:
 
     @property
     def log(self) -> Log | None:
-        """Of the name of the run's folder, with its settings."""
+        """The log, named after the run's folder, with its settings."""
         if self._log is None and self._tool is not None and self._out is not None:
             settings = {**asdict(self._config), **self._config.recipe}
             shown = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
@@ -34,7 +40,7 @@ class Curves:
             self.log(epoch, checkpoint)
 
     def task(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw what is known after a task, from the lines of all that were learned."""
+        """Draw the results after a task, from the lines of all tasks learned."""
         if self.log is not None:
             self.log.scalars(_scalars(lines), len(lines))
 
@@ -53,6 +59,7 @@ def closed_in_the_end(curves: Iterable[Curves]) -> Iterator[None]:
 
 
 def _scalars(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The last line's results by the names of their curves."""
     last = lines[-1]
     tasks = (line["task"] for line in lines)
     tested = {f"accuracy/{name}": a for name, a in zip(tasks, last["accuracy"], strict=True)}

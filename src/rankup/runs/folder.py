@@ -1,4 +1,4 @@
-"""Writing to a run's folder: its settings, a line per task learned; and its lock."""
+"""Writing a run's settings and metrics to its folder, and locking it."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ from rankup.storage.seal import sealed
 
 _LOCK = ".lock"  # stays behind
 
-# Options that version 0.1 did not have, as it behaved without them.
+# Options that version 0.1 did not have, with the values that describe how it behaved.
 _SINCE_VERSION_0_1 = {"uses": "all", "router": "", "prune": False, "tolerance": 1.0}
 _RECIPE_SINCE_VERSION_0_1 = {"head": "drawn", "rotations": False, "views": 1}
 
@@ -37,7 +37,7 @@ class RunError(RankupError):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What was asked for, as written to `config.json`."""
+    """The settings of a run, as written to `config.json`."""
 
     stream: str
     method: str
@@ -54,7 +54,7 @@ class RunConfig:
     task_names: list[str]
     versions: dict[str, str]
     held_out: float = 0.0  # share of the training data used as test data
-    data: str = ""  # checksum of a data set of one's own
+    data: str = ""  # checksum of the user's own data set
     tasks_in_stream: int | None = None  # if only the first of them are learned
     inputs: list[int] | None = None  # the shape of a sample
     pretrained: bool = False  # whether the network begins with published weights, and keeps them
@@ -69,7 +69,7 @@ class RunConfig:
 
 
 def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
-    """Refuse a folder in which that run can neither begin nor go on."""
+    """Raise `RunError` if a run can neither begin nor continue in a folder."""
     path = out / CONFIG
     try:
         if path.exists() and not resume:
@@ -85,12 +85,12 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
 
 
 def holds_anything(folder: Path) -> bool:
-    """Whether a folder holds more than leftovers of a process that died before its run began."""
+    """Whether a folder has more than leftovers of a process that died before its run began."""
     return any(entry.name != _LOCK and not is_unfinished(entry) for entry in folder.iterdir())
 
 
 def tasks_more(config: RunConfig, out: Path) -> int:
-    """How many more tasks are asked for than the run in that folder was begun with."""
+    """How many tasks the run in a folder is to learn besides those that it was begun with."""
     path = out / CONFIG
     if not path.exists():
         return 0
@@ -135,8 +135,8 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def is_to_be_written(config: RunConfig, out: Path) -> bool:
-    """Whether a run begins in that folder, or resumes there with more tasks or with its images
-    moved."""
+    """Whether a run begins in a folder, or its settings change because it is resumed with more
+    tasks or with its images moved."""
     if not (out / CONFIG).exists():
         return True
     stored, wanted = read_config(out / CONFIG), _as_stored(config)
@@ -148,8 +148,8 @@ def write_config(config: RunConfig, out: Path) -> None:
 
 
 def write_configs(configs: Mapping[Path, RunConfig]) -> None:
-    """Make the folders of new runs and leave those of resumed ones alone, unless their config
-    `is_to_be_written`; all of them, or none if another process is at work in one."""
+    """Make the folders of new runs, and write the settings of all runs whose config
+    `is_to_be_written`; of none if another process works in one of the folders."""
     new = {out: config for out, config in configs.items() if is_to_be_written(config, out)}
     out = Path()
     try:
@@ -176,8 +176,8 @@ def _versions(config: RunConfig, out: Path) -> Any:
 
 
 def other_torch(config: RunConfig, out: Path) -> list[str]:
-    """The versions of torch that the run in that folder was begun and resumed with, in order, if
-    the last of them is not the current one; otherwise none."""
+    """The versions of torch with which the run in a folder was begun and resumed, in order; empty
+    if the last of them is the current one."""
     path = out / CONFIG
     versions = read_config(path).get("versions") if path.exists() else None
     known = versions.get("torch") if isinstance(versions, dict) else None
@@ -187,8 +187,8 @@ def other_torch(config: RunConfig, out: Path) -> list[str]:
 
 
 def record_torch(config: RunConfig, out: Path) -> None:
-    """Add the version of torch to a run's settings, which then hold a list, if it resumes with
-    another one than before. The caller must hold the folder's lock."""
+    """Add the current version of torch to a run's settings if it is resumed with another one than
+    before. The caller must hold the folder's lock."""
     before = other_torch(config, out)
     if not before:
         return
@@ -220,13 +220,13 @@ def _as_stored(config: RunConfig) -> dict[str, Any]:
 
 
 def _as_read(data: Any) -> Any:
-    """Data as it is after it was written as JSON and read: what is sealed is what is read."""
+    """Data as they are after they were written as JSON and read, which is what seals cover."""
     return json.loads(json.dumps(data))
 
 
 def _grows(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether the wanted tasks begin with those that were wanted before. Never for split streams,
-    which divide their classes differently among another number of tasks."""
+    """Whether the wanted tasks are the stored ones and further ones. Never for split streams, which
+    divide their classes differently among another number of tasks."""
     before, now = stored.get("task_names"), wanted["task_names"]
     return (
         isinstance(before, list)
@@ -242,8 +242,7 @@ def _is_split(stream: str) -> bool:
 
 
 def _has_moved(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether a data set of one's own has moved. Its checksum tells whether the images are the
-    same."""
+    """Whether the user's own data set has another path. Its checksum is compared elsewhere."""
     before, now = stored["stream"], wanted["stream"]
     return (
         isinstance(before, str)
@@ -256,12 +255,13 @@ def _has_moved(stored: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def _refuse_other(out: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise `RunError` if a run cannot be resumed with the wanted settings."""
     may_differ = {"versions"}
     if _grows(stored, wanted):
         may_differ |= {"tasks", "task_names", "data"}  # the checksum is of all tasks
     if _has_moved(stored, wanted):
         may_differ.add("stream")
-    # The checksum last: what else differs may be why that does.
+    # The checksum last, because another difference may be its cause.
     for name, now in sorted(wanted.items(), key=lambda item: item[0] == "data"):
         before = stored.get(name)
         if name == "options" and isinstance(before, dict):

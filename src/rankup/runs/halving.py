@@ -1,10 +1,10 @@
 """Successive halving, for `rankup tune --search asha`: all trials learn the first tasks, the best
 of them the next ones, and a few all tasks, within a budget of epochs.
 
-Optuna orders the trials and decides which go on. Between its decisions all that go on learn
-together, as trials of a grid do, so that what is chosen does not depend on which is done first. The
-first decision comes as late as the budget allows: in the first task nothing can be forgotten yet,
-and settings against forgetting show no difference.
+Optuna orders the trials and decides which continue. Between its decisions these learn together, as
+trials of a grid do, so that the choice does not depend on which one is done first. The first
+decision comes as late as the budget allows, because in the first task nothing can be forgotten, and
+settings against forgetting make no difference.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ from rankup.runs.seed_run import SeedRun
 if TYPE_CHECKING:
     from optuna import Trial
 
-_GO_ON = 3  # one of so many trials goes on, for so many times as many tasks
-_TO_THE_END = 2  # for so many trials the budget must last when the first decision is put off
+_REDUCTION = 3  # the best 1/3 of trials continue, until they have learned 3 times as many tasks
+_COMPLETE = 2  # trials that the budget must allow to learn all tasks, after the first decision
 
-Trials = Sequence[Sequence[SeedRun]]  # a run for each seed of each of them
+Trials = Sequence[Sequence[SeedRun]]  # for each trial a run per seed
 Learn = Callable[[list[SeedRun]], Mapping[SeedRun, str]]
 
 
@@ -39,10 +39,12 @@ class Halving:
     """Trials of one method, which learn until they are stopped.
 
     Args:
-        budget: of epochs, for all trials, tasks and seeds together.
-        seed: of the order of trials, which matters for those that are equally good, and if the
-            budget is too small to begin all.
-        learn: lets runs learn `until` as many tasks as they say; returns why any failed.
+        trials: the trials.
+        budget: the number of epochs for all trials, tasks and seeds together.
+        seed: the seed of the order of trials, which matters for those that are equally good, and
+            if the budget is too small to begin all.
+        learn: a function that lets runs learn as many tasks as their `until` says, and returns why
+            any failed.
 
     Attributes:
         learned: how many tasks each trial has learned.
@@ -54,25 +56,26 @@ class Halving:
         self.learned, self._scores = [0] * len(trials), [0.0] * len(trials)
         self.failures: dict[SeedRun, str] = {}
         self._first = _first_decision(trials, budget)
-        self._asked = _asked_of_optuna(len(trials), seed, self._first)
+        self._optuna_trials = _optuna_trials(len(trials), seed, self._first)
 
     def run(self) -> None:
+        """Run the trials until the best have learned all tasks or the budget is spent."""
         config = self.trials[0][0].config
-        going = [*self._asked]
+        going = [*self._optuna_trials]
         for until in rungs(config.tasks, self._first):
             rests = (_epochs(self.trials[number], config.tasks - until) for number in going)
             rest = max(rests, default=0)
             afforded = self._affordable(going, until, rest)  # which leaves enough for the best
-            succeeded = self._learn(sorted(afforded, key=[*self._asked].index), until)
+            succeeded = self._learn(sorted(afforded, key=[*self._optuna_trials].index), until)
             going = self._best_first(n for n in succeeded if self._goes_on(n))
-        # Where all that went on have failed, the best of the others do, one by one.
+        # If all trials that continued have failed, the best of the others continue, one by one.
         while config.tasks not in self.learned and (others := self._best_first(self._stopped())):
             if not self._affordable(others, config.tasks):
                 return
             self._learn(others[:1], config.tasks)
 
     def _learn(self, numbers: Sequence[int], until: int) -> list[int]:
-        """Those that did not fail."""
+        """Let trials learn `until` that many tasks; return those that did not fail."""
         self.left -= sum(self._cost(number, until) for number in numbers)
         sent = {
             replace(run, resume=run.resume or self.learned[number] > 0, until=until): run
@@ -90,14 +93,14 @@ class Halving:
         return succeeded
 
     def _goes_on(self, number: int) -> bool:
-        self._asked[number].report(self._scores[number], self.learned[number])
-        return not self._asked[number].should_prune()
+        self._optuna_trials[number].report(self._scores[number], self.learned[number])
+        return not self._optuna_trials[number].should_prune()
 
     def has_failed(self, number: int) -> bool:
         return any(run in self.failures for run in self.trials[number])
 
     def _stopped(self) -> list[int]:
-        return [number for number in self._asked if not self.has_failed(number)]
+        return [number for number in self._optuna_trials if not self.has_failed(number)]
 
     def _best_first(self, numbers: Iterable[int]) -> list[int]:
         return sorted(numbers, key=lambda n: (self.learned[n], self._scores[n]), reverse=True)
@@ -106,41 +109,43 @@ class Halving:
         return _epochs(self.trials[number], until - self.learned[number])
 
     def _affordable(self, numbers: Sequence[int], until: int, rest: int = 0) -> list[int]:
-        """The first of them that can be paid if the rest shall be left."""
+        """The first of these trials that the budget allows to learn `until` that many tasks, if
+        `rest` epochs are to be left."""
         costs = accumulate(self._cost(number, until) for number in numbers)
         return [n for n, cost in zip(numbers, costs, strict=True) if cost + rest <= self.left]
 
 
 def rungs(tasks: int, first: int) -> list[int]:
-    """After how many tasks it is decided which trials go on.
+    """After how many tasks it is decided which trials continue; the last entry is their end.
 
     >>> rungs(10, first=1), rungs(10, first=4), rungs(10, first=10)
     ([1, 3, 9, 10], [4, 10], [10])
     """
-    later = (first * _GO_ON**power for power in range(tasks))
+    later = (first * _REDUCTION**power for power in range(tasks))
     return [*(count for count in later if count < tasks), tasks]
 
 
 def _first_decision(trials: Trials, budget: int) -> int:
-    """After how many tasks: the most that all trials can learn if a few are to learn the rest."""
+    """After how many tasks the first decision is made: the most that all trials can learn if the
+    budget must allow a few to learn the rest."""
     config = trials[0][0].config
     if method_class(config.method).learns_all_at_once:
         return config.tasks
     for first in range(config.tasks - 1, 1, -1):
         begun = sum(_epochs(runs, first) for runs in trials)
         rest = max(_epochs(runs, config.tasks - first) for runs in trials)
-        if begun + _TO_THE_END * rest <= budget:
+        if begun + _COMPLETE * rest <= budget:
             return first
     return 1
 
 
 def matrix_after(run: SeedRun, tasks: int) -> AccuracyMatrix:
-    """Its accuracy after as many tasks, even if it has learned more since."""
+    """The accuracy of a run after so many tasks, even if it has learned more since."""
     return AccuracyMatrix([line["accuracy"] for line in read_lines(run.folder)[:tasks]])
 
 
 def whole_cost(trials: Trials) -> list[int]:
-    """The epochs of each trial if it learns all tasks."""
+    """The number of epochs that each trial takes to learn all tasks."""
     return [_epochs(runs, runs[0].config.tasks) for runs in trials]
 
 
@@ -148,10 +153,10 @@ def _epochs(runs: Sequence[SeedRun], tasks: int) -> int:
     return tasks * sum(int(run.config.recipe["epochs"]) for run in runs)
 
 
-def _asked_of_optuna(count: int, seed: int, first: int) -> "dict[int, Trial]":
-    """Optuna's trials by their number in the grid, in the order in which it asks for them. They are
-    never told to have ended: the study ends with them, and the sampler would end Optuna's own loop,
-    which is not used."""
+def _optuna_trials(count: int, seed: int, first: int) -> "dict[int, Trial]":
+    """Optuna's trials by their number in the grid, in the order in which it begins them. They are
+    never reported as ended: the study is dropped with them, and the sampler would stop Optuna's
+    own loop, which is not used."""
     from optuna import create_study, logging
     from optuna.pruners import SuccessiveHalvingPruner
     from optuna.samplers import GridSampler
@@ -161,7 +166,7 @@ def _asked_of_optuna(count: int, seed: int, first: int) -> "dict[int, Trial]":
     study = create_study(
         direction="maximize",
         sampler=GridSampler({"number": numbers}, seed=seed),
-        pruner=SuccessiveHalvingPruner(min_resource=first, reduction_factor=_GO_ON),
+        pruner=SuccessiveHalvingPruner(min_resource=first, reduction_factor=_REDUCTION),
     )
     asked = [study.ask() for _ in numbers]
     return {trial.suggest_categorical("number", numbers): trial for trial in asked}

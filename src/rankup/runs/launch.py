@@ -1,5 +1,5 @@
-"""From a request to runs: the device, streams, settings, folders; and `rankup.run`, a run from
-Python."""
+"""Turning a request into runs, with their device, streams, settings and folders; and `rankup.run`,
+which learns a stream from Python."""
 
 import os
 import zlib
@@ -21,7 +21,7 @@ from rankup.rank import parse_rank
 from rankup.runs.folder import RunConfig
 from rankup.runs.nets import as_made, wanted_inputs
 from rankup.runs.records import CONFIG, no_setting, read_config, setting
-from rankup.runs.request import Device, Request, check_net
+from rankup.runs.request import PUBLISHED_RANK, RANKS, WIDTHS, Device, Request, check_net
 from rankup.runs.run import learn_run
 from rankup.runs.seed_run import OnProgress, SeedRun, versions
 from rankup.training.batches import why_unturnable
@@ -29,25 +29,27 @@ from rankup.training.fit import data_traits
 from rankup.training.recipe import Recipe, recipe_for
 from rankup.utils.torch_modes import learning_on
 
-# Settings of a request that `run` takes as keywords, and those that only concern factors.
+# Fields of a request that `run` takes as keywords.
 _REQUESTED = {"net", "width", "rank", "seeded", "tasks", "recipe", "data", "download"}
 _REQUESTED |= {"device", "threads", "pretrained", "per_class", "untold"}
+# Settings that only the method rank has a use for.
 _OF_FACTORS = {"rank", "seeded", "selectors", "factors", "first_factors"}
 
-# What the nets that are ours have, if nobody says; published ones have a width of their own.
-_WIDTHS = {"mlp": 256, "resnet18": 20}
-_RANKS = {"mlp": "11,1", "resnet18": "0.1,0.02"}
-
-_QUEUES = 32  # the most that a process can have
-_ALL_QUEUES = 96  # for all processes together: twelve ran with eight each, none with 32 each
+_QUEUES = 32  # of a GPU: the most that a process can have
+_ALL_QUEUES = 96  # of all processes: twelve of them ran with eight each, but not with 32 each
 
 
 class Launch:
-    """What all runs of one request share. Streams are made once for all methods.
+    """Makes the runs of a request, for one method after another. Streams are made once for all.
 
     Args:
         at_once: how many runs there will be at the same time; by default one for each seed.
-        stream: the stream of the only seed, if it is not made by its name.
+        stream: the stream of the only seed; by default it is made by name.
+
+    Attributes:
+        device: the name of the device, with `auto` resolved.
+        width, rank: the request's, or the network's defaults.
+        tasks: how many tasks each run learns.
     """
 
     def __init__(
@@ -57,13 +59,13 @@ class Launch:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         share_queues(1)
         self.request, self.at_once = request, at_once or request.seeds
-        self.width = request.width or _WIDTHS.get(request.net, 0)
-        self.rank = request.rank or _RANKS.get(request.net, "4,1")
+        self.width = request.width or WIDTHS.get(request.net, 0)
+        self.rank = request.rank or RANKS.get(request.net, PUBLISHED_RANK)
         rule = parse_rank(self.rank, request.seeded)
         self._learns_factors = bool(rule.first or rule.step)
         self.device = chosen_device(request.device, request.on is not None)
-        # Worker processes make their streams themselves: sending one would take longer. To the
-        # nodes of a cluster, which may not have the data, they are sent.
+        # Worker processes make their streams themselves, because sending them takes longer. The
+        # nodes of a cluster may not have the data, so to them streams are sent.
         self._keeps_streams = self.at_once == 1 or self.device == "cuda" or bool(request.on)
         self._names = dict[int, list[str]]()
         self._data = dict[int, str]()
@@ -94,11 +96,12 @@ class Launch:
         *,
         settings: Settings | None = None,
     ) -> list[SeedRun]:
-        """A method's runs, one for each seed, in the seeds' folders.
+        """A method's runs, one for each seed.
 
         Args:
-            options: those of the method's own options that were given.
-            settings: the method's settings, if not those of `settings_for`.
+            options: the method's own options, as far as they were given.
+            folders: a folder for each seed; None to write nothing.
+            settings: the method's settings; by default those of `settings_for`.
         """
         asked = self.request
         if settings is None and asked.is_complete:
@@ -159,29 +162,28 @@ class Launch:
         )
 
     def _note(self, seed: int, whole: Stream) -> None:
-        """Record what a seed's run has to know of its stream; keep the stream where it is used."""
-        learned = self._learned(whole, seed)
+        """Record the task names and the checksum of a seed's stream, and keep it if it is used."""
+        learned = self._part_to_learn(whole, seed)
         self._names[seed] = [task.name for task in learned]
         self._data[seed] = fingerprint(learned)
         if self._keeps_streams:
             self._made[seed] = learned
 
-    def _learned(self, whole: Stream, seed: int) -> Stream:
-        """The part of a stream to learn: its first tasks, without what is held out."""
+    def _part_to_learn(self, whole: Stream, seed: int) -> Stream:
+        """The first tasks of a stream, without the samples that are held out."""
         count, share = self.request.first, self.request.held_out
         learned = whole.first(count) if count else whole
         return hold_out(learned, share, seed) if share else learned
 
     def _refuse_rotations(self, method: str) -> None:
-        """Refuse methods that know no turned classes, and streams that cannot be turned."""
+        """Refuse methods other than rank, and streams whose inputs cannot be rotated."""
         if method != "rank":
             raise RankupError(f"rotations are for the method rank, {method} does not learn them")
         if self._unturnable is not None:
             raise RankupError(self._unturnable)
 
     def _recipe(self, method: str) -> Recipe:
-        """The recipe that a method's own settings override. Whether factors are only seeded matters
-        to the rank update alone."""
+        """The recipe on top of which a method's own settings come."""
         return recipe_for(
             self.request.base_recipe,
             **self._facts,
@@ -193,25 +195,30 @@ class Launch:
 
 
 def share_queues(processes: int) -> None:
-    """Get enough GPU queues for seeds that run side by side, when this many such processes use the
-    GPU. Under NVIDIA's MPS the default is two, and five seeds of a deep network wait for each
-    other; with 32 for each of twelve processes the GPU runs out of them and fails."""
+    """Set how many queues of the GPU this process uses, when this many processes share it.
+
+    Under NVIDIA's MPS the default is two, with which five seeds of a deep network wait for each
+    other. With 32 for each of twelve processes the GPU runs out of them and fails.
+    """
     queues = min(_QUEUES, max(1, _ALL_QUEUES // processes))
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(queues))
 
 
 def share_cores(processes: int) -> None:
-    """Use only a share of a GPU's cores, when this many such processes use it under NVIDIA's MPS: a
-    kernel that could spread over all cores keeps those of others from running beside it. Twelve
-    processes with a quarter each ran 2.4 times as many small products per second as with all. Not
-    for networks that fill a GPU, which compute in bfloat16: with shares of 40 and 60 % of an H200
-    its products were wrong or NaN; with tf32 they were right."""
+    """Set the share of a GPU's cores that this process uses, when this many processes share it
+    under NVIDIA's MPS.
+
+    A kernel that can spread over all cores keeps those of other processes from running beside it.
+    Twelve processes with a quarter each ran 2.4 times as many small products per second as with
+    all. Not for networks that fill a GPU, which compute in bfloat16: with shares of 40 and 60 % of
+    an H200 its products were wrong or NaN; with tf32 they were right.
+    """
     os.environ.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(min(100, 300 // processes)))
 
 
 def fingerprint(stream: Stream) -> str:
-    """A checksum of all samples of a data set of one's own, which may change; empty for the
-    others, which do not."""
+    """A checksum of all samples of the user's own data set; empty for built-in streams, whose data
+    do not change."""
     if stream.name in STREAMS:
         return ""
     checksum = 0
@@ -223,7 +230,11 @@ def fingerprint(stream: Stream) -> str:
 
 
 def chosen_device(asked: Device, elsewhere: bool = False) -> str:
-    """Where to compute; `elsewhere`: on a cluster, whose GPUs are not this machine's."""
+    """The name of the device to compute on.
+
+    Args:
+        elsewhere: whether runs are sent to a cluster, whose GPUs torch does not see here.
+    """
     if asked is Device.cuda and not elsewhere and not can_compute_on("cuda"):
         raise RankupError("--device cuda was asked for, but torch sees no GPU")
     if asked is Device.auto:
@@ -232,14 +243,18 @@ def chosen_device(asked: Device, elsewhere: bool = False) -> str:
 
 
 def can_compute_on(device: str) -> bool:
-    """Whether this process can; on a cluster others may."""
+    """Whether this process can compute on a device; on a cluster others may."""
     return device != "cuda" or torch.cuda.is_available()
 
 
 def _threads(asked: Request, out: Path | None, alone: bool) -> int:
-    """How many threads a run has: as many as before if it is resumed, because its bits depend on
-    it. The steps of an MLP are too small for more than two, and several runs each get a process
-    with one thread."""
+    """The number of threads of a run. A resumed one keeps the number that it was started with, on
+    which its exact results depend. An MLP gets at most two, as its steps are too small for more,
+    and each of several runs gets one.
+
+    Args:
+        alone: whether there are no other runs at the same time.
+    """
     if asked.resume and out and (out / CONFIG).exists():
         before = _threads_before(out / CONFIG)
         if asked.threads not in (None, before):
@@ -254,7 +269,7 @@ def _threads(asked: Request, out: Path | None, alone: bool) -> int:
 
 
 def _threads_before(path: Path) -> int:
-    """The stored number, never a guess: a run whose settings are not all known does not go on."""
+    """The number of threads in a run's settings, which must not be missing or invalid."""
     expected = "a whole number of at least 1"
     threads: int = setting(path, read_config(path), "threads", int, expected)
     if threads < 1:
@@ -264,14 +279,14 @@ def _threads_before(path: Path) -> int:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run has learned and how well; made by `rankup.run`.
+    """The result of `rankup.run`.
 
     Attributes:
         tasks: the names of the tasks learned.
         accuracy: a row per task learned: the accuracy on every task up to it, from 0 to 1.
         average_accuracy: the mean of the last row.
-        untold: without being told the task, by task learned, `"accuracy"` and the share of right
-            `"tasks"` on every task up to it; None unless `untold=True` was asked for.
+        untold: for each task learned, results without being told the task: `"accuracy"` and the
+            share of right `"tasks"`, for every task up to it; None without `untold=True`.
         forgetting: how much accuracy tasks have lost on average since each was learned.
         parameters: how many float32 numbers the method stores.
         buffer: how many numbers it stores of samples to replay.
@@ -311,9 +326,9 @@ def run(
     Args:
         method: its name; `rankup methods` lists them.
         stream: the name of a stream, see `rankup streams`, or a `rankup.data.Stream`.
-        seed: of everything random.
-        out: a folder to write, like the command's; by default nothing is written.
-        resume: continue what that folder holds.
+        seed: the seed of all randomness.
+        out: a folder to write, as by the command; by default nothing is written.
+        resume: whether to continue the run in that folder.
         on_progress: called now and then with the task, the epoch, the loss and the accuracy.
         settings: anything else that the command takes, by the same names: the net and its width,
             the rank, the number of tasks, fields of the recipe (`rankup.Recipe`), the method's own
@@ -351,7 +366,7 @@ def run(
 def _as_request(
     stream: str | Stream, settings: Mapping[str, Any], **others: Any
 ) -> tuple[Request, dict[str, Any]]:
-    """A request, and what is left of the settings: the method's own options."""
+    """Split settings into a request and the method's own options."""
     asked = {name: value for name, value in settings.items() if name in _REQUESTED}
     recipe, options = apart({k: v for k, v in settings.items() if k not in asked})
     if isinstance(stream, Stream) and asked.get("tasks") is not None:

@@ -1,8 +1,8 @@
-"""Several seeds of one run: together in one graph on a GPU, a process for each core on the CPU;
-or on a Ray cluster, a task for each of them, or for each group that a GPU runs in one graph.
+"""Running several seeds: together in one graph on a GPU, or in a process for each core on the CPU.
+On a Ray cluster each run is a task, or each group that a GPU runs in one graph.
 
-A process has one thread, so that a seed's folder holds byte for byte what the seed alone gives with
-one thread.
+Processes have one thread, so that the files of a seed are the same, byte for byte, as those of the
+seed alone with one thread.
 """
 
 import threading
@@ -33,11 +33,13 @@ def run_seeds(
     note: Callable[[str], None],
     pool: RayPool | ProcessPool | None = None,
 ) -> dict[SeedRun, str]:
-    """Run all of these, which may differ in more than the seed; return why any of them failed.
+    """Run all runs, which may differ in more than the seed, and return why any of them failed.
 
     Args:
-        pool: a Ray cluster to run them on, in place of this machine; or processes of this machine
-            that stay for what is run later.
+        on_progress: called with the progress of runs.
+        note: called with messages for the user.
+        pool: a Ray cluster to use in place of this machine, or processes of this machine that are
+            kept for later runs.
     """
     if other := _other_torch(runs):
         note(other)
@@ -63,7 +65,7 @@ def _run_here(
 
 
 def _other_torch(runs: Sequence[SeedRun]) -> str:
-    """What to say if runs go on with another version of torch than before."""
+    """A message about runs that continue with another version of torch; empty if there are none."""
     changed = [
         (run, before)
         for run in runs
@@ -80,7 +82,7 @@ def _other_torch(runs: Sequence[SeedRun]) -> str:
 
 
 def _share_streams(runs: Sequence[SeedRun]) -> None:
-    """Move a stream that several runs share, such as trials of one seed, to the GPU only once."""
+    """Move streams to the GPU, those that several runs share, such as trials of one seed, once."""
     moved: dict[Stream, Stream] = {}
     for run in runs:
         if (stream := run.preloaded) is not None:
@@ -90,8 +92,8 @@ def _share_streams(runs: Sequence[SeedRun]) -> None:
 
 
 def _loading_plots(on_progress: OnProgress | None) -> OnProgress:
-    """Progress that, when first reported, also starts to import what will draw the page: Python has
-    time for it while it waits for a GPU."""
+    """Wrap a callback so that its first call also starts to import Matplotlib, for which Python has
+    time while it waits for a GPU."""
     load = threading.Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
 
     def tell(progress: Progress) -> None:
@@ -126,11 +128,17 @@ def _run_one(run: SeedRun) -> str | None:
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that are one piece of work on a cluster. Their streams are in its object store."""
+    """Runs that learn together, as one task of a cluster.
+
+    Attributes:
+        number: the index of the group.
+        runs: the runs, without their streams.
+        streams: references to their streams in the cluster's object store.
+    """
 
     number: int
     runs: list[SeedRun]
-    streams: list[Any]  # references
+    streams: list[Any]
 
     @property
     def folders(self) -> list[Path]:
@@ -140,7 +148,9 @@ class _Group:
         return replace(self, runs=[replace(run, out=to[run.folder]) for run in self.runs])
 
 
-class _Told(NamedTuple):
+class _Message(NamedTuple):
+    """Progress or a note of a group's runs."""
+
     group: int
     content: Progress | str
 
@@ -170,11 +180,11 @@ def _on_ray(
 def groups_on_ray(
     runs: Sequence[SeedRun], pool: RayPool, hear: Callable[[SeedRun, Progress | str], None]
 ) -> Generator[tuple[list[SeedRun], dict[SeedRun, str] | Exception], None, None]:
-    """Runs on a cluster, all at once, in groups as they end: why any of a group failed, or what
-    kept the whole group from running.
+    """Run all runs on a cluster at once, in groups. Yields each group when it has ended, with the
+    reasons why runs of it failed, or the error that kept it from running.
 
     Args:
-        hear: called with what is told of a run, or of the first of a group.
+        hear: called with the first run of a group, and its progress or a note.
     """
     if not runs:
         return
@@ -191,7 +201,7 @@ def groups_on_ray(
         _run_group,
         groups,
         needs=_needs(runs[0]),
-        hear=lambda told: hear(grouped[told.group][0], told.content),
+        hear=lambda message: hear(grouped[message.group][0], message.content),
         lost="a run was lost several times with the process or node that it ran on",
     )
     with closing(ended):
@@ -205,7 +215,7 @@ def groups_on_ray(
 
 
 def _grouped(runs: Sequence[SeedRun]) -> list[list[SeedRun]]:
-    """On the CPU each run by itself; on a GPU seeds of the same settings, which share a graph."""
+    """Groups of one run on the CPU; on a GPU groups of the same settings, which share a graph."""
     if runs[0].config.device != "cuda":
         return [[run] for run in runs]
     alike: dict[str, list[SeedRun]] = {}
@@ -215,7 +225,7 @@ def _grouped(runs: Sequence[SeedRun]) -> list[list[SeedRun]]:
 
 
 def _needs(run: SeedRun) -> Needs:
-    """Its threads, or its share of a GPU: a ResNet fills one, an MLP does not."""
+    """The threads or the share of a GPU that a run needs. A ResNet fills a GPU, an MLP does not."""
     if run.config.device != "cuda":
         return Needs(cpus=run.config.threads)
     return Needs(cpus=1, gpus=0.25 if run.config.net == "mlp" else 1)
@@ -223,7 +233,7 @@ def _needs(run: SeedRun) -> Needs:
 
 def _run_group(group: _Group) -> list[str | None] | Exception:
     def tell(content: Progress | str) -> None:
-        process_pool.tell(_Told(group.number, content))
+        process_pool.tell(_Message(group.number, content))
 
     for run, stream in zip(group.runs, group.streams, strict=True):
         run.preloaded = stream and fetch(stream)
@@ -232,6 +242,6 @@ def _run_group(group: _Group) -> list[str | None] | Exception:
         failures = _run_here(group.runs, tell, tell)
     except Exception as error:
         sent = process_pool.sendable(error)
-        sent.add_note(traceback.format_exc())  # which is not sent with it otherwise
+        sent.add_note(traceback.format_exc())  # pickling drops the traceback itself
         return sent
     return [failures.get(run) for run in group.runs]

@@ -1,5 +1,5 @@
-"""Folders of work that is done on another machine, where they cannot be seen: their files are sent
-there, and what changes is sent back."""
+"""Copies of folders for work on another machine that has no access to them: their files are sent
+there, and changed files are sent back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Files = dict[str, bytes]  # by their paths in a folder
 
-_OFTEN = 0.5  # seconds between two looks at what has changed
+_OFTEN = 0.5  # seconds between checks for changes, at least
 _SHARE = 50  # sending takes at most this part of the time
 
 
@@ -29,24 +29,28 @@ class Portable(Protocol):
 
     @property
     def folders(self) -> Sequence[Path]:
-        """What it reads and writes."""
+        """The folders that the work reads and writes."""
 
     def moved(self, to: Mapping[Path, Path]) -> Self:
         """The same work in these folders instead."""
 
 
 class Changed(NamedTuple):
-    """New content of a folder's files, sent by whoever works on its copy."""
+    """Changed files of a folder's copy."""
 
     folder: Path
     files: Files
 
 
 def pack(folder: Path, known: dict[str, tuple[int, int]] | None = None) -> Files:
-    """A folder's files; only those that differ from the `known` ones, which are updated.
+    """Read the files of a folder.
 
-    Files of a run are written so that its network has all tasks that its metrics list, and perhaps
-    one more. What lies at the top is therefore read before what lies deeper.
+    A run is written so that its network has all tasks that its metrics list, and perhaps one more.
+    Files at the top, such as the metrics, are therefore read before deeper ones.
+
+    Args:
+        known: the times and sizes of files that were read before. Only other files are read, and
+            added to it.
     """
     paths = [path for path in folder.rglob("*") if _is_content(path)] if folder.is_dir() else []
     files = Files()
@@ -65,7 +69,11 @@ def pack(folder: Path, known: dict[str, tuple[int, int]] | None = None) -> Files
 
 
 def unpack(folder: Path, files: Files, *, whole: bool = False) -> None:
-    """Write files into a folder, the deeper ones first; with `whole` it has no others then."""
+    """Write files to a folder, the deeper ones first.
+
+    Args:
+        whole: whether to remove all other files.
+    """
     for name in sorted(files, key=lambda name: -name.count("/")):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +87,8 @@ def unpack(folder: Path, files: Files, *, whole: bool = False) -> None:
 
 @contextmanager
 def folder_of_rank(folder: Path, ranks: Ranks) -> Iterator[Path]:
-    """The folder itself for the first rank, which alone writes to it; for the others a copy, which
-    is dropped in the end. They need not see it."""
+    """For the first rank the folder itself, for others a copy, which is removed afterwards. Other
+    ranks need no access to the folder, and what they write is dropped."""
     files = ranks.of_first(pack(folder) if ranks.rank == 0 else {})
     if ranks.rank == 0:
         yield folder
@@ -100,8 +108,12 @@ def _is_content(path: Path) -> bool:
 def mirrored(
     content: Mapping[Path, Files], send: Callable[[Changed], None]
 ) -> Iterator[dict[Path, Path]]:
-    """Inside, there are copies of folders with this content; what changes in them is sent now and
-    then, so that little is lost if this machine is."""
+    """Inside, there are copies of folders with this content. Changes to them are sent from time to
+    time, so that little is lost if this machine fails.
+
+    Yields:
+        The copy of each folder.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="rankup-"))
     copies = {folder: scratch / str(number) for number, folder in enumerate(content)}
     known = {folder: dict[str, tuple[int, int]]() for folder in content}

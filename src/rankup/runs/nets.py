@@ -1,4 +1,4 @@
-"""The networks that `--net` names: what inputs they want, and the modules themselves."""
+"""The networks that `--net` names: how their inputs are prepared, and their modules."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from rankup.runs.request import is_published
 
 
 def wanted_inputs(net: str, pretrained: bool) -> Input | None:
-    """How a published network takes its inputs: a tokenizer, or the images that it was trained
-    with. None for those that are ours or take images but have no weights yet."""
+    """How inputs of a published network must be prepared: by its tokenizer, or as the images that
+    its weights were trained with. None for other networks."""
     if not is_published(net):
         return None
     inputs = models.published_inputs(net)
@@ -21,8 +21,8 @@ def wanted_inputs(net: str, pretrained: bool) -> Input | None:
 
 
 def as_made(inputs: Input | None, task: Task) -> Input | None:
-    """How the samples of a stream's tasks were made: as long as their texts, as large as their
-    images, with the network's scaling."""
+    """How the samples of a stream's tasks were prepared: `inputs` with the length of their texts or
+    the size of their images."""
     shape = task.train_x.shape[1:]
     if isinstance(inputs, TextInput):
         return replace(inputs, length=shape[0])
@@ -33,7 +33,7 @@ def as_made(inputs: Input | None, task: Task) -> Input | None:
 
 
 def make_module(config: RunConfig, task: Task) -> nn.Module:
-    """The network that the tasks' inputs fit into."""
+    """The module for inputs like those of a task."""
     shape = task.train_x.shape[1:]
     if config.net == "mlp":
         return models.mlp(shape.numel(), hidden=[config.width, config.width])

@@ -1,4 +1,4 @@
-"""Work in several processes that report their progress and do not outlive their parent."""
+"""Running work in several processes, which report progress and do not outlive their parent."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from rankup.utils.signals import undisturbed
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-_LISTEN = 0.1  # seconds between two looks at the messages
+_LISTEN = 0.1  # seconds between checks for messages
 
 _messages: "Outbox"  # in a worker: to its parent
 
@@ -32,7 +32,7 @@ def tell(message: Any) -> None:
 
 
 def begin_worker(messages: Outbox) -> None:
-    """Make this process a worker with one thread, whose messages go there."""
+    """Make this process a worker with one thread, which sends its messages to `messages`."""
     global _messages
     _messages = messages
     plain_warnings()
@@ -43,11 +43,11 @@ def begin_worker(messages: Outbox) -> None:
 
 
 class ProcessPool:
-    """Processes that start when they are first needed, and then wait for more work until the block
-    ends. After an error or an interrupt they are gone, and the next work starts others.
+    """A context manager with processes that start when they are first needed, and then wait for
+    more work until the block ends. An error or interrupt ends them; the next work starts others.
 
     Args:
-        count: how many at most, each with one thread; by default one for each core.
+        count: the largest number of processes, each with one thread; by default one per core.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -68,10 +68,11 @@ class ProcessPool:
         hear: Callable[[Any], None],
         lost: str,
     ) -> Generator[tuple[Item, Outcome], None, None]:
-        """Each item and the outcome of its work, as they are done. The first error ends all work.
+        """Run `work` on all items, and yield each with its result as it is done. The first error
+        ends all work.
 
         Args:
-            hear: called with what workers `tell`.
+            hear: called with the messages that workers send by `tell`.
             lost: the error message if a worker was killed.
         """
         try:
@@ -92,8 +93,7 @@ class ProcessPool:
             raise
 
     def _kill(self) -> None:
-        """End busy workers at once, which may be done because their folders are consistent at every
-        moment."""
+        """End workers at once, even busy ones, because their folders are always consistent."""
         if self._started is None:
             return
         with undisturbed():
@@ -122,13 +122,13 @@ def in_processes(
     hear: Callable[[Any], None],
     lost: str,
 ) -> Generator[tuple[Item, Outcome], None, None]:
-    """As `ProcessPool.run`, by processes that end with this work."""
+    """Like `ProcessPool.run`, with processes that end when the work is done."""
     with ProcessPool(count) as pool:
         yield from pool.run(work, items, hear=hear, lost=lost)
 
 
 def cores() -> int:
-    """How many cores this process may use, if the system tells."""
+    """The number of cores that this process may use, or that the machine has."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
@@ -141,7 +141,7 @@ def _begin(messages: SimpleQueue[Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent does: one that is killed cannot end its workers."""
+    """Exit when the parent does, which cannot end its workers if it is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -149,7 +149,7 @@ def _end_with_parent() -> None:
 
 
 def call(work: Callable[[Item], Outcome], item: Item) -> Outcome:
-    """Work whose error can be sent to another process."""
+    """Run `work` on an item. Errors are replaced by ones that can be sent to another process."""
     try:
         return work(item)
     except Exception as error:
@@ -159,7 +159,8 @@ def call(work: Callable[[Item], Outcome], item: Item) -> Outcome:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error, or if it cannot be sent, which would look like a killed worker, what it says."""
+    """The error itself if it can be pickled, or one with the same message. An error that cannot
+    be pickled would look like a killed worker."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,8 +1,8 @@
-"""Work on a Ray cluster, of this machine or of many: like `process_pool`, for `--on ray`.
+"""Running work on a Ray cluster of one or many machines, like `process_pool`, for `--on ray`.
 
-Ray decides which node works on what. This file only sends the work there, hears how it goes, and
-sends again what was lost with a process or a node: folders are consistent at every moment, so that
-work goes on from its last checkpoint.
+Ray decides which node works on what. This module submits the work, receives messages, and submits
+work again that was lost with a process or a node. As folders are consistent at all times, it
+continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from rankup.utils.signals import undisturbed
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-RAY = "ray"  # a Ray of one's own, or the one that RAY_ADDRESS names
+RAY = "ray"  # the cluster that RAY_ADDRESS names, or a new one on this machine
 _CLIENT = "ray://"
 
-_LISTEN = 0.1  # seconds between two looks at the messages
+_LISTEN = 0.1  # seconds between checks for messages
 _PATIENCE = 10.0  # seconds for a cluster to answer
-_MOST_TRIES = 5  # how often the same work may be lost
+_MOST_TRIES = 5  # after which work that was lost each time is not submitted again
 
 
 class Needs(NamedTuple):
-    """What a piece of work occupies. A part of a GPU lets several share one."""
+    """The resources that an item of work needs. With a fraction of a GPU, several share one."""
 
     cpus: float = 1
     gpus: float = 0
 
 
 def check_address(on: str | None) -> str | None:
-    """Refuse what is no place to run on, or cannot be reached without Ray."""
+    """Raise an error for an invalid or unreachable address, or if Ray is not installed."""
     if on is None:
         return None
     if on != RAY and not (on.startswith(_CLIENT) and len(on) > len(_CLIENT)):
@@ -56,12 +56,12 @@ def check_address(on: str | None) -> str | None:
 
 
 def _cluster(on: str) -> str | None:
-    """The address of one that runs already."""
+    """The address of a cluster that is running already; None if one must be started."""
     return os.environ.get("RAY_ADDRESS") if on == RAY else on
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Ray itself would go on trying for minutes."""
+    """Raise an error if nothing answers at an address. Ray itself would try for minutes."""
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     if not (host and port.isdigit()):
         return  # such as auto, which Ray looks up
@@ -73,22 +73,23 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def pool_on(address: str | None) -> AbstractContextManager[RayPool | None]:
-    """A cluster, or without an address none."""
+    """A pool on the cluster at an address; None without one."""
     return RayPool(address) if address else nullcontext()
 
 
 class RayPool:
-    """A cluster, connected to when it is first needed. One that this process has started itself
-    ends with the block; one that it has found goes on without it.
+    """A context manager with a cluster, to which it connects when it is first needed. A cluster
+    that it has started itself ends with the block.
 
     Args:
-        address: `ray` for one of this machine, or what RAY_ADDRESS names; else `ray://HOST:10001`.
+        address: `ray` for the cluster that RAY_ADDRESS names or else a new one on this machine, or
+            `ray://HOST:10001`.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._connected = False
-        self._sent: list[tuple[object, Any]] = []  # what was put into the object store
+        self._sent: list[tuple[object, Any]] = []  # values in the object store
         self._mailbox: Any = None
         self._calls = 0  # of `run`
 
@@ -111,7 +112,7 @@ class RayPool:
         found = _cluster(self.address)
         quiet = {"log_to_driver": False, "logging_level": "error"}
         try:
-            with undisturbed():  # or half of a cluster would be left
+            with undisturbed():  # an interrupt would leave half of a cluster
                 if found:
                     ray.init(found, **quiet)
                 else:
@@ -127,7 +128,7 @@ class RayPool:
         return ray
 
     def put(self, value: object) -> Any:
-        """A reference by which workers `fetch` the value: it is sent once to each node."""
+        """A reference by which workers `fetch` a value, which is sent to each node only once."""
         for known, reference in self._sent:
             if known is value:
                 return reference
@@ -144,11 +145,13 @@ class RayPool:
         hear: Callable[[Any], None],
         lost: str,
     ) -> Generator[tuple[Item, Outcome], None, None]:
-        """Each item and the outcome of its work, as they are done. The first error ends all work.
+        """Run `work` on all items, and yield each with its result as it is done. The first error
+        ends all work.
 
         Args:
-            hear: called with what workers `tell`.
-            lost: the error message if work is lost again and again.
+            needs: the resources that each item needs.
+            hear: called with the messages that workers send by `tell`.
+            lost: the error message if the same work is lost too often.
         """
         if not items:
             return
@@ -195,7 +198,8 @@ class RayPool:
                         ray.cancel(reference, force=True)
 
     def _outbox(self) -> _Outbox:
-        """For one call of `run`. The actor stays: another would take a warm worker's place."""
+        """The outbox of one call of `run`. All calls share an actor, because a new one would take
+        the place of a worker that has started."""
         self._mailbox = self._mailbox or _mailbox(self._ray)
         self._calls += 1
         return _Outbox(self._mailbox, self._calls)
@@ -203,13 +207,13 @@ class RayPool:
     def _messages_in(self, outbox: _Outbox) -> list[Any]:
         try:
             told = self._ray.get(outbox.actor.take.remote())
-        except self._ray.exceptions.RayError:  # lost with its node: progress is not shown, but made
+        except self._ray.exceptions.RayError:  # lost with its node; only messages are lost
             self._mailbox = None
             return []
         return [message for call, message in told if call == outbox.call]
 
     def _refuse_unmet(self, needs: Needs) -> None:
-        """Ray would wait for ever for what no node has."""
+        """Raise an error if no node has the resources, for which Ray would wait for ever."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not any(
             node.get("CPU", 0) >= needs.cpus and node.get("GPU", 0) >= needs.gpus for node in nodes
@@ -221,11 +225,12 @@ class RayPool:
 
     @contextmanager
     def _shared(self, folders: Sequence[Path]) -> Iterator[_Token | None]:
-        """What tells that a node sees the driver's folders; None if some do not."""
+        """A token in the folders by which nodes check that they have access to them; None if some
+        node has none."""
         if not folders:
             yield _NO_FOLDERS
             return
-        # Where all of them are, because some may be gone before all work is done.
+        # In their common parent, because some folders may be removed before all work is done.
         common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
         common.mkdir(parents=True, exist_ok=True)
         token = _Token(temporary_of(common / "seen-by-ray"), uuid.uuid4().hex)
@@ -249,14 +254,14 @@ class RayPool:
 
 
 def fetch(reference: Any) -> Any:
-    """In a worker: what was `put`."""
+    """In a worker, the value that was `put`."""
     import ray
 
     return ray.get(reference)
 
 
 class Mailbox:
-    """An actor that holds what workers tell until it is heard."""
+    """An actor that keeps the messages of workers until they are taken."""
 
     def __init__(self) -> None:
         self._messages: list[Any] = []
@@ -278,30 +283,30 @@ class _Outbox(NamedTuple):
 
 
 class _Token(NamedTuple):
-    """A file that tells whether a folder is the same one on two machines."""
+    """A file by which two machines check that they share a folder."""
 
     path: Path
     text: str
 
 
-_NO_FOLDERS = _Token(Path(os.devnull), "")  # which any node reads as empty
+_NO_FOLDERS = _Token(Path(os.devnull), "")  # a file that is empty on all nodes
 
 
 class _Home(NamedTuple):
-    """What work has to know of whoever sent it."""
+    """What a worker must know of the process that submitted the work."""
 
     outbox: _Outbox
     variables: dict[str, str]
-    directory: Path  # that paths are relative to
-    token: _Token | None  # if all nodes see its folders
-    content: dict[Path, Files] | None  # of its folders, if they are not
-    again: bool  # it was lost before
+    directory: Path  # to which paths are relative
+    token: _Token | None  # if all nodes have access to the folders
+    content: dict[Path, Files] | None  # of the folders, if some nodes have not
+    again: bool  # whether the work was lost before
 
 
 def _work(
     work: Callable[[Item], Outcome], item: Item, home: _Home
 ) -> tuple[Outcome, dict[Path, Files]]:
-    """Run in a worker: the outcome, and the content of folders that the driver does not see."""
+    """Run in a worker. Returns the result, and the content of folders if they are copies."""
     os.environ.update(home.variables)
     process_pool.begin_worker(home.outbox)
     if home.content is None:
@@ -323,7 +328,7 @@ def _work(
 
 
 def _wait_for_locks(item: object) -> None:
-    """Whoever worked on it before may still be dying."""
+    """Wait until a process that lost the work has released its folders."""
     import filelock
 
     for folder in _folders_of(item):
@@ -368,8 +373,8 @@ def _own_node(ray: Any) -> str:
 
 
 def _import_ray() -> Any:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
     import ray
 
     return ray

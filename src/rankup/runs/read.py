@@ -1,4 +1,4 @@
-"""Runs read back from their folders: settings, results, selectors, and means over seeds."""
+"""Reading runs from their folders: settings, results and selectors; and means over seeds."""
 
 import json
 import os
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rankup.rank import Place
     from rankup.storage.manifest import Manifest
 
+# Settings in which runs of one setting may differ.
 _OF_ONE_RUN = (*OF_A_SEED, "versions", "threads")
 
 Array = npt.NDArray[np.float64]
@@ -35,11 +36,17 @@ Array = npt.NDArray[np.float64]
 
 @dataclass
 class Run:
-    """One run of a method on a stream, as far as it has come.
+    """A run of a method on a stream, finished or not.
 
-    `selectors` maps a layer to `[T, R]`: how task t uses factor i, nan where the task came before
-    the factor. `factors` maps a layer to the numbers of factors by source: the seeded ones first,
-    then those that each task added. Both are empty for a method without factors.
+    Attributes:
+        path: its folder.
+        config: its settings.
+        lines: the lines of its metrics, one per task learned.
+        matrix: its accuracies.
+        selectors: for each layer `[T, R]`, the selector of task t for factor i, NaN for factors
+            that were added after the task. Empty for methods without factors.
+        factors: for each layer the number of seeded factors, then those that each task added.
+            Empty for methods without factors.
     """
 
     path: Path
@@ -64,7 +71,7 @@ class Run:
 
     @property
     def asked(self) -> int:
-        """How many tasks the run is to learn; if its settings do not say, how many it has."""
+        """How many tasks the run is to learn; how many it has learned if its settings lack that."""
         asked = self.config.get("tasks")
         return asked if isinstance(asked, int) else len(self.lines)
 
@@ -79,12 +86,12 @@ class Run:
 
     @property
     def untold(self) -> AccuracyMatrix | None:
-        """Accuracy without being told the task, if the run was tested so."""
+        """Accuracy without being told the task; None if the run was not tested so."""
         return self._untold("accuracy")
 
     @property
     def guessed(self) -> AccuracyMatrix | None:
-        """The share of samples whose task was guessed, if the run was tested so."""
+        """The share of samples whose task was guessed right; None if the run was not tested so."""
         return self._untold("tasks")
 
     def _untold(self, key: str) -> AccuracyMatrix | None:
@@ -106,6 +113,8 @@ class Run:
 
 
 class OfASeed(Protocol):
+    """The results of one seed."""
+
     @property
     def matrix(self) -> AccuracyMatrix: ...
     @property
@@ -121,13 +130,17 @@ class OfASeed(Protocol):
 
 
 class OverSeeds:
-    """Means over the runs of a setting, and what each seed reached."""
+    """The results of several seeds, each by itself or averaged.
+
+    Attributes:
+        runs: the results of each seed.
+    """
 
     runs: Sequence[OfASeed]
 
     @property
     def accuracy(self) -> list[float]:
-        """Each seed's average over all tasks, after the last."""
+        """Each seed's average accuracy over all tasks, after the last."""
         return [run.matrix.average_accuracy() for run in self.runs]
 
     @property
@@ -136,15 +149,14 @@ class OverSeeds:
 
     @property
     def untold(self) -> list[float]:
-        """Each seed's average over all tasks without being told them; empty if not all know it."""
-        found = [run.untold for run in self.runs]
-        return [matrix.average_accuracy() for matrix in found if matrix] if all(found) else []
+        """Each seed's average accuracy without being told the task; empty unless all have it."""
+        return _averages([run.untold for run in self.runs])
 
     @property
     def guessed(self) -> list[float]:
-        """Each seed's share of right tasks, as for `untold`."""
-        found = [run.guessed for run in self.runs]
-        return [matrix.average_accuracy() for matrix in found if matrix] if all(found) else []
+        """Each seed's average share of samples whose task was guessed right; empty unless all have
+        it."""
+        return _averages([run.guessed for run in self.runs])
 
     @property
     def averages(self) -> Array:
@@ -171,8 +183,14 @@ class OverSeeds:
         return statistics.mean(run.seconds for run in self.runs)
 
 
+def _averages(matrices: Sequence[AccuracyMatrix | None]) -> list[float]:
+    """The average of each matrix after the last task; empty if any matrix is missing."""
+    return [matrix.average_accuracy() for matrix in matrices if matrix] if all(matrices) else []
+
+
 def percent(fraction: float) -> str:
-    """
+    """A fraction in percent, with a minus sign in place of a hyphen.
+
     >>> percent(0.93414), percent(-0.25), percent(-0.00001)
     ('93.41', '−25.00', '0.00')
     """
@@ -181,7 +199,7 @@ def percent(fraction: float) -> str:
 
 
 def spread(fractions: Sequence[float]) -> str:
-    """Mean and standard deviation of several seeds; for one there is no deviation.
+    """The mean and standard deviation over seeds, in percent; for one seed the mean alone.
 
     >>> spread([0.9, 0.92, 0.94]), spread([0.9])
     ('92.00 ± 2.00', '90.00')
@@ -192,7 +210,7 @@ def spread(fractions: Sequence[float]) -> str:
 
 
 def signed(fraction: float) -> str:
-    """A difference in points.
+    """A difference in percentage points, with its sign.
 
     >>> signed(0.0125), signed(-0.25), signed(-0.00001)
     ('+1.25', '−25.00', '0.00')
@@ -202,8 +220,8 @@ def signed(fraction: float) -> str:
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups of several runs that differ only in their seeds. The one that has come furthest is
-    first, because it may represent all."""
+    """Groups of several runs that differ only in their seeds. The run that has learned most tasks
+    is first, so that it can represent its group."""
     return [
         sorted(group, key=lambda run: -len(run.lines))
         for group in by_setting(runs).values()
@@ -212,13 +230,13 @@ def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def finished_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups of finished runs, over which means are taken: an unfinished run has fewer tasks to get
-    right, so its average is not comparable."""
+    """Groups of finished runs, whose results can be averaged. Those of an unfinished run, which
+    has learned fewer tasks, are not comparable."""
     return seed_groups([run for run in runs if run.finished])
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each setting, regardless of seed."""
+    """The runs of each setting, of all seeds, by the setting as JSON."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.unseeded, sort_keys=True), []).append(run)
@@ -226,10 +244,10 @@ def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def read_run(path: str | os.PathLike[str], selectors: bool = True) -> Run:
-    """A run as its folder tells it. One whose network is damaged is shown without its selectors.
+    """Read a run from its folder. If its network is damaged, warn and leave the selectors out.
 
     Args:
-        selectors: whether to read these, too, from all of its network's files.
+        selectors: whether to read the selectors, for which all files of the network are read.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -248,12 +266,12 @@ def read_run(path: str | os.PathLike[str], selectors: bool = True) -> Run:
 
 
 def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[str, list[int]]]:
-    """The selectors of the network's first `tasks` tasks, and how many factors each added, without
-    loading the rest of it."""
+    """The selectors of a network's first `tasks` tasks and the numbers of factors, as in `Run`,
+    without loading the rest."""
     from rankup.layers.spec import FactoredSpec
     from rankup.storage.manifest import Manifest, is_of_network
 
-    if not is_of_network(folder):  # no network of factors
+    if not is_of_network(folder):  # a method without factors
         return {}, {}
     manifest = Manifest.read(folder)
     learned = min(tasks, len(manifest.tasks))
@@ -264,7 +282,6 @@ def _read_selectors(folder: Path, tasks: int) -> tuple[dict[str, Array], dict[st
     places = [known.place(task, index) for index, task in enumerate(known.tasks[:learned])]
     rows = [_read_task(folder, manifest, layers, i, p) for i, p in enumerate(places)]
     selectors = {spec.name: _padded([row[spec.name] for row in rows]) for spec in layers}
-    # The seeded ones exist before all tasks.
     factors = {
         spec.name: [spec.rank.seeded, *(spec.rank.added(place) for place in places)]
         for spec in layers
@@ -279,7 +296,7 @@ def _read_task(
     index: int,
     place: "Place",
 ) -> dict[str, Array]:
-    """A task's selectors by layer, whatever form they are stored in."""
+    """A task's selectors `[R]` by layer, in float64 however they are stored."""
     from rankup.storage.reading import part_of, read_checked
 
     task, file = manifest.tasks[index]
@@ -295,7 +312,8 @@ def _read_task(
 
 
 def _padded(rows: list[Array]) -> Array:
-    table = np.full((len(rows), max(len(row) for row in rows)), np.nan)  # [T, R]
+    """`[T, R]`: rows of different lengths, padded with NaN."""
+    table = np.full((len(rows), max(len(row) for row in rows)), np.nan)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table

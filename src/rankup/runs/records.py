@@ -1,10 +1,10 @@
-"""Reading the files of a run's folder, for everything that resumes a run or shows it. What does
-not match its seal is refused.
+"""Reading the files of a run's folder, for everything that resumes a run or shows it. Files that do
+not match their seals are refused.
 
-config.json     what was asked for, sealed
+config.json     the settings, sealed
 metrics.jsonl   a line per task learned: classes, accuracies, parameters, replay buffer, seconds;
                 each is sealed along with those before it
-net/            what the method knows
+net/            the state of the method
 """
 
 import json
@@ -27,20 +27,20 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 NET = "net"
 _MANIFEST = "manifest.json"
-# Settings that follow from a seed. The checksum of images of one's own is taken over tasks as the
-# seed has drawn them.
+# Settings that depend on the seed. The checksum of the user's own images is one of them, because it
+# covers tasks as the seed has drawn them.
 OF_A_SEED = ("seed", "task_names", "data")
-# Settings that never change while a run goes on: the seals of its lines begin with them, so that
-# no lines of another run are taken for its own.
+# Settings that never change when a run is resumed. The seals of its lines depend on them, so that
+# lines of another run are noticed.
 _FIXED = ("method", "net", "width", "rank", "seeded", "seed", "recipe")
-# All settings there are: a config without a seal that has others has lost its seal.
+# All settings. A config without a seal that has any others has lost its seal.
 _SETTINGS = frozenset(_FIXED) | {
     *("stream", "options", "tasks", "device", "threads", "task_names", "versions"),
     *("held_out", "data", "tasks_in_stream", "inputs"),
     *("pretrained", "per_class", "preprocessing", "untold"),
 }
 _LARGEST_JSON = 1 << 26  # bytes
-_LARGEST_METRICS = 1 << 28  # those of 1000 tasks take 20 million
+_LARGEST_METRICS = 1 << 28  # 1000 tasks take 20 million
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -52,14 +52,15 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """All folders of runs in a folder, of whichever command, in order."""
+    """All folders of runs below a folder, of any command, in order."""
     for path, folders, files in os.walk(folder):
-        if CONFIG in (*files, *folders):  # a folder of this name is for others to refuse
+        if CONFIG in (*files, *folders):  # a folder of this name is refused when it is read
             yield Path(path)
         folders[:] = sorted((f for f in folders if f != NET), key=lambda name: (len(name), name))
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a run, without their seal."""
     return _read_settings(path)[0]
 
 
@@ -96,7 +97,7 @@ def read_json(path: Path, otherwise: str) -> Any:
     """The content of a JSON file.
 
     Args:
-        otherwise: what to say of a file that is not JSON.
+        otherwise: the error message for a file that is not JSON.
     """
     try:
         return json.loads(read_regular(path, _LARGEST_JSON))
@@ -109,7 +110,7 @@ def read_json(path: Path, otherwise: str) -> Any:
 
 
 def unsealed_note(folders: Iterable[Path]) -> str:
-    """What to say of runs among these that have no seals; nothing if all have."""
+    """A message about runs without seals in these folders; empty if there are none."""
     old = [
         folder for folder in folders if os.path.lexists(folder / CONFIG) and not is_sealed(folder)
     ]
@@ -123,7 +124,12 @@ def unsealed_note(folders: Iterable[Path]) -> str:
 
 
 def setting(path: Path, config: dict[str, Any], name: str, kind: Any, expected: str = "") -> Any:
-    """One of the settings in that file; refused, never guessed, if its type is wrong."""
+    """A setting of a run, or an error if it is missing or of another type.
+
+    Args:
+        path: the file that it was read from.
+        expected: what the error message says is expected.
+    """
     if name not in config:
         raise RankupError(f"{path} does not hold the settings of a run: it has no {name!r}")
     value = config[name]
@@ -133,6 +139,7 @@ def setting(path: Path, config: dict[str, Any], name: str, kind: Any, expected: 
 
 
 def no_setting(path: Path, name: str, value: Any, expected: str) -> RankupError:
+    """The error for a setting with an invalid value."""
     what = f", expected {expected}" if expected else ""
     return RankupError(
         f"{path} does not hold the settings of a run: its {name!r} is {value!r}{what}"
@@ -148,16 +155,16 @@ def recipe_of(settings: Mapping[str, Any]) -> Recipe:
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """A line for each task that a run has learned."""
+    """The lines of a run's metrics, one for each task learned, without their seals."""
     return read_metrics(folder / METRICS)[0]
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
-    """A line for each task learned, without its seal, and the matrix of their accuracies."""
+    """The lines of a run's metrics, without their seals, and the matrix of their accuracies."""
     folder, config, are_sealed = path.parent, dict[str, Any](), False
     if os.path.lexists(folder / CONFIG):
         config, are_sealed = _read_settings(folder / CONFIG)
-    saved = saved_tasks(folder)  # before its lines: meanwhile a run may have learned more
+    saved = saved_tasks(folder)  # before the lines, because the run may go on meanwhile
     lines: list[dict[str, Any]] = []
     matrix, expected = AccuracyMatrix(), _first_seal(config)
     for number, line in enumerate(raw_lines(path), start=1):
@@ -176,9 +183,14 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], AccuracyMatrix]:
 
 
 def refuse_mixed_up(folder: Path, method: str, saved: int, listed: int) -> None:
-    """Refuse a run whose `net/` has saved neither as many tasks as its metrics list nor one more,
-    which is there before its line: a lost end of the file matches its seals. A method that is not
-    continual saves all tasks at once."""
+    """Refuse a run unless `net/` has as many tasks as its metrics list, or one more, as a task is
+    saved before its line is written. Seals cannot tell that the end of the metrics is lost. A
+    method that is not continual saves all tasks at once.
+
+    Args:
+        saved: how many tasks `net/` has.
+        listed: how many the metrics list.
+    """
     if saved < listed:
         lacks = f"{folder / NET} lacks tasks that {METRICS} has (it holds {saved} of {listed})"
     elif saved > listed + 1 and method_info(method).continual:
@@ -189,7 +201,7 @@ def refuse_mixed_up(folder: Path, method: str, saved: int, listed: int) -> None:
 
 
 def saved_tasks(folder: Path) -> int:
-    """How many tasks the manifests in a run's `net/` name; of their damage others tell."""
+    """How many tasks the manifests in a run's `net/` name. Damaged ones count as 0."""
     manifests = [folder / NET / _MANIFEST, *(folder / NET).glob(f"*/{_MANIFEST}")]  # one per task
     return sum(map(_tasks_in, manifests))
 
@@ -203,8 +215,8 @@ def _tasks_in(manifest: Path) -> int:
 
 
 def unlisted_note(folders: Iterable[Path]) -> str:
-    """What to say of runs among these whose last task has no line, as if they had been killed
-    before they wrote it; nothing if there are none."""
+    """A message about a run in these folders whose last task has no line, because the run was
+    killed before it wrote it; empty if there is none."""
     for folder in folders:
         saved = saved_tasks(folder) if (folder / CONFIG).exists() else 0
         if saved and saved > (listed := len(read_lines(folder))):
@@ -255,8 +267,8 @@ def _next_seal(before: str, number: int, line: Mapping[str, Any]) -> str:
 
 
 def _is_cut_off(rest: bytes) -> bool:
-    """Whether what follows the last end of line is nothing, or a line that a crash cut off: one
-    that is whole with more behind it was changed instead."""
+    """Whether the text after the last end of line is empty, or a line that a crash cut off, and
+    not whole JSON, which was edited."""
     try:
         json.JSONDecoder().raw_decode(rest.decode(errors="replace"))
     except (ValueError, RecursionError):
@@ -303,12 +315,12 @@ def as_begun(
     root: Path,
     said: Callable[[str], bool],
 ) -> tuple[str, dict[str, Any], Request]:
-    """The method, its given options and the request of `rankup run`, with everything not given
-    taken from the run in that folder, or from the first of several seeds there. If there is none,
-    nothing changes.
+    """Complete the method, its options and the request of `rankup run --resume` from the settings
+    of the run in a folder, or of the first of several seeds there. Options that were given are
+    kept. If there is no run, nothing changes.
 
     Args:
-        said: whether an option was given, by its name.
+        said: returns whether an option was given, by its name.
     """
     runs = runs_in(root)
     if not runs:
@@ -341,6 +353,7 @@ def as_begun(
 
 
 def _seeds(root: Path, runs: list[Path]) -> dict[str, int]:
+    """The first seed of runs in a folder and their number; they must be consecutive."""
     seeds = sorted(_Stored(run / CONFIG).get("seed", int) for run in runs)
     if seeds[-1] - seeds[0] >= len(seeds):
         raise RankupError(

@@ -17,6 +17,11 @@ _LONGEST = 100  # bytes of a stream's name in a folder's name, which may have 25
 NETS = ("mlp", "resnet18")  # ours; all others are published ones
 PUBLISHED = {"timm:": "NAME", "hf:": "NAME_OR_PATH"}
 
+# Defaults for networks; published ones have a width of their own.
+WIDTHS = {"mlp": 256, "resnet18": 20}
+RANKS = {"mlp": "11,1", "resnet18": "0.1,0.02"}
+PUBLISHED_RANK = "4,1"
+
 
 class Device(StrEnum):
     auto = "auto"
@@ -26,7 +31,7 @@ class Device(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """The options that all commands that learn have in common."""
+    """The options that all commands which learn have in common."""
 
     stream: str = "p-digits"
     net: str = "mlp"
@@ -49,10 +54,10 @@ class Request:
     untold: bool = False  # also test without telling the task
     held_out: float = 0.0  # share of the training data used as test data
     first: int | None = None  # how many of the stream's tasks to learn, if not all
-    is_complete: bool = False  # `recipe_options` are all there are: `recipe` is just their name
+    is_complete: bool = False  # `recipe_options` has all fields, and `recipe` is just a name
 
     def __post_init__(self) -> None:
-        # All of these refuse before data is loaded.
+        # Before any data are loaded.
         check_net(self.net)
         if self.pretrained and not is_published(self.net):
             raise RankupError(f"--pretrained is for --net {_published()}, not for {self.net}")
@@ -62,7 +67,7 @@ class Request:
         replace(recipe_for(self.base_recipe), **self.recipe_options)
 
     def folder(self, command: str) -> Path:
-        """Where a command of several runs writes, unless told otherwise."""
+        """The default folder of a command with several runs."""
         net = "" if self.net == "mlp" else f"-{as_part_of_a_name(self.net)}"
         return Path("runs") / f"{command}-{self.stream_name}{net}"
 
@@ -78,7 +83,7 @@ class Request:
     @property
     def stream_name(self) -> str:
         """The stream's name as part of a folder's name. A long path is shortened to its last part
-        and a hash that tells it from others.
+        and a hash.
 
         >>> Request(stream="split:photos/birds").stream_name
         'split-photos_birds'
@@ -89,18 +94,19 @@ class Request:
 
 
 def check_net(net: str) -> None:
-    """Refuse what is no network's name."""
+    """Raise `RankupError` for anything but a network's name."""
     if net not in NETS and not is_published(net):
         raise RankupError(f"net must be one of {', '.join(NETS)}, {_published(', ')}, got {net!r}")
 
 
 def is_published(net: str) -> bool:
-    """Whether a network's name is that of a published one, which may have weights."""
+    """Whether a name is that of a published network, which may come with weights."""
     return isinstance(net, str) and any(net.startswith(kind) and net != kind for kind in PUBLISHED)
 
 
 def as_part_of_a_name(name: str) -> str:
-    """A stream's or network's name as part of a folder's. Most of a long path becomes a hash."""
+    """The name of a stream or network as part of a folder's name. Most of a long path becomes a
+    hash."""
     kind, colon, path = name.partition(":")
     encoded = name.encode(errors="replace")
     if len(encoded) > _LONGEST:

@@ -1,8 +1,8 @@
 """Learning a stream with a method, in a run folder from which it can be resumed at any time.
 
-config.json    what was asked for, enough to repeat it
+config.json    the settings, enough to repeat the run
 metrics.jsonl  a line per task learned
-net/           what the method knows
+net/           the state of the method
 checkpoint.safetensors   the task being learned, after its last finished epoch
 """
 
@@ -42,6 +42,7 @@ def run(
 
 
 def learn_run(seed_run: SeedRun, on_progress: OnProgress | None = None) -> None:
+    """Let a run learn all tasks that it has not learned yet, or raise why it failed."""
     for failure in run_together([seed_run], on_progress=on_progress).values():
         raise failure
 
@@ -52,9 +53,13 @@ def run_together(
     on_progress: OnProgress | None = None,
     note: Callable[[str], None] = warnings.warn,
 ) -> dict[SeedRun, TaskFailed]:
-    """Let several runs learn their streams at once, in one process.
+    """Let several runs learn their streams at once, in one process. If some fail, the others go on.
 
-    Returns why any runs failed; the others go on without them.
+    Args:
+        note: called with messages for the user.
+
+    Returns:
+        The errors of the runs that failed.
     """
     torch.set_num_threads(runs[0].config.threads)
     torch.backends.cudnn.deterministic = True  # the same seed, the same numbers
@@ -83,19 +88,20 @@ def _learn_next(
     checkpoints: Checkpoints,
     on_progress: OnProgress | None,
 ) -> dict[SeedRun, TaskFailed]:
+    """Let runs learn their next task, which has the same index for all, and record it."""
     started, before = time.perf_counter(), 0.0
 
     def seconds() -> float:
         """Seconds that the task has taken in total; runs that learn together share them."""
         return before + (time.perf_counter() - started) / len(runs)
 
-    # The others had already saved the task when they were stopped, or learn all tasks at once.
+    # Other runs saved the task before they were stopped, or learn all tasks at once.
     learning = [r for r in runs if r.method.learned == len(r.lines)]
     failures: list[TaskFailed | None] = []
     if learning:
         methods, tasks = [r.method for r in learning], [r.next_task for r in learning]
         watches = [
-            # Only one of them reports, for all: reporting takes time.
+            # Only one reports progress, for all, because that takes time.
             r.watch(checkpoints, seconds, on_progress if r is learning[0] else None, len(learning))
             for r in learning
         ]
@@ -114,13 +120,13 @@ def _learn_next(
 
 
 def _record(runs: Sequence[SeedRun], seconds: float) -> None:
-    """Save what was learned, test all tasks, write a line, for every run."""
+    """For every run, save what was learned, test all tasks and write a line."""
     if not runs:
         return
-    # Disks are slow, so what was learned is saved while it is tested. Tests are not worth threads:
+    # Runs are saved in threads, because disks are slow. Tests would not be faster in threads:
     # Python runs one at a time, and switching takes longer than waiting for a GPU.
     with ThreadPoolExecutor(len(runs)) as pool:
-        # Tests may replace a network's tensors, so what is to be saved is captured before them.
+        # The state is captured first, because tests may replace a network's tensors.
         saved = [pool.submit(save) for save in [r.saving() for r in runs]]
         tested = [(r.test(), r.test_untold()) for r in runs]
         for write in saved:

@@ -1,5 +1,5 @@
-"""Sealing again what somebody has changed on purpose: a run, a comparison, or settings chosen by
-trials."""
+"""Sealing files again after they were edited on purpose: those of a run or a comparison, or
+settings chosen by trials."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rankup.storage.seal import sealed, without_seal
 
 
 def seal_again(path: Path) -> str:
-    """Seal what is there as it is; return what was sealed, in words."""
+    """Seal the files at a path as they are, and return a sentence that says which."""
     if path.is_file():
         return _seal_choice(path)
     if is_comparison(path):

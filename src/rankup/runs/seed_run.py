@@ -46,20 +46,30 @@ from rankup.training.evaluate import fraction_correct
 from rankup.training.logs import Tool
 from rankup.training.loop import Epoch, OnEpoch
 
-_TELL = 0.5  # least number of seconds between two progress reports
+_TELL = 0.5  # seconds between two progress reports, at least
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a seed is, along with those trained together with it."""
+    """The progress of a run, and of those that learn together with it.
+
+    Attributes:
+        seed: the run's seed.
+        seeds: how many runs learn together.
+        task: the index of the open task.
+        epoch: how many epochs of it are done.
+        epochs: how many it takes.
+        loss: the loss of the last epoch.
+        accuracy: on a sample of the training data.
+    """
 
     seed: int
-    seeds: int  # how many
-    task: int  # its index
-    epoch: int  # epochs done
+    seeds: int
+    task: int
+    epoch: int
     epochs: int
     loss: float
-    accuracy: float  # on a sample of the training data
+    accuracy: float
 
 
 OnProgress = Callable[[Progress], None]
@@ -69,16 +79,17 @@ OnProgress = Callable[[Progress], None]
 class SeedRun:
     """One seed's run: its settings, its stream and its folder.
 
-    What it works with is made when it is first needed, and stays behind when the run is sent to
-    another process.
+    The stream, the method and other large objects are made when they are first needed. They are
+    not pickled when the run is sent to another process.
 
     Args:
+        config: its settings.
         preloaded: its stream, if it is already made.
         out: its folder; None to write nothing.
-        resume: whether it may continue what is in its folder.
-        data: the folder of data sets that its stream is made from.
-        until: after how many tasks to stop, if not after all.
-        log: what to draw curves with.
+        resume: whether it may continue the run in its folder.
+        data: the folder of data sets from which its stream is made.
+        until: after how many tasks to stop; None for all.
+        log: the tool that draws its curves.
     """
 
     config: RunConfig
@@ -94,13 +105,13 @@ class SeedRun:
 
     @cached_property
     def stream(self) -> Stream:
-        """Its tasks, on its device."""
+        """The tasks, on the run's device."""
         stream = self._make_stream() if self.preloaded is None else self.preloaded
         return stream.to(self.config.device)
 
     @cached_property
     def setting(self) -> Setting:
-        """What its method is made from."""
+        """What the method is made from."""
         config, first, recipe = self.config, self.stream[0], recipe_of(self.config.recipe)
         for task in self.stream if recipe.crop else ():
             check_pad(recipe.crop, task.train_x.shape)
@@ -119,6 +130,7 @@ class SeedRun:
 
     @cached_property
     def method(self) -> Method:
+        """The method, loaded from the folder if it was saved there."""
         kind = method_class(self.config.method)
         if self.out is not None and kind.is_in(self.out / NET):
             return kind.load(self.out / NET, self.setting)
@@ -130,7 +142,7 @@ class SeedRun:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """What `metrics.jsonl` says: a line per task learned."""
+        """The lines of `metrics.jsonl`, one per task learned."""
         return [] if self.out is None else read_lines(self.out)
 
     @cached_property
@@ -149,11 +161,12 @@ class SeedRun:
 
     @property
     def learned(self) -> int:
-        """How many tasks were learned, by this process or another, as its folder says."""
+        """How many tasks the folder lists as learned, by this process or another."""
         return len(read_lines(self.folder))
 
     @property
     def unfinished(self) -> bool:
+        """Whether the folder lacks tasks. Unlike `finished`, it reads the folder each time."""
         return self.learned < (self.until or self.config.tasks)
 
     @property
@@ -166,7 +179,7 @@ class SeedRun:
 
     @property
     def open_task(self) -> OpenTask:
-        """The next task, as checkpoints name it."""
+        """The next task, as checkpoints identify it."""
         config = self.config
         return OpenTask(len(self.lines), self.next_task.name, config.seed, config.recipe)
 
@@ -187,7 +200,7 @@ class SeedRun:
         return hold_out(learned, config.held_out, config.seed) if config.held_out else learned
 
     def check(self) -> None:
-        """Refuse a run that can neither begin nor go on. Writes nothing."""
+        """Raise an error if the run can neither begin nor continue. Writes nothing."""
         method_class(self.config.method).check(self.setting)
         if self.out is not None:
             check_folder(self.config, self.out, self.resume)
@@ -195,15 +208,14 @@ class SeedRun:
             refuse_mixed_up(self.out, self.config.method, learned, listed)
 
     def open(self) -> None:
-        """Check it, and make its folder: last, so that a refused run leaves none in the way of
-        another try."""
+        """Check the run, then make its folder, so that a refused run leaves none behind."""
         self.check()
         if self.out is not None:
             write_config(self.config, self.out)
 
     def refuse_if_outdated(self) -> None:
-        """Refuse to work with what was read before the folder was locked, if it has changed. The
-        caller must hold the lock."""
+        """Raise an error if the folder has changed since it was read. The caller must hold its
+        lock."""
         if self.out is None:
             return
         if self.learned != len(self.lines):
@@ -219,19 +231,23 @@ class SeedRun:
         return self.out is not None and (self.out / CHECKPOINT).is_file()
 
     def drop_old_checkpoint(self) -> None:
-        """Remove what is left of a run that was killed between its last line and its end. The
-        caller must hold the lock."""
+        """Remove the checkpoint of a finished run, which was killed before it could do so. The
+        caller must hold the folder's lock."""
         if self.finished and self.has_checkpoint:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def warn_if_capped(self) -> None:
-        """Warn where a task gets less rank than was asked for, as `grow` does."""
+        """Warn of layers whose rank is lower than the rule says, as `grow` does."""
         net = getattr(self.method, "net", None)
         if isinstance(net, IncrementalNet):
             net.plan.warn(net.options)
 
     def checkpoint(self, note: Callable[[str], None]) -> Checkpoint | None:
-        """Where the next task was stopped, if it was."""
+        """The checkpoint of the next task, if there is one.
+
+        Args:
+            note: called with a message about a checkpoint that cannot be used.
+        """
         return None if self.out is None else read_checkpoint(self.out, self.open_task, note)
 
     def watch(
@@ -241,7 +257,12 @@ class SeedRun:
         on_progress: OnProgress | None,
         seeds: int,
     ) -> OnEpoch:
-        """Writes checkpoints and reports progress, both seldom enough to cost little."""
+        """A callback that writes checkpoints and reports progress, seldom enough to cost little.
+
+        Args:
+            seconds: returns how long the task has taken so far.
+            seeds: how many runs learn together.
+        """
         task, reported, cost = self.open_task, 0.0, 0.0
 
         def on_epoch(epoch: Epoch, checkpoint: Checkpoint) -> None:
@@ -260,6 +281,7 @@ class SeedRun:
         return on_epoch
 
     def saving(self) -> Callable[[], None]:
+        """Capture the method's state and return a function that saves it."""
         return (lambda: None) if self.out is None else self.method.saving(self.out / NET)
 
     def test(self) -> list[float]:
@@ -270,12 +292,18 @@ class SeedRun:
         ]
 
     def test_untold(self) -> dict[str, Any]:
-        """The accuracy without telling which task it is, if that was asked for."""
+        """The results without telling the task, under the key "untold"; empty if the run is not
+        tested so."""
         feeds, pools = self._tests[: len(self.lines) + 1], is_domain_incremental(self.stream.tasks)
         return {"untold": test_untold(self.method, feeds, pools)} if self.config.untold else {}
 
     def note(self, tested: tuple[list[float], dict[str, Any]], seconds: float) -> None:
-        """Write the line of a task that was learned and saved."""
+        """Write the line of a task that was learned and saved.
+
+        Args:
+            tested: what `test` and `test_untold` returned.
+            seconds: how long the task has taken.
+        """
         accuracies, untold = tested
         self.matrix.add(accuracies)
         footprint = self.method.footprint()
@@ -298,4 +326,5 @@ class SeedRun:
 
 
 def versions() -> dict[str, str]:
+    """The versions that a run's settings record."""
     return {"rankup": rankup.__version__, "torch": torch.__version__}

@@ -1,10 +1,10 @@
-"""Choosing each method's settings: trials on seeds that no other command uses, scored on held-out
-training data, the same number for every method.
+"""Choosing the settings of methods by trials, the same number for every method, on seeds that no
+other command uses, scored on held-out training data.
 
 METHOD/trial-NN/seed-K   a run folder for each
-METHOD.json              what was chosen, and all trials that led to it, sealed
+METHOD.json              the chosen settings and all trials, sealed
 
-Here the rank update without learned factors is called rank-seeded, and independent networks of
+In these names, the rank update without learned factors is rank-seeded, and independent networks of
 rank 2 are parallel-rank-2.
 """
 
@@ -33,22 +33,31 @@ from rankup.runs.seed_run import OnProgress, SeedRun
 from rankup.storage.atomic import write_json
 from rankup.storage.seal import sealed
 
-FIRST_SEED = 1000  # of the trials' seeds
+FIRST_SEED = 1000  # of trials
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings, and what they reached on held-out data, for each seed."""
+    """A trial: settings and their results on held-out data.
+
+    Attributes:
+        settings: what was tried.
+        accuracy: the average accuracy of each seed.
+        forgetting: the forgetting of each seed.
+        failed: why a seed failed; None if none did.
+        stopped: after how many tasks the trial was stopped; None if it learned all.
+    """
 
     settings: Values
     accuracy: list[float]
     forgetting: list[float]
-    failed: str | None = None  # why, if a seed did
-    stopped: int | None = None  # after how many tasks, if not after all
+    failed: str | None = None
+    stopped: int | None = None
 
     @property
     def score(self) -> tuple[float, float]:
-        """The mean accuracy, but after more tasks any is better; if it failed, lower than any."""
+        """Orders trials: failed ones come last, then those with fewer tasks, then those with lower
+        mean accuracy."""
         if self.failed:
             return -1, -1
         return math.inf if self.stopped is None else self.stopped, statistics.mean(self.accuracy)
@@ -56,7 +65,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `METHOD.json` says."""
+    """The content of `METHOD.json`."""
 
     method: str
     stream: str
@@ -80,18 +89,22 @@ class Outcome:
 
     @property
     def shared(self) -> Values:
-        """What all trials were given alike, which is no choice."""
+        """The settings that all trials had in common, which were not chosen."""
         best = max(self.trials, key=lambda trial: trial.score)
         return {name: v for name, v in best.settings.items() if name not in self.chosen}
 
 
 class Tuning:
-    """All trials of several methods; refused before anything is run if a folder does not fit.
+    """The trials of several methods in a folder. Raises an error if they cannot begin or continue
+    there, before anything is run.
 
     Args:
+        launch: makes the runs.
         trials: the settings to try, by method.
-        budget: the epochs of each method's trials together, if trials are stopped early; by default
-            half of what trials of all tasks would take.
+        root: the folder.
+        search: whether all trials learn all tasks, or bad ones are stopped early.
+        budget: the number of epochs for all trials of a method, if some are stopped early; by
+            default half of what they would take to learn all tasks.
     """
 
     def __init__(
@@ -120,11 +133,11 @@ class Tuning:
         self._refuse_small()
 
     def learned(self, method: str) -> int:
-        """How many tasks its trials have learned in total."""
+        """How many tasks a method's trials have learned in total."""
         return sum(run.learned for run in self._all(method))
 
     def to_learn(self, method: str) -> int:
-        """How many tasks they learn at most."""
+        """How many tasks a method's trials learn in total, at most."""
         tasks = len(self._all(method)) * self.launch.tasks
         if self.search is Search.grid:
             return tasks
@@ -137,7 +150,13 @@ class Tuning:
         note: Callable[[str], None],
         pool: RayPool | ProcessPool | None = None,
     ) -> Outcome:
-        """Run a method's unfinished trials, and choose the best."""
+        """Run a method's unfinished trials, choose the best and write the outcome.
+
+        Args:
+            on_progress: called with the progress of runs.
+            note: called with messages for the user.
+            pool: as for `run_seeds`.
+        """
         learn = partial(run_seeds, on_progress=on_progress, note=note, pool=pool)
         tried = (
             self._halved(method, learn)
@@ -183,7 +202,7 @@ class Tuning:
         return [_trial(settings, runs, failures, self.launch.tasks) for settings, runs in tried]
 
     def _halved(self, method: str, learn: Learn) -> list[Trial]:
-        """Those that were begun."""
+        """The trials that were begun, with bad ones stopped early."""
         seed = self.launch.request.seed
         halving = Halving(self.runs[method], self.budget, seed, learn)
         halving.run()
@@ -208,7 +227,8 @@ class Tuning:
         return method + (variants.pop() if len(variants) == 1 else "")
 
     def _refuse_fewer(self, method: str) -> None:
-        """A choice among more trials must not be replaced by the best of fewer."""
+        """Raise an error if the folder has more trials than are to be run, so that a choice among
+        more is not replaced by one among fewer."""
         folder, asked = self.root / self._name(method), len(self.trials[method])
         begun = sum(1 for trial in folder.glob("trial-*") if runs_in(trial))
         if begun > asked:
@@ -237,8 +257,8 @@ class Tuning:
 
 
 def _choice(best: Trial, tried: Sequence[Trial]) -> Values:
-    """The best settings, but only those in which trials differ; settings that all of them share
-    were given, and must be given again.
+    """Those of the best settings in which trials differ. Settings that all trials have in common
+    were given by the user, and must be given again.
 
     >>> one, two = (Trial({"store": "int8", "lr": lr}, [lr], [0.0]) for lr in (0.1, 0.2))
     >>> _choice(two, [one, two])

@@ -1,4 +1,4 @@
-"""How right a method is without being told which task a sample is of."""
+"""Testing methods without telling them which task a sample is of."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from rankup.training.batches import Feed
 if TYPE_CHECKING:
     from rankup.data.tasks import Task
 
-_TOGETHER = 500  # samples that are asked about all tasks at once
+_BATCH = 500  # samples that are answered for all tasks at once
 
 
 def is_domain_incremental(tasks: Sequence[Task]) -> bool:
-    """Whether tasks change the inputs of the same classes: then the class alone must be right."""
+    """Whether all tasks transform the inputs of the same classes, so that a class is right whatever
+    its task."""
     return all(task.transform is not None for task in tasks)
 
 
 def test_untold(method: Method, feeds: Sequence[Feed], pools: bool) -> dict[str, list[float]]:
-    """For each task the share of its test samples that are right among the classes of all tasks,
-    and of those whose task is right.
+    """The accuracy among the classes of all tasks, and the share of samples whose task is guessed,
+    under the keys "accuracy" and "tasks": a number for each task.
 
     Args:
-        pools: whether tasks have the same classes, so that any task's class of that number counts.
+        method: a method that has learned these tasks.
+        feeds: the data of the tasks.
+        pools: whether tasks have the same classes, whose probabilities are added over tasks.
     """
     starts = [0]
     for feed in feeds:
@@ -36,7 +39,7 @@ def test_untold(method: Method, feeds: Sequence[Feed], pools: bool) -> dict[str,
     for number, feed in enumerate(feeds):
         right, found, count = 0, 0, 0
         for x, y in feed.test():
-            for part, labels in zip(*(torch.split(t, _TOGETHER) for t in (x, y)), strict=True):
+            for part, labels in zip(*(torch.split(t, _BATCH) for t in (x, y)), strict=True):
                 answer = method.untold(part)
                 chosen = _classes(answer.logits, feed.task.classes, pools)
                 wanted = labels if pools else labels + starts[number]
@@ -49,7 +52,7 @@ def test_untold(method: Method, feeds: Sequence[Feed], pools: bool) -> dict[str,
 
 
 def _classes(logits: Tensor, classes: int, pools: bool) -> Tensor:
-    """`[B]`: the likeliest class; if tasks have the same classes, after adding up over tasks."""
+    """`[B]`: the likeliest class. With `pools`, probabilities are first added over tasks."""
     if pools:
         logits = torch.logsumexp(logits.view(len(logits), -1, classes), 1)
     return logits.argmax(1)

@@ -1,4 +1,4 @@
-"""Checking that what runs have written is whole: settings, lines, checkpoints and networks."""
+"""Checking the files of runs: settings, metrics, checkpoints and networks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from rankup.storage.store import verify as verify_network
 
 @dataclass(frozen=True)
 class _WithoutSeals(Verification):
-    """What was found in a run that version 0.1 began."""
+    """The result for a run that version 0.1 began."""
 
     def __str__(self) -> str:
         whole = super().__str__()
@@ -39,8 +39,8 @@ class _WithoutSeals(Verification):
 
 
 def verify_all(path: Path) -> Iterator[Verification]:
-    """What is found in each run below a folder, and in what a comparison or trials left beside
-    their runs; in a folder without runs, what is found in its network."""
+    """Check each run below a folder, and the files of comparisons and trials beside their runs. In
+    a folder without runs, check its network."""
     runs = list(runs_below(path))
     if not runs and not is_comparison(path):
         yield verify_network(path)
@@ -61,7 +61,7 @@ def verify_run(run: Path) -> Verification:
         lines = raw_lines(run / METRICS) if config is None else read_lines(run)
     except RankupError as error:
         problems.append(str(error))
-    saved = saved_tasks(run)  # at once: it may be learning more
+    saved = saved_tasks(run)  # right after its lines, because it may be learning more
     problems += checkpoint_problems(run)
     in_network = _network_problems(run / NET)
     if lines is not None and not in_network:
@@ -72,7 +72,7 @@ def verify_run(run: Path) -> Verification:
 
 
 def _missing(run: Path, config: dict[str, Any] | None, saved: int, learned: int) -> list[str]:
-    """What the network or the lines of a run lack, which has so many tasks in each of them."""
+    """The problems of a run with `saved` tasks in its network and `learned` ones in its metrics."""
     if not learned:
         return []
     try:
@@ -82,7 +82,7 @@ def _missing(run: Path, config: dict[str, Any] | None, saved: int, learned: int)
         return [str(error)]
     try:
         kind = method_class(config["method"]) if config else None
-    except RankupError:  # a method of one's own that is not installed here
+    except RankupError:  # a method from outside that is not installed here
         return []
     has_net = kind.is_in(run / NET) if kind else (run / NET).exists()
     return [] if has_net else [f"{run / NET} holds nothing, but {METRICS} lists {learned} tasks"]

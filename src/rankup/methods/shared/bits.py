@@ -1,4 +1,5 @@
-"""Small whole numbers packed as bits without gaps, so that stored size equals counted size."""
+"""Packing small whole numbers into bytes without gaps, so that they are stored in as many bits as
+`Footprint` counts."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +7,8 @@ from torch import Tensor
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Whole numbers below 2**bits as bytes: the lowest bits of all of them, then the next bits.
+    """Pack whole numbers below 2**bits into bytes: the lowest bits of all numbers, then the next
+    bits, and so on.
 
     >>> pack(torch.tensor([1, 3, 0, 2, 1]), 2)
     tensor([83,  1], dtype=torch.uint8)
@@ -18,7 +20,7 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The `count` numbers that were packed.
+    """Undo `pack`, which was given `count` numbers.
 
     >>> unpack(pack(torch.tensor([1, 3, 0, 2, 1]), 2), 2, 5)
     tensor([1, 3, 0, 2, 1], dtype=torch.int32)
@@ -31,12 +33,12 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def packed_size(count: int) -> int:
-    """How many bytes so many bits take."""
+    """The number of bytes that `count` bits take."""
     return (count + 7) // 8
 
 
 def stray_bits(packed: Tensor, count: int) -> str | None:
-    """What is wrong if bits after the first `count` of each row are set; packing sets none.
+    """A message if bits after the first `count` of a row are set, which `pack` never does.
 
     >>> stray_bits(torch.tensor([83, 1], dtype=torch.uint8), 10)
     >>> stray_bits(torch.tensor([83, 4], dtype=torch.uint8), 10)
@@ -48,4 +50,5 @@ def stray_bits(packed: Tensor, count: int) -> str | None:
 
 
 def _eight(like: Tensor) -> Tensor:
+    """0 to 7, on the same device."""
     return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -1,5 +1,5 @@
-"""Methods that train one dense network: its weights, a head for each task, and how all of it is
-saved between tasks."""
+"""The base of methods that train one dense network with a head for each task, and how such a method
+is stored."""
 
 import copy
 import math
@@ -45,16 +45,21 @@ from rankup.utils.torch_modes import evaluating
 class DenseMethod(Method):
     """One dense network, trained task after task.
 
-    A method overrides what differs: `learner`, which defines a step; `consolidate`, what to do
-    once a task has been learned. What it must remember besides the weights is in `kept`, replayed
-    samples are in `buffer`: tensors by name, replaced but never modified in place, saved and
-    counted as they are.
+    Subclasses override `learner`, which defines a step, and `consolidate`, which is called when a
+    task has been learned.
+
+    Attributes:
+        norms: whether tasks share norms, with torch's running averages, or each has its own.
+        heads: whether heads of learned tasks are frozen, or keep learning from replayed samples.
+        body: the network, a copy of the setting's module with per-task layers.
+        parts: its per-task layers.
+        head: the one of them that has the heads.
+        kept: what the method must remember besides the weights: tensors by name, stored and counted
+            as they are. They may be replaced, but must not be modified in place.
+        buffer: the same of replayed samples.
     """
 
-    # Norms are shared, with torch's running averages, or each task has its own.
     norms: ClassVar[Literal["shared", "per task"]] = "shared"
-
-    # Old tasks' heads stay as they were learned, or keep learning from replayed samples.
     heads: ClassVar[Literal["frozen", "learning"]] = "frozen"
 
     def __init__(self, setting: Setting) -> None:
@@ -75,37 +80,37 @@ class DenseMethod(Method):
         self.head = next(p for p in self.parts if isinstance(p, TaskHead | LearningHeads))
         replaced = {id(setting.module.get_submodule(p.spec.name)): p for p in self.parts}
         self.body = copy_of(setting.module, replaced)
-        # The same name for all, so that all of these methods start from the same weights.
+        # "finetune" whatever the method, so that all of them start from the same weights.
         with seeds.seeded_rng(plan.device, seeds.number(setting.seed, "finetune")):
             keeps = setting.grow_options.base == "keep"
-            self._take_over(setting.module if keeps else redrawn(setting.module))
+            self._copy_from(setting.module if keeps else redrawn(setting.module))
         self.kept: Tensors = {}
         self.buffer: Tensors = {}
-        self._updating: set[str] = set()  # buffers that their modules update by themselves
+        self._updating: set[str] = set()  # names of buffers that modules update in training
         self._feed: Feed | None = None  # of the open task
         self._before: tuple[Tensors, Tensors, Tensors]  # the state that `abandon` restores
 
     @torch.no_grad()
-    def _take_over(self, drawn: nn.Module) -> None:
-        """Copy a redrawn module's tensors into the parts of the body that were not replaced."""
-        # By all names: a shared tensor's first name may be that of a replaced layer.
-        named: Tensors = dict(drawn.named_parameters(remove_duplicate=False))
-        named |= dict(drawn.named_buffers(remove_duplicate=False))
+    def _copy_from(self, module: nn.Module) -> None:
+        """Copy a module's tensors to the body, except for the layers that were replaced."""
+        # With duplicates, because a shared tensor's first name may be that of a replaced layer.
+        named: Tensors = dict(module.named_parameters(remove_duplicate=False))
+        named |= dict(module.named_buffers(remove_duplicate=False))
         replaced = tuple(f"{layer.spec.name}." for layer in self.parts)
         for name, tensor in chain(self.body.named_parameters(), self.body.named_buffers()):
             if not name.startswith(replaced):
                 tensor.copy_(named[name])
 
     def feed(self, task: Task) -> Feed:
-        """The data to learn from when this task comes."""
+        """The data that a task is learned from."""
         return Feed(task, self.recipe, self.device, self.plan.dtype)
 
     def learner(self, feed: Feed) -> Learner:
-        """The learner of the task that was just opened."""
+        """A learner for the open task."""
         return ModuleLearner(self.body, feed, self.learned)
 
     def consolidate(self, feed: Feed) -> None:
-        """What to do once the open task has been learned; nothing by default."""
+        """Update the method's own state when the open task has been learned; by default nothing."""
 
     def shared_parameters(self) -> Tensors:
         """The parameters that all tasks share, by name, detached."""
@@ -126,7 +131,7 @@ class DenseMethod(Method):
                 layer.open(layer.start(task.classes, Start(norms=self.recipe.norms)))
             self.body.train()
             if self.learned and self.norms == "per task":
-                self._hold()
+                self._freeze_buffers()
             return self.learner(feed)
         except BaseException:
             self.abandon()
@@ -140,7 +145,7 @@ class DenseMethod(Method):
     def end(self) -> None:
         feed = self._feed
         assert feed is not None
-        # Weights that stay parameters may be views into a tensor of all that was learned.
+        # Parameters may be views of one tensor that has everything that was learned.
         for parameter in self.body.parameters():
             parameter.data = parameter.data.clone()
         self._updating |= self._changed_from(self._before[0])
@@ -163,7 +168,7 @@ class DenseMethod(Method):
 
     def footprint(self) -> Footprint:
         return Footprint(
-            _numbers(self._of_tasks() | self._shared() | self.kept), _numbers(self.buffer)
+            _numbers(self._task_tensors() | self._shared() | self.kept), _numbers(self.buffer)
         )
 
     def saving(self, folder: Path) -> Callable[[], None]:
@@ -171,7 +176,7 @@ class DenseMethod(Method):
         tensors = {
             f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()
         }
-        tensors |= self._of_tasks()
+        tensors |= self._task_tensors()
         about = About(self._who, self.learned)
 
         def write() -> None:
@@ -214,17 +219,17 @@ class DenseMethod(Method):
         try:
             method._take(groups)
         except (ValueError, RuntimeError, LookupError, TypeError) as error:
-            raise StoreError(misfit) from error  # of what a method does not say that it needs
+            raise StoreError(misfit) from error  # the method does not state its layouts
         return method
 
     @property
     def _who(self) -> str:
-        """Recorded in its files, so that no other seed or method takes them for its own."""
+        """How its files name the method and seed, so that no other one loads them."""
         return f"{type(self).__name__} with seed {self.seed}"
 
     def check_saved(self, tensors: Tensors, learned: int) -> None:
-        """Refuse, by a `ValueError`, tensors that it cannot have saved after so many tasks."""
-        # Each task has a head. First, or many tasks that are not there would take long to expect.
+        """Raise `ValueError` for tensors that it cannot have saved after `learned` tasks."""
+        # First, because a large wrong number of tasks would make the following take long.
         if (there := len(_tasks_in(tensors))) != learned:
             raise ValueError(f"it holds {there} tasks, expected {learned}")
         if learned > (count := len(self.setting.tasks)) and isinstance(self.head, LearningHeads):
@@ -247,12 +252,13 @@ class DenseMethod(Method):
         expected.check(tensors)
 
     def kept_layouts(self, learned: int) -> Layouts | None:
-        """What `kept` and `buffer` must be like after so many tasks, by names that begin with
-        `kept/` or `buffer/`; by default not known, so that all finite numbers are taken."""
+        """The layouts of `kept` and `buffer` after `learned` tasks, under names that begin with
+        `kept/` or `buffer/`. By default None: they are not known, and any finite tensors are
+        accepted."""
         return None
 
     def layer_layouts(self, layer: TaskLayer, task: int, learned: int) -> Layouts | None:
-        """What a layer must have stored of a task; None if that is not known."""
+        """The layouts of the tensors that a layer stores of a task; None if they are not known."""
         dtype, tasks = self.plan.dtype, self.setting.tasks
         if isinstance(layer, TaskNorm):
             shapes = layer.spec.shapes(Place.number(task), 0).items()
@@ -264,7 +270,7 @@ class DenseMethod(Method):
         return layouts | {"bias": Layout((classes,), dtype)} if layer.spec.bias else layouts
 
     def _take(self, groups: dict[str, Tensors]) -> None:
-        """Take over the saved state."""
+        """Restore the saved state from tensors by the first part of their names and the rest."""
         self._updating = self._changed_from(groups.get("shared", {}))
         with torch.no_grad():
             for name, tensor in self._shared().items():
@@ -280,21 +286,21 @@ class DenseMethod(Method):
             )
 
     def _changed_from(self, values: Tensors) -> set[str]:
-        """The shared buffers whose values now differ."""
+        """The names of shared buffers whose values differ from these."""
         return {
             name
             for name, tensor in self._shared().items()
             if not isinstance(tensor, nn.Parameter) and not torch.equal(tensor, values[name])
         }
 
-    def _hold(self) -> None:
-        """Stop modules from updating their buffers once tasks depend on them, through their
-        `training` flag; their submodules are left alone."""
+    def _freeze_buffers(self) -> None:
+        """Put modules that update their buffers in training, but not their submodules, into eval
+        mode, because learned tasks depend on these buffers."""
         for name in self._updating:
             self.body.get_submodule(name.rpartition(".")[0]).training = False
 
     def _task_layer(self, spec: LayerSpec, plan: Plan) -> TaskLayer | None:
-        """The per-task layer in place of this one, if any."""
+        """The per-task layer that replaces one of the module's, or None to share it."""
         factory = self.seed, plan.dtype, plan.device
         if isinstance(spec, HeadSpec):
             if self.heads == "frozen":
@@ -305,15 +311,20 @@ class DenseMethod(Method):
         return None
 
     def _append(self, added: Sequence[Tensors]) -> None:
+        """Append a task to the tables of all per-task layers.
+
+        Args:
+            added: the tensors that each of `parts` adds.
+        """
         extended = [layer.extended(new) for layer, new in zip(self.parts, added, strict=True)]
         with undisturbed():
             for layer, tables in zip(self.parts, extended, strict=True):
                 layer.close()
                 layer.install(tables)
-            self._feed = None  # in here, so that Ctrl-C never abandons what is appended
+            self._feed = None  # in here, so that Ctrl-C cannot abandon an appended task
 
-    def _of_tasks(self) -> Tensors:
-        """The tensors that belong to each learned task, by its index."""
+    def _task_tensors(self) -> Tensors:
+        """The tensors of each learned task, named `index/layer.key`."""
         return {
             f"{index}/{layer.spec.name}.{key}": tensor
             for index in range(self.learned)
@@ -322,7 +333,7 @@ class DenseMethod(Method):
         }
 
     def _shared(self) -> Tensors:
-        """Weights and statistics that all tasks share, each listed once."""
+        """The parameters and buffers that all tasks share, by name; tied ones are listed once."""
         known = {
             id(t) for p in self.parts for t in nn.Module.state_dict(p, keep_vars=True).values()
         } | {id(t) for module in self.body.modules() for t in _counters(module)}
@@ -335,12 +346,12 @@ class DenseMethod(Method):
 
 
 def _tasks_in(names: Iterable[str]) -> set[str]:
-    """The tasks that tensors of these names belong to."""
+    """The indices, as text, of the tasks that tensors of these names belong to."""
     return {group for group in (name.partition("/")[0] for name in names) if group.isdecimal()}
 
 
 def _counters(module: nn.Module) -> Iterator[Tensor]:
-    """How many batches a norm has seen, where that changes nothing it computes."""
+    """A norm's counter of batches, if its output does not depend on it."""
     if isinstance(module, _NormBase) and module.momentum is not None:
         yield from (t for key, t in module.named_buffers() if key == "num_batches_tracked")
 

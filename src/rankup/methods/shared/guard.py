@@ -1,4 +1,4 @@
-"""Methods that never forget because some weights stay as they are, to the bit."""
+"""The base of methods that never forget because they freeze the weights that learned tasks use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from rankup.utils.torch_modes import evaluating
 
 
 class GuardedMethod(DenseMethod):
-    """A method that preserves the weights of `layers` for the tasks that need them. Norms are per
-    task; all other parameters are learned with the first task and constant after it."""
+    """Freezes entries of the weights of `layers`; which ones, subclasses decide. Norms are per
+    task; all other parameters are learned with the first task and constant after it.
+
+    Attributes:
+        layers: the specs of all Linears and convolutions but the head.
+    """
 
     norms = "per task"
 
@@ -30,13 +34,18 @@ class GuardedMethod(DenseMethod):
         self.layers = [spec for spec in self.plan.layers if isinstance(spec, FactoredSpec)]
 
     def constant(self) -> Tensors:
-        """Whether each parameter that tasks share is frozen, by default."""
+        """A mask `[]` for each parameter that tasks share: all frozen after the first task."""
         frozen = torch.tensor(self.learned > 0, device=self.device)
         return dict.fromkeys(self.shared_parameters(), frozen)
 
 
 class SubnetMethod(GuardedMethod):
-    """A method whose tasks each run with a part of the weights, and with biases of their own."""
+    """A method whose tasks each use a subset of the weights, and biases of their own.
+
+    Attributes:
+        weights: the weights of `layers`, by name.
+        biases: their biases, by name.
+    """
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -49,7 +58,8 @@ class SubnetMethod(GuardedMethod):
 
     @abstractmethod
     def weights_of(self, task: int) -> Tensors:
-        """What the layers' weights are for a learned task or the open one, by their names."""
+        """The weights that a learned or the open task uses, by name; those left out are used as
+        they are."""
 
     def predict(self, x: Tensor, task: int) -> Tensor:
         tensors = self.weights_of(task)
@@ -66,7 +76,7 @@ class SubnetMethod(GuardedMethod):
 
     @torch.no_grad()
     def take_last_biases(self) -> None:
-        """Begin with the biases of the task before."""
+        """Start from the biases of the previous task."""
         for name, bias in self.biases.items():
             if self.learned:
                 bias.copy_(self.kept[name][-1])
@@ -82,14 +92,14 @@ class SubnetMethod(GuardedMethod):
 
 
 class GuardedLearner(ModuleLearner):
-    """A module some of whose parameter entries must not move. Zeroing their gradients would not
-    hold them: Adam moves on by its averages, and weight decay needs no gradient. So they are
-    restored after every step.
+    """Learns a module in which some entries of parameters are frozen. They are restored after
+    every step, because zeroing their gradients would not be enough: Adam moves on by its averages,
+    and weight decay needs no gradient.
 
     Args:
-        frozen: masks of the entries to hold, by the parameters' names in the module; masks are
-            broadcast.
-        held: values of the frozen entries, by the same names, if not the current ones.
+        frozen: masks of the frozen entries, by the parameters' names in the module; they are
+            broadcast to the parameters' shapes.
+        held: the values of frozen entries, by the same names; by default the current ones.
     """
 
     def __init__(
@@ -103,6 +113,7 @@ class GuardedLearner(ModuleLearner):
             self.register_input(buffer_name("held", f"body.{name}"), values.clone())
 
     def frozen(self, name: str) -> Tensor:
+        """The mask of a parameter, by its name in this learner."""
         return self.get_buffer(buffer_name("frozen", name))
 
     def after_step(self) -> None:
@@ -110,11 +121,12 @@ class GuardedLearner(ModuleLearner):
 
     @torch.no_grad()
     def put_back(self) -> None:
+        """Restore the frozen entries."""
         for name in self._guarded:
             parameter, held = self.get_parameter(name), self.get_buffer(buffer_name("held", name))
             parameter.copy_(torch.where(self.frozen(name), held, parameter))
 
 
 def buffer_name(kind: str, name: str) -> str:
-    """The name of a learner's buffer about a parameter: buffer names must not contain dots."""
+    """The name of a learner's buffer that belongs to a parameter. Buffer names cannot have dots."""
     return f"{kind}/{name}".replace(".", "/")

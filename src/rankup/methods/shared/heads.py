@@ -1,4 +1,4 @@
-"""Heads of all tasks that keep learning, for methods that replay samples of old tasks."""
+"""Heads of all tasks that keep learning, for methods that replay samples of earlier tasks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from rankup.layers import Selection, Start, TaskLayer, Tensors
 from rankup.layers.spec import HeadSpec
 from rankup.layers.tensors import over_last
 
-FEATURES = -1  # in place of a task: heads return their inputs
+FEATURES = -1  # as the active task: heads return their inputs
 
 
 class LearningHeads(TaskLayer):
-    """A full output layer per task, all of them parameters from the beginning, so that shapes stay
-    the same as tasks come in. Heads of tasks to come are zero and get no gradient; a task's head
-    starts as `TaskHead` would."""
+    """A Linear head per task, all of which are parameters from the beginning, so that shapes stay
+    the same when tasks are added. Heads of later tasks are zero and get no gradient; a task's head
+    is initialised like a `TaskHead`.
+
+    Attributes:
+        weight: `[ΣC, in]`, the heads of all tasks, one after another.
+        bias: `[ΣC]`.
+        slices: the rows of each task.
+        columns: `[T, widest]`, the indices of each task's logits among all; 0 where it has fewer.
+        missing: `[T, widest]`, where that is so.
+        alike: whether all tasks have the same number of classes.
+    """
 
     spec: HeadSpec
     weight: Tensor
@@ -41,14 +50,13 @@ class LearningHeads(TaskLayer):
         total, widest = sum(classes), max(classes)
         self.weight = nn.Parameter(torch.zeros(total, spec.inputs, **self._factory))
         self.bias = nn.Parameter(torch.zeros(total, **self._factory)) if spec.bias else None
-        # Which of all answers are a task's own, [T, widest], and where it has too few classes.
         starts = torch.tensor([rows.start for rows in self.slices], device=device)[:, None]
         places = torch.arange(widest, device=device)
         missing = places >= torch.tensor(classes, device=device)[:, None]
         columns = (starts + places).masked_fill(missing, 0)
         self.register_buffer("columns", columns, persistent=False)
         self.register_buffer("missing", missing, persistent=False)
-        self.alike = total == widest * len(classes)  # all tasks have the same number of classes
+        self.alike = total == widest * len(classes)
 
     def forward(self, x: Tensor) -> Tensor:
         task = self._task(x)
@@ -60,14 +68,14 @@ class LearningHeads(TaskLayer):
         return F.linear(x, self.weight[classes], None if self.bias is None else self.bias[classes])
 
     def all(self, x: Tensor) -> Tensor:
-        """The answers of all heads, one after another: `[…, ΣC]`."""
+        """`[…, ΣC]`: the logits of all heads, one after another."""
         return F.linear(x, self.weight, self.bias)
 
     def own(self, answers: Tensor, tasks: Tensor) -> Tensor:
-        """Each sample's answers by the head of its own task, picked from those of all heads; −∞
-        where that head has fewer classes than the widest."""
-        # Each answer goes to at most one place, so that a GPU's gradients are deterministic;
-        # indexing rows of the weights would not be.
+        """`[…, widest]`: the logits of each sample's own task, `tasks [B]`, picked from those of
+        all heads; −∞ where that head has fewer classes than the widest."""
+        # Every logit is picked at most once, so that gradients on a GPU are deterministic; those of
+        # indexed rows of the weights are not.
         columns = over_last(self.columns.index_select(0, tasks), answers)
         logits = answers.gather(-1, columns.expand(*answers.shape[:-1], -1))
         if self.alike:

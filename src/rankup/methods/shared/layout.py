@@ -1,7 +1,8 @@
-"""What the tensors of a method must be like, checked before it takes any from a file.
+"""Checks of the tensors in a method's file before the method loads them: of their names, dtypes,
+shapes and values.
 
-A file may come from a stranger, with a hash that fits. Every check raises `ValueError` with one
-sentence.
+A matching hash is not enough, because a file may come from a stranger. Every check raises
+`ValueError` with one sentence.
 """
 
 import math
@@ -19,13 +20,14 @@ ANY = range(1 << 62)  # in a shape: any size
 
 @dataclass(frozen=True)
 class Layout:
-    """What one tensor must be like. Its numbers must be finite.
+    """The expected layout of a tensor, whose values must be finite.
 
     Args:
-        shape: its sizes, or ranges of them.
+        shape: its sizes, or ranges of allowed ones.
+        dtype: its dtype.
         least, most: bounds of its values.
-        but: where it need not be finite.
-        wrong: what else is wrong with its values, if anything is.
+        but: a mask of entries that need not be finite.
+        wrong: a further check, which returns what is wrong with the values, or None.
     """
 
     shape: Sequence[int | range]
@@ -37,12 +39,17 @@ class Layout:
 
     @classmethod
     def like(cls, tensor: Tensor, least: float = -math.inf) -> "Layout":
-        """That of a tensor. Modules may hold buffers that are infinite in places, such as masks;
-        these stay so."""
+        """The layout of a tensor. Entries that are infinite now, as in buffers with masks, may be
+        so in the file, too."""
         infinite = None if is_finite(tensor) else ~tensor.detach().isfinite()
         return cls(tuple(tensor.shape), tensor.dtype, least, but=infinite)
 
     def check(self, tensor: Tensor, name: str) -> None:
+        """Raise `ValueError` if a tensor does not have this layout.
+
+        Args:
+            name: how messages name the tensor.
+        """
         if tensor.dtype != self.dtype:
             raise ValueError(f"{name} is {tensor.dtype}, expected {self.dtype}")
         if not self._fits(tensor.shape):
@@ -75,24 +82,25 @@ Layouts = dict[str, Layout]
 
 @dataclass
 class Expected:
-    """The tensors that a method needs.
+    """The tensors that a method expects in its file.
 
     Args:
-        layouts: each one's layout.
-        free: how names begin of tensors that may be anything finite.
+        layouts: their layouts, by name.
+        free: prefixes of the names of tensors that are only checked to be finite.
     """
 
     layouts: Layouts = field(default_factory=dict)
     free: list[str] = field(default_factory=list)
 
     def add(self, start: str, layouts: Layouts | None) -> None:
-        """Add tensors whose names begin like this; None if it is not known what they are like."""
+        """Add tensors whose names have the prefix `start`; None if their layouts are not known."""
         if layouts is None:
             self.free.append(start)
         else:
             self.layouts |= {start + name: layout for name, layout in layouts.items()}
 
     def check(self, tensors: Tensors) -> None:
+        """Raise `ValueError` if a tensor is missing, unexpected or not of its layout."""
         for name in self.layouts:
             if name not in tensors:
                 raise ValueError(f"it has no tensor {_short(name)}")
@@ -107,9 +115,10 @@ class Expected:
 
 
 def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    wide = tensor if tensor.dtype.itemsize > 1 else tensor.float()  # of bytes, torch cannot tell
+    wide = tensor if tensor.dtype.itemsize > 1 else tensor.float()  # not for float8
     return bool(wide.isfinite().all())
 
 

@@ -1,4 +1,4 @@
-"""A memory of a few samples per class and task, and steps that look at it."""
+"""The base of methods that replay samples from a memory with a few of each class."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from rankup.training.engine.module import ModuleLearner, loss_of
 class Batch(NamedTuple):
     """Samples, each with its own task."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor  # [B, …]
+    y: Tensor  # [B]
     tasks: Tensor  # [B]
 
 
 def joined(one: Batch, other: Batch) -> Batch:
+    """Two batches as one."""
     return Batch(*(torch.cat(parts) for parts in zip(one, other, strict=True)))
 
 
 class MemorySlots(Protocol):
-    """Which task and class each slot of a memory belongs to."""
+    """The task and class of each slot of a memory, `[slots]` each."""
 
     tasks: Tensor
     labels: Tensor
 
 
 class Slots:
-    """The slots of a memory: equally many for every class of every task, one class after another,
-    so that it need not be stored which sample belongs to what."""
+    """The slots of a memory with the same number for every class of every task, one class after
+    another, so that the tasks and classes of samples need not be stored."""
 
     def __init__(self, tasks: Sequence[Task], per_class: int) -> None:
         classes = torch.tensor([task.classes for task in tasks])
@@ -54,8 +55,12 @@ class Slots:
 
 
 def check_inputs(who: str, tasks: Sequence[Task]) -> None:
-    """Refuse tasks whose inputs, after their transforms, do not fit in one tensor: bytes among
-    floats would be taken for floats of up to 255."""
+    """Refuse tasks whose transformed inputs differ in shape or dtype, so that they cannot be in one
+    tensor. Bytes among floats would count as floats of up to 255.
+
+    Args:
+        who: the subject of the error message.
+    """
     first, *others = tasks
     for task in others:
         for what in ("shape", "dtype"):
@@ -68,25 +73,29 @@ def check_inputs(who: str, tasks: Sequence[Task]) -> None:
 
 
 def _first_input(task: Task) -> Tensor:
-    """As a memory would keep it, but for its values."""
+    """An input with the shape and dtype that it would have in a memory; its values may differ."""
     x = task.train_x[:1]
     return x[0] if task.transform is None else task.transform(to_float(x))[0].to(x.dtype)
 
 
 def memory_layout(tasks: Sequence[Task], rows: int | range) -> Layout:
-    """What a memory of samples of these tasks must be like."""
+    """The layout of a memory with so many rows, or a range, of samples of these tasks."""
     x, transform = tasks[0].train_x[:1], tasks[0].transform
     kept = x if transform is None or x.dtype == torch.uint8 else transform(to_float(x))
     shape = (rows, *_first_input(tasks[0]).shape)
     if kept.dtype != torch.int64 or any(task.transform for task in tasks):
         return Layout(shape, kept.dtype)
-    # Indices, perhaps into a table of embeddings: none that the data does not have.
+    # They may be indices into a table of embeddings: allow only those in the range of the data.
     ends = [end.item() for task in tasks for end in task.train_x.aminmax()]
     return Layout(shape, kept.dtype, min(ends), max(ends))
 
 
 def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
-    """Row indices of a task's training data, a tensor for each class, in the order given."""
+    """Row indices of a task's training data, a tensor for each class, in the order given.
+
+    Args:
+        order: all row indices.
+    """
     labels = feed.task.train_y.index_select(0, order)
     rows = [order[labels == label] for label in range(feed.task.classes)]
     for label, of_class in enumerate(rows):
@@ -99,8 +108,8 @@ def rows_by_class(feed: Feed, order: Tensor) -> list[Tensor]:
 
 
 def remembered(feed: Feed, rows: Tensor) -> Tensor:
-    """Some of a task's training inputs as a memory keeps them: transformed, but neither augmented
-    nor scaled; as bytes where the data came in bytes."""
+    """The given rows of a task's training inputs as a memory stores them: transformed, but neither
+    augmented nor scaled; as bytes if the data are bytes."""
     x = feed.task.train_x.index_select(0, rows)
     if feed.task.transform is None:
         return x
@@ -117,13 +126,16 @@ def remembered(feed: Feed, rows: Tensor) -> Tensor:
 
 
 class ReplayLearner(ModuleLearner):
-    """A module with heads that learn, a task and a memory of earlier ones. A tensor gives the task
-    of every sample, so that one captured graph serves all tasks but the first.
+    """Learns a task with a memory of earlier ones, in a module with `LearningHeads`. The task of
+    every sample is given by a tensor, so that one captured graph serves all tasks but the first.
 
     Args:
         slots: the task and class of each slot of the memory.
-        images: what the memory holds, in the order of its slots.
-        replay: how many of its samples a step looks at.
+        images: the samples in the memory, in the order of its slots, of which they fill the first.
+        replay: how many of them are replayed in each step.
+
+    Attributes:
+        held: the number of samples in the memory.
     """
 
     memory_x: Tensor
@@ -142,7 +154,7 @@ class ReplayLearner(ModuleLearner):
     ) -> None:
         super().__init__(body, feed, index)
         self.held, self.replay = len(images), replay
-        # At full size from the beginning, so that shapes stay the same as tasks come in.
+        # At full size from the beginning, so that shapes stay the same when tasks are added.
         memory = feed.task.train_x.new_zeros(len(slots.tasks), *images.shape[1:])
         memory[: self.held] = images
         for name, tensor in {
@@ -160,8 +172,7 @@ class ReplayLearner(ModuleLearner):
         drawn = super().sample_epoch(generator)
         if not self.held:
             return drawn
-        # Steps go through the memory again and again, in a new order each time, taking `replay`
-        # samples each.
+        # Steps take `replay` samples each from passes over the memory, each in a new random order.
         shape, device = (self.feed.steps_per_epoch, self.replay), generator.device
         count = math.prod(shape)
         passes = math.ceil(count / self.held), self.held
@@ -205,8 +216,12 @@ class ReplayLearner(ModuleLearner):
 
 class ReplayMethod(DenseMethod):
     """One dense network, all heads of which keep learning, with a memory of `memory` samples of
-    each class of each learned task. Norms are shared, with torch's running averages over
-    everything that steps see, replayed samples included."""
+    each class of each learned task. Norms are shared; their running averages include replayed
+    samples.
+
+    Attributes:
+        learner_class: the subclass of `ReplayLearner` that computes the method's loss.
+    """
 
     heads = "learning"
     learner_class: ClassVar[type[ReplayLearner]]
@@ -228,8 +243,8 @@ class ReplayMethod(DenseMethod):
         )
 
     def consolidate(self, feed: Feed) -> None:
-        """Remember the samples of each class that come last in the order, repeating them where
-        there are too few."""
+        """Add the last samples of each class in the method's `order` to the memory, repeating them
+        if there are too few."""
         count = self.options.memory
         rows = [
             of_class.repeat(math.ceil(count / len(of_class)))[-count:]
@@ -246,6 +261,7 @@ class ReplayMethod(DenseMethod):
         return {"buffer/images": memory_layout(tasks, rows)}
 
     def order(self, feed: Feed) -> Tensor:
-        """Rows of the task's training data, those to remember last; by default at random."""
+        """The rows of the task's training data in an order that ends with those to remember; by
+        default a random one."""
         draw = seeds.generator(self.seed, "memory", self.learned)
         return torch.randperm(len(feed), generator=draw).to(feed.device)

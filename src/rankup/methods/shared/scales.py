@@ -1,5 +1,5 @@
-"""Shared by methods whose tasks learn scales of random matrices, and nothing else of a weight. The
-matrices come from the seed, never learn and are never stored."""
+"""The base of methods whose tasks learn vectors that scale random matrices. The matrices come from
+the seed, are frozen and are not stored."""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +17,20 @@ from rankup.methods.shared.weights import TaskWeight, TaskWeightMethod
 class ScalesMethod(TaskWeightMethod):
     """A network of `ScaledWeight` layers. Each task stores its scales, biases, head and norms."""
 
-    def kept_layouts(self, learned: int) -> Layouts:
-        return {}
-
 
 class ScaledWeight(TaskWeight):
-    """`W_t` made of two frozen matrices and the task's vectors of scales.
+    """A weight that is computed from two frozen matrices A and B and a task's vectors of scales.
 
-    Scales start at one and biases at zero: there is no pretrained weight that a layer could start
-    from, and where scales start at zero the layer would compute nothing and never learn. Matrices
-    are of a size that gives W Kaiming's variance then.
+    Scales start at one and biases at zero. Scales of zero, as the papers use on top of a pretrained
+    weight, would make a layer without one compute nothing, so that it never learned. The matrices
+    are scaled so that the weight then has the variance of Kaiming et al.
 
-    Tables: `all_KEY [T, …]` for each vector.
+    Args:
+        scales: the shapes of the vectors of scales, by name.
+
+    Attributes:
+        vectors: the shapes of all vectors of a task, including its bias.
+        all_NAME: `[T, …]`, the vectors of this name of learned tasks.
     """
 
     A: Tensor
@@ -43,20 +45,21 @@ class ScaledWeight(TaskWeight):
             self.register_buffer(f"all_{key}", torch.empty(0, *shape, **self._factory))
 
     def freeze(self, name: str, matrix: Tensor, variance: float) -> None:
-        """Keep a matrix of numbers from −1 to 1, scaled to entries of this variance."""
+        """Register a matrix whose entries are uniform from −1 to 1, scaled to this variance."""
         sized = (matrix * math.sqrt(3 * variance)).to(**self._factory).contiguous()
         self.register_buffer(name, sized, persistent=False)
 
     @property
     def kaiming(self) -> float:
-        """The variance that W should have; before a batch norm there is no ReLU to make up for."""
+        """The variance for entries of the weight: 2/in, or 1/in before a batch norm, where there is
+        no ReLU to compensate for."""
         return (1 if self.spec.before_batch_norm else 2) / self.spec.inputs
 
     def vector(self, key: str, task: int) -> Tensor:
         """A vector of a learned or open task."""
         if task < self.count:
             return self.get_buffer(f"all_{key}")[task]
-        new: Tensor = getattr(self, f"new_{key}")  # no parameter where seeds are mapped over
+        new: Tensor = getattr(self, f"new_{key}")  # under vmap it is no `nn.Parameter`
         return new
 
     def bias(self, task: int) -> Tensor | None:

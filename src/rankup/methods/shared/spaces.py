@@ -1,4 +1,5 @@
-"""The spaces that layers' inputs span, and learning that moves weights only outside of them."""
+"""The base of methods that measure the spaces which layers' inputs span, and move weights only
+outside of them."""
 
 from __future__ import annotations
 
@@ -21,16 +22,20 @@ from rankup.training.engine.module import ModuleLearner
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-BYTES = 2**27  # for the layer inputs multiplied at once
-WIDE = 4096  # inputs from which on a layer's covariance is too large to keep
-MAIN = 1024  # directions that are kept in its place
+BYTES = 2**27  # of layer inputs that are multiplied at once
+WIDE = 4096  # number of inputs from which on a layer's covariance is too large to store
+MAIN = 1024  # number of main directions that are stored in its place
 
 
 class ConfinedMethod(DenseMethod):
-    """A method that moves what tasks share only where the inputs of old tasks leave room.
+    """A method that moves shared weights only in directions in which earlier tasks have few inputs.
 
-    A bias is the weight of an input that is always 1, and protected as such. Each task has norms of
-    its own, so that everything that is shared is protected.
+    A bias is protected as the weight of an input that is always 1. Norms are per task, so that all
+    shared parameters are protected.
+
+    Attributes:
+        layers: the Linears and convolutions that tasks share, by name.
+        widths: the number of their inputs, with that of the bias, by name.
     """
 
     norms = "per task"
@@ -63,9 +68,16 @@ class ConfinedMethod(DenseMethod):
         self.widths = {name: as_matrix(layer).shape[1] for name, layer in self.layers.items()}
 
     def add_inputs(self, feed: Feed, most: int, draw: str, sums: Tensors, rests: Tensors) -> None:
-        """Add the inputs that each layer has for at most that many samples of the open task, to a
-        covariance, or to main directions if there is a rest. Norms use batch statistics here, so
-        batches are large and shuffled."""
+        """Add the inputs that layers have for samples of the open task to `sums`, in place. Norms
+        use batch statistics here, so batches are large and shuffled.
+
+        Args:
+            most: the largest number of samples.
+            draw: a name for the random choice of samples.
+            sums: for each layer its covariance `[D, D]` or, if it is in `rests`, main directions
+                `[MAIN, D]`.
+            rests: the energy outside of the main directions.
+        """
 
         def look(name: str, layer: Layer, given: tuple[Tensor]) -> None:
             if name in rests:
@@ -74,7 +86,7 @@ class ConfinedMethod(DenseMethod):
                 add_covariance(sums[name], layer, *given)
 
         x, _ = next(feed.train(2))
-        self.predict(x, self.learned)  # a trial of the layout, if it is due, must not be counted
+        self.predict(x, self.learned)  # may try memory formats, whose inputs must not be counted
         hooks = [
             layer.register_forward_pre_hook(partial(look, name))
             for name, layer in self.layers.items()
@@ -97,6 +109,8 @@ class Free(nn.Module, ABC):
 
 
 class Within(Free):
+    """Given by its matrix."""
+
     projection: Tensor  # [in + 1, in + 1]
 
     def __init__(self, projection: Tensor) -> None:
@@ -121,7 +135,12 @@ class Without(Free):
 
 
 class Confined(nn.Module):
-    """A layer whose weights may move only within a subspace of its inputs."""
+    """Lets the weights of a layer move only within a subspace of its inputs.
+
+    Attributes:
+        start: the layer as a matrix when the task began.
+        free: the projection onto the subspace.
+    """
 
     start: Tensor  # [out, in + 1]
 
@@ -132,8 +151,8 @@ class Confined(nn.Module):
         self.free = free.to(self.start)
 
     def after_step(self) -> None:
-        """Project the total move, which is the same as projecting each step, as a projection is
-        linear and idempotent; rounding errors do not accumulate."""
+        """Project the total move since the task began. As projections are linear and idempotent,
+        that is the same as projecting each step, but rounding errors do not accumulate."""
         (layer,) = self._layer
         matrix = self.start + self.free(as_matrix(layer) - self.start)
         inputs = layer.weight[0].numel()
@@ -143,6 +162,12 @@ class Confined(nn.Module):
 
 
 class ConfinedLearner(ModuleLearner):
+    """Learns a module whose layers are confined.
+
+    Args:
+        confined: `Confined` layers.
+    """
+
     confined: nn.ModuleList
 
     def __init__(self, body: nn.Module, feed: Feed, index: int, confined: nn.ModuleList) -> None:
@@ -157,18 +182,19 @@ class ConfinedLearner(ModuleLearner):
 
 
 def as_matrix(layer: Layer) -> Tensor:
-    """`[out, in]`: a kernel's taps count as inputs, and a bias is the weight of one more."""
+    """`[out, in]`: a layer's weight. The taps of a kernel count as inputs; a bias is one more
+    column."""
     weight = layer.weight.detach().flatten(1)
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)
 
 
 def inputs(layer: Layer, x: Tensor) -> Tensor:
-    """The vectors that `as_matrix` multiplies, a row for each output position."""
+    """`[N, in]`: the vectors that `as_matrix` multiplies, a row for each output position."""
     if not isinstance(layer, nn.Linear):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
         dims = range(len(layer.kernel_size))
-        for dim in dims:  # each spatial dim adds a last one for its taps: [B, C, places…, taps…]
+        for dim in dims:  # unfolding appends a dim for the taps: [B, C, positions…, taps…]
             taps, apart = layer.kernel_size[dim], layer.dilation[dim]
             x = x.unfold(2 + dim, (taps - 1) * apart + 1, layer.stride[dim])[..., ::apart]
         x = x.movedim(1, 1 + len(dims)).flatten(1 + len(dims))
@@ -177,22 +203,23 @@ def inputs(layer: Layer, x: Tensor) -> Tensor:
 
 
 def add_covariance(total: Tensor, layer: Layer, x: Tensor) -> None:
-    """Add Σ vvᵀ over the layer's inputs v, not centred; in float64, because the directions that
-    matter are those that hold little compared with others."""
+    """Add Σ vvᵀ over the layer's inputs v, not centred, to `total [in, in]`. It is in float64,
+    because the directions that matter have little energy compared with others."""
     for chunk in in_parts(layer, x):
         rows = inputs(layer, chunk).double()
         total.addmm_(rows.t(), rows)
 
 
 def in_parts(layer: Layer, x: Tensor) -> Sequence[Tensor]:
-    """Parts so small that the layer's inputs fit in memory: a convolution has many per sample."""
+    """Split inputs `[B, …]` so that the vectors of each part take at most `BYTES`."""
     taps = layer.weight[0, 0].numel()
     return torch.split(x, max(1, BYTES // (8 * taps * x[0].numel())))
 
 
 def add_directions(main: Tensor, rest: Tensor, layer: Layer, x: Tensor) -> None:
-    """Add Σ vvᵀ over the layer's inputs v to a sum that is kept as `mainᵀ main` with orthogonal
-    rows; the energy that does not fit into them is added to `rest`."""
+    """Add Σ vvᵀ over the layer's inputs v to a sum that is stored as `mainᵀ main`, where
+    `main [n, in]` has orthogonal rows, the sum's leading directions. The energy of all others is
+    added to `rest`."""
     for chunk in in_parts(layer, x):
         for new in torch.split(inputs(layer, chunk), len(main)):
             rows = torch.cat([main, new]).double()

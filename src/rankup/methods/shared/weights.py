@@ -1,5 +1,5 @@
-"""Layers and learner shared by methods in which every task has its own weights, made from the
-little that is stored of it. Nothing that a learned task depends on ever changes."""
+"""The base of methods in which every task has its own weights, computed from the few numbers that
+are stored of it. Nothing that a learned task depends on ever changes."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -20,21 +20,30 @@ from rankup.training.engine.module import ModuleLearner
 
 
 class TaskWeight(TaskLayer):
-    """A Linear or a convolution with a weight for each task."""
+    """A Linear or a convolution with a weight for each task.
+
+    Attributes:
+        reads: the names of the buffers that steps of an open task read.
+    """
 
     spec: FactoredSpec
 
-    reads: ClassVar[tuple[str, ...]]  # buffers that the steps of an open task read
+    reads: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def weight(self, task: int) -> Tensor:
         """The weight of a learned or open task, as a matrix `[out, in]`."""
 
     def bias(self, task: int) -> Tensor | None:
+        """The bias `[out]` of a learned or open task; by default there is none."""
         return None
 
     def layouts(self, is_last: bool) -> Layouts | None:
-        """What a task must have stored, the last one or another; None if that is not known."""
+        """The layouts of the tensors that a task stores; None if they are not known.
+
+        Args:
+            is_last: whether it is the task that was learned last.
+        """
         return None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,7 +72,7 @@ class WeightLearner(ModuleLearner):
 
 
 class TaskWeightMethod(DenseMethod):
-    """A network of `TaskWeight` layers. Each task also has its own norms."""
+    """A network of `TaskWeight` layers. Each task also has its own head and norms."""
 
     norms = "per task"
 
@@ -76,7 +85,11 @@ class TaskWeightMethod(DenseMethod):
             )
 
     @abstractmethod
-    def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight: ...
+    def layer(self, spec: FactoredSpec, plan: Plan) -> TaskWeight:
+        """The layer that replaces a Linear or a convolution."""
+
+    def kept_layouts(self, learned: int) -> Layouts:
+        return {}
 
     def learner(self, feed: Feed) -> WeightLearner:
         return WeightLearner(self.body, feed, self.learned)

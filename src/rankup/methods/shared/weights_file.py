@@ -1,4 +1,4 @@
-"""The files of a method on disk: its tensors, and a manifest that seals them.
+"""The files of a method on disk: its tensors, and a manifest with their hash.
 
     manifest.json             who wrote the weights, after how many tasks, and their SHA-256
     weights-0003.safetensors  all tensors, in a file with a new name for every save
@@ -58,7 +58,7 @@ _check_manifest = schema.fields(
 
 @dataclass(frozen=True)
 class About:
-    """Who wrote some weights, and after how many tasks."""
+    """Which method and seed wrote weights, and after how many tasks."""
 
     of: str
     tasks: int
@@ -66,11 +66,11 @@ class About:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a method saved; how many tasks it had learned, unless it did not say."""
+    """What a method saved."""
 
     path: Path
     tensors: Tensors
-    tasks: int | None
+    tasks: int | None  # learned by then; None if version 0.1, which did not say, wrote it
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class _Manifest:
 
 
 def write_weights(folder: Path, tensors: Tensors, about: About) -> None:
-    """Write a method's tensors, contiguous and on the CPU, in place of what it saved before."""
-    # The entry in the weights themselves is what version 0.1 wrote: the same bytes.
+    """Write a method's tensors, contiguous and on the CPU, in place of those saved before."""
+    # Version 0.1 wrote the same metadata, so the bytes are the same.
     content = safetensors.torch.save(tensors, {"of": about.of})
     if format_of(folder) == FORMAT:
         raise StoreError(f"{folder} holds a grown network: save this method to a folder of its own")
@@ -98,9 +98,9 @@ def write_weights(folder: Path, tensors: Tensors, about: About) -> None:
     else:
         write_file(folder / new.weights.file, content)
         write_file(folder / MANIFEST, new.to_bytes())
-    # Also if nothing was new: a save that was killed may have left the weights before its own.
+    # Even if nothing was written: an interrupted save may have left older weights.
     for path in _left_over(folder, new.weights.file):
-        with suppress(OSError):  # it is in nobody's way
+        with suppress(OSError):  # leftovers do no harm
             path.unlink()
 
 
@@ -110,11 +110,12 @@ def has_weights(folder: Path) -> bool:
 
 
 def is_unsealed(folder: Path) -> bool:
-    """Whether it was saved by version 0.1, without a manifest."""
+    """Whether a folder was saved by version 0.1, which wrote no manifest."""
     return not (folder / MANIFEST).exists() and (folder / _UNSEALED).exists()
 
 
 def warn_unsealed(folder: Path) -> None:
+    """Warn that damage to the files of version 0.1 cannot be noticed."""
     warnings.warn(
         f"{folder} was saved by version 0.1, without hashes: whether its weights are as they were "
         "written cannot be told",
@@ -123,12 +124,16 @@ def warn_unsealed(folder: Path) -> None:
 
 
 def read_weights(folder: Path, of: str) -> Weights:
-    """The tensors that this method must have written with this seed, every bit as written."""
+    """Read what a method wrote, and refuse it if its hash does not match.
+
+    Args:
+        of: the method and seed that must have written it.
+    """
     if is_unsealed(folder):
         path = folder / _UNSEALED
         content = _read(path, _LARGEST_UNSEALED)
         tensors = _tensors(path, content)
-        _refuse_other(path, _said_by(content, of), of)
+        _refuse_other(path, _writer_of(content, of), of)
         return Weights(path, tensors, None)
     manifest, path, content = _read_sealed(folder)
     _refuse_other(folder / MANIFEST, manifest.about.of, of)
@@ -136,7 +141,7 @@ def read_weights(folder: Path, of: str) -> Weights:
 
 
 def verify_weights(folder: Path) -> list[str]:
-    """What is wrong with a method's folder, a sentence for each problem."""
+    """The problems of a method's folder, a sentence each."""
     try:
         if is_unsealed(folder):
             path = folder / _UNSEALED
@@ -154,7 +159,7 @@ def verify_weights(folder: Path) -> list[str]:
 
 
 def _last(folder: Path) -> _Manifest | None:
-    """The manifest of the last save; None if there is none that can be used."""
+    """The manifest of the last save; None if there is none or it is invalid."""
     try:
         return _read_manifest(folder)
     except StoreError:
@@ -162,7 +167,7 @@ def _last(folder: Path) -> _Manifest | None:
 
 
 def _is_there(folder: Path, old: _Manifest, new: _Manifest, content: bytes) -> bool:
-    """Whether the last save wrote the same, and what it wrote is still there."""
+    """Whether the last save wrote the same content, and its file still has it."""
     if old.about != new.about or old.weights.sha256 != new.weights.sha256:
         return False
     try:
@@ -172,17 +177,17 @@ def _is_there(folder: Path, old: _Manifest, new: _Manifest, content: bytes) -> b
 
 
 def _next_name(folder: Path, old: _Manifest | None) -> str:
-    """A name that the last save does not have. It follows from its manifest alone, so that a run
-    that was killed and resumed writes what another would."""
+    """A name for the weights, other than that of the last save. It depends on the last manifest
+    alone, so that a run that was interrupted and resumed ends with the same names as any other."""
     names = [path.name for path in folder.iterdir()] if old is None else [old.weights.file]
     numbers = [int(found[1]) for name in names if (found := re.fullmatch(_NAME, name))]
     if old is None and not (folder / MANIFEST).exists():
-        numbers = []  # the first save, or left over from one
+        numbers = []  # the first save: any weights are left from an interrupted one
     return f"weights-{max(numbers, default=0) + 1:04}.safetensors"
 
 
 def _left_over(folder: Path, current: str) -> Iterator[Path]:
-    """Weights of older saves, and what a killed process left half written."""
+    """Weights of older saves, and unfinished files of interrupted ones."""
     for path in list(folder.iterdir()):
         name = path.name[1 : -len(UNFINISHED)] if is_unfinished(path) else path.name
         if path.name != current and (name == _UNSEALED or re.fullmatch(_NAME, name)):
@@ -212,7 +217,7 @@ def _read_sealed(folder: Path) -> tuple[_Manifest, Path, bytes]:
 
 
 def _described(folder: Path, manifest: _Manifest) -> tuple[Path, bytes]:
-    """The weights that a manifest describes."""
+    """The path and content of the weights that a manifest describes."""
     file = manifest.weights
     path = folder / file.file
     content = _read(path, file.size)
@@ -241,8 +246,9 @@ def _tensors(path: Path, content: bytes) -> Tensors:
         raise StoreError(f"{path} is truncated or not a safetensors file: {reason}") from error
 
 
-def _said_by(content: bytes, of: str) -> str:
-    """Who wrote some weights, as the header of a safetensors file says; older ones do not."""
+def _writer_of(content: bytes, of: str) -> str:
+    """The method and seed that wrote weights, by the header of a safetensors file; `of` if it does
+    not name any, as in the oldest files."""
     length = int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8 : 8 + length])
     return str((header.get("__metadata__") or {}).get("of", of))
