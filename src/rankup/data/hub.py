@@ -130,6 +130,6 @@ def _parquet_files(folder: Path) -> dict[str, Path]:
 
 
 def _state(file: Path) -> list[Any]:
-    """What changes whenever a file is written."""
+    """The size and times of a file, which change whenever it is written."""
     about = file.stat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns]
