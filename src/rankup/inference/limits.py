@@ -1,4 +1,4 @@
-"""What a server takes at most, and the error that refuses the rest."""
+"""The limits of a server, and the error of requests that exceed them."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ class Refused(RankupError):
 
 @dataclass(frozen=True)
 class Limits:
+    """The most that a server accepts."""
+
     body: int = 16 << 20  # bytes of a request
     zip: int = 512 << 20  # bytes of a request that brings a zip to learn from
     bodies: int = 1 << 30  # bytes of all requests that are being read
