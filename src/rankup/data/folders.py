@@ -21,6 +21,8 @@ TEST_FOLDERS = ("test", "validation", "valid", "val")
 
 @dataclass(frozen=True)
 class ImageFolder:
+    """The images of a data set and their labels, a `Layout`."""
+
     root: Path
     classes: tuple[str, ...]
     train: tuple[tuple[Path, int], ...]
@@ -102,6 +104,8 @@ def to_test(root: Path) -> tuple[tuple[str, ...], tuple[tuple[Path, int], ...]]:
 
 @dataclass(frozen=True)
 class FolderSplit:
+    """Image files and their labels, an `EncodedSplit`."""
+
     pictures: tuple[tuple[Path, int], ...]
 
     @cached_property

@@ -32,6 +32,8 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class ParquetFolder:
+    """The parquet files of a data set, a `Layout`."""
+
     root: Path
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -67,6 +69,8 @@ def find(root: Path, tests: Sequence[str] = TESTS) -> ParquetFolder | None:
 
 @dataclass(frozen=True)
 class ParquetSplit:
+    """The images of some parquet files in their order, an `EncodedSplit`."""
+
     shards: "tuple[_Shard, ...]"
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class StreamInfo:
     source: str
     kind: str  # permuted, rotated or split
     tasks: int | None  # the default number of tasks; None: it must be given
-    side: int | None = None  # pixels each way that its images are scaled to; None: as they are
+    side: int | None = None  # pixels each way to scale its images to; None: not scaled
 
 
 STREAMS = {

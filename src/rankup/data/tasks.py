@@ -9,7 +9,7 @@ from torch import Tensor
 from rankup.data.transforms import Transform
 from rankup.errors import DataError
 
-MOST_CLASSES = 2**20  # of a task: each takes a row of a head, and of what is computed from it
+MOST_CLASSES = 2**20  # of a task, since each takes memory for a row of its head and for logits
 
 
 @dataclass(frozen=True, eq=False)
