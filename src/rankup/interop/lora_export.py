@@ -63,11 +63,7 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
         task: a committed task's name or index.
         folder: where to write `adapter_config.json` and `adapter_model.safetensors`.
     """
-    if net.options.base != "keep":
-        raise RankupError(
-            "a LoRA adapter adds to weights of a module, which this network does not have: grow it "
-            "with base='keep'"
-        )
+    refuse_without_base(net)
     index = net._tasks.committed(task)
     if net._tasks.tasks[index].views > 1:
         raise RankupError(
@@ -93,6 +89,15 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
         write_json(folder / CONFIG, _config(adapter, plain))
     except OSError as error:
         raise StoreError(f"the adapter cannot be written to {folder}: {error}") from None
+
+
+def refuse_without_base(net: IncrementalNet) -> None:
+    """Raise unless a network keeps the weights of its module, to which an adapter adds."""
+    if net.options.base != "keep":
+        raise RankupError(
+            "a LoRA adapter adds to weights of a module, which this network does not have: grow it "
+            "with base='keep'"
+        )
 
 
 def _collect(net: IncrementalNet, plain: nn.Module, index: int) -> _Adapter:

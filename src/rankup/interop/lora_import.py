@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankup.errors import RankupError, StoreError
 from rankup.growing.plan import is_substituted, owner_of
-from rankup.interop.lora_export import CONFIG, PREFIX, TENSORS
+from rankup.interop.lora_export import CONFIG, PREFIX, TENSORS, refuse_without_base
 from rankup.layers import FactoredLayer, TaskHead, TaskLayer, TaskNorm
 from rankup.layers.spec import WeightSpec
 from rankup.net.network import IncrementalNet
@@ -42,11 +42,7 @@ def from_lora(
         classes: how many classes the task has, if the adapter has no head; its head is then fresh
             and has to be trained.
     """
-    if net.options.base != "keep":
-        raise RankupError(
-            "a LoRA adapter adds to weights of a module, which this network does not have: grow it "
-            "with base='keep'"
-        )
+    refuse_without_base(net)
     adapter, places = _Adapter.read(Path(folder)), _Places.of(net)
     values = [*_of_pairs(adapter, places), *_of_saved(adapter, places)]
     found = _classes(places, adapter, classes)
