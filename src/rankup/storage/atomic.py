@@ -45,9 +45,9 @@ def make_folder(folder: Path) -> None:
 def refuse_unwritable(folder: Path) -> None:
     """Raise `StoreError` if nothing can be saved to a folder, before minutes of work whose result
     would be lost. Nothing is left there."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(_ROOM))
     except OSError as error:
         raise StoreError(f"nothing can be saved to {folder}: {error.strerror}") from error

@@ -107,15 +107,15 @@ def _explicit(manifest: Manifest) -> list[Entry]:
 
 def _new_tasks(mine: Manifest, theirs: Manifest) -> Iterator[Entry]:
     """The tasks that the first network lacks, described as its manifest will describe them."""
-    there = {task.name: (task, file) for task, file in _explicit(mine)}
+    known = {task.name: (task, file) for task, file in _explicit(mine)}
     inputs = mine.inputs or theirs.inputs
     for task, file in _explicit(theirs):
-        if task.name not in there:
+        if task.name not in known:
             # A task without inputs took those of its own network, which may differ here.
             taken = task.about.inputs or theirs.inputs
             about = replace(task.about, inputs=taken) if taken != inputs else task.about
             yield replace(task, about=about), file
-        elif (task.said(), file) != (there[task.name][0].said(), there[task.name][1]):
+        elif (task.said(), file) != (known[task.name][0].said(), known[task.name][1]):
             raise RankupError(f"the networks know different tasks of the name {task.name!r}")
 
 

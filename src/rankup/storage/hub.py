@@ -143,12 +143,12 @@ class Repository:
             content: of the file, from which the hash of small files is computed. Without it, small
                 files count as different.
         """
-        there = self.files.get(name)
-        if there is None or there.size != file.size:
+        listed = self.files.get(name)
+        if listed is None or listed.size != file.size:
             return False
-        if there.lfs is not None:
-            return bool(there.lfs.sha256 == file.sha256)
-        return content is not None and there.blob_id == git_hash(content)
+        if listed.lfs is not None:
+            return bool(listed.lfs.sha256 == file.sha256)
+        return content is not None and listed.blob_id == git_hash(content)
 
 
 def git_hash(content: bytes) -> str:

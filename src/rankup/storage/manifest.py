@@ -46,7 +46,7 @@ METHOD_FORMAT = "rankup method"
 _FORMATS = {FORMAT: "a rankup network", METHOD_FORMAT: "a method's weights"}
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
-SUMS_FILE = r"sums-[0-9a-f]{8}\.safetensors"  # named after what is in it
+SUMS_FILE = r"sums-[0-9a-f]{8}\.safetensors"  # named after the hash of its content
 MOST_MEMORY = 1 << 32  # default for the bytes that a network may take beyond its files
 
 _LARGEST = 1 << 26  # bytes of a manifest

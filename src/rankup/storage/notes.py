@@ -61,10 +61,10 @@ def update(folder: Path, given: Mapping[str, Note], tasks: Sequence[str]) -> Non
         given: notes by task, which replace older ones.
         tasks: the folder's tasks; notes of others are dropped.
     """
-    there = read(folder)
-    known = {name: note for name, note in {**there, **given}.items() if name in tasks}
+    old = read(folder)
+    known = {name: note for name, note in {**old, **given}.items() if name in tasks}
     stamped = {name: note if note.saved else _stamped(note) for name, note in known.items()}
-    if stamped != there:
+    if stamped != old:
         data = {"tasks": {name: asdict(note) for name, note in stamped.items()}}
         write_json(folder / NOTES, sealed(data))
 

@@ -245,18 +245,18 @@ def part_of(
             masks[key] = _mask(path, tensors, spec, key, shape, kept, masks)
         packed: Tensors = {}
         for own, layout in rounding.layouts(spec, key, shape, form, dtypes[key]).items():
-            name, mask, there = tensor_name(spec, own), masks.get(key), layout.shape
+            name, mask, stored = tensor_name(spec, own), masks.get(key), layout.shape
             if name not in tensors:
                 raise StoreError(f"{path} has no tensor {name!r}")
-            if mask is not None and pruned.covers(mask, there) and not mask.all():
-                there = int(mask.sum()), *there[mask.dim() :]
+            if mask is not None and pruned.covers(mask, stored) and not mask.all():
+                stored = int(mask.sum()), *stored[mask.dim() :]
             tensor = tensors.pop(name)
-            if tensor.shape != there:
-                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(there)}")
+            if tensor.shape != stored:
+                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(stored)}")
             if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
                 allowed = " or ".join(map(str, layout.dtypes))
                 raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
-            if there != layout.shape and mask is not None:
+            if stored != layout.shape and mask is not None:
                 tensor = pruned.restored(tensor, mask, layout.shape)
             packed[own] = tensor
         part[key] = rounding.unpack(spec, key, packed, dtypes[key])

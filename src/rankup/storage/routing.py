@@ -34,7 +34,7 @@ def taken_row(
     Args:
         path: for errors.
         tensors: of the file, from which the routers' are removed.
-        rule: the network's router; without one there is no row.
+        rule: the network's router; without one size is no row.
         name: of the task.
         classes: that the task has.
     """
@@ -45,7 +45,7 @@ def taken_row(
         if (tensor := tensors.pop(_START + key, None)) is None:
             raise StoreError(f"{path} has no tensor {_START + key!r}")
         fits = len(tensor.shape) == len(shape) and all(
-            wanted in (None, there) for there, wanted in zip(tensor.shape, shape, strict=True)
+            wanted in (None, size) for size, wanted in zip(tensor.shape, shape, strict=True)
         )
         if tensor.dtype not in kinds or not fits:
             raise StoreError(

@@ -94,7 +94,7 @@ class _Files:
         self._net, self._folder, self._version = net, folder, version
         # A copy, because another thread may commit one more.
         self.tasks = [net._tasks.explicit(index) for index in range(len(net.tasks))]
-        self._there = {file.file: file for file in files_of(old)} if old else {}
+        self._old_files = {file.file: file for file in files_of(old)} if old else {}
         self._unwritten: dict[str, tuple[bytes, File]] = {}
 
     def of(self, task: int | None) -> File:
@@ -102,22 +102,22 @@ class _Files:
         known: dict[str, File] = self._net.saved_files  # a committed task's file never changes
         key = BASE if task is None else self.tasks[task].name
         name = BASE if task is None else task_file(task, key, self._version)
-        there = self._there.get(name)
-        is_whole = there is not None and is_as_written(self._folder / name, there)
-        if is_whole and known.get(key) == there:
+        old = self._old_files.get(name)
+        is_whole = old is not None and is_as_written(self._folder / name, old)
+        if is_whole and known.get(key) == old:
             return known[key]
         # Hashed anew, because somebody may have changed a tensor.
         content = self._content(task)
         known[key] = File.of(name, content)
-        if not is_whole or known[key] != there:
+        if not is_whole or known[key] != old:
             self._unwritten[name] = content, known[key]
         return known[key]
 
     def sums(self, content: bytes) -> File:
         """The file of a router's sums. Its name has its hash, so it never replaces another one."""
         file = sums_file(content)
-        there = self._there.get(file.file)
-        if there != file or not is_as_written(self._folder / file.file, file):
+        old = self._old_files.get(file.file)
+        if old != file or not is_as_written(self._folder / file.file, file):
             self._unwritten[file.file] = content, file
         return file
 
@@ -203,9 +203,9 @@ def _merged_with_folder(
                 )
             kept.append((known.explicit(index), file))
     merged = [*kept, *own.values()]
-    there = {task.name for task, _ in merged}
+    merged_names = {task.name for task, _ in merged}
     for task, _ in merged:
-        if missing := {*(task.uses or ())} - there:
+        if missing := {*(task.uses or ())} - merged_names:
             raise StoreError(
                 f"task {min(missing)!r} cannot be removed from {folder}: {task.name!r}, which was "
                 "saved there, selects from its factors"

@@ -88,16 +88,16 @@ def save(net: IncrementalNet, path: StrPath, *, base_from: str | None = None) ->
             f"{shared.came_with_module[0]!r} came with the module and is stored with the first "
             "task: commit a task before you save"
         )
-    there = 0
+    count = 0
     try:
         with locked(folder):
             old = Manifest.read(folder) if (folder / MANIFEST).exists() else None
-            there = len(old.tasks) if old else 0
+            count = len(old.tasks) if old else 0
             save_changes(net, folder, old, base_from)
     except OSError as error:
         raise StoreError(
             f"cannot save to {folder}: {error.strerror or error}; "
-            + (f"the {there} tasks saved there before are whole" if there else "nothing was saved")
+            + (f"the {count} tasks saved there before are whole" if count else "nothing was saved")
         ) from error
 
 
@@ -115,9 +115,9 @@ def load(
     state (`persistent=False`) are the module's own.
 
     Args:
-        path: a folder that `save` has written; that of a run is `RUN/net`. Or a repository on the
-            Hugging Face Hub that `rankup push` has written, as `"hf://user/name"`, with `@revision`
-            or without: what is needed of it is kept in the Hub's cache.
+        path: a folder written by `save`, which for a run is `RUN/net`; or a repository on the
+            Hugging Face Hub written by `rankup push`, as `"hf://user/name"` with an optional
+            `@revision`, whose files are kept in the Hub's cache.
         module: a module like the one that the network was grown from, if its class is your own.
         tasks: names of tasks to load; those that they select from are loaded, too, and no other
             file is read. By default all.
