@@ -108,7 +108,7 @@ class Batcher:
         task's logits, `[classes]`, or what `finish` returns for them. In a mixed batch all logits
         are as long as the widest task's, with −inf for classes that a task does not have."""
         future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
-        self._enter((x, task, future, None), 1)
+        self._submit((x, task, future, None), 1)
         return future
 
     def submit_many(self, x: Tensor, tasks: Sequence[str]) -> AnyFuture:
@@ -117,20 +117,20 @@ class Batcher:
         if not len(tasks) or len(x) != len(tasks):
             raise RankupError(f"got {len(tasks)} tasks for {len(x)} inputs, expected one for each")
         future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
-        self._enter((x, list(tasks), future, len(tasks)), len(tasks))
+        self._submit((x, list(tasks), future, len(tasks)), len(tasks))
         return future
 
-    def _enter(self, request: _Request, samples: int) -> None:
+    def _submit(self, request: _Request, samples: int) -> None:
         if self._thread is None:  # needs no lock: only the loop's thread submits
-            first, full = self._added(request, samples)
+            first, full = self._add(request, samples)
             if first or full:
                 self._plan(full)
             return
         with self._changed:
-            if any(self._added(request, samples)):  # the thread has to plan a batch, or to run one
+            if any(self._add(request, samples)):  # the thread has to plan a batch, or to run one
                 self._changed.notify()
 
-    def _added(self, request: _Request, samples: int) -> tuple[bool, bool]:
+    def _add(self, request: _Request, samples: int) -> tuple[bool, bool]:
         """Add a request to the queue; returns whether it is the only one that waits, and whether it
         makes a batch full."""
         before = self._count
@@ -154,7 +154,7 @@ class Batcher:
         if self._thread is not None:
             self._thread.join()
         while self._waiting:  # without a thread
-            self._process(self._taken())
+            self._process(self._take_batch())
 
     def __enter__(self) -> "Batcher":
         return self
@@ -174,16 +174,16 @@ class Batcher:
 
     def _run_due(self) -> None:
         assert self._loop is not None
-        batch = self._taken()
+        batch = self._take_batch()
         if self._waiting:
             self._due = self._loop.call_soon(self._run_due)
         self._process(batch)
 
     def _serve(self) -> None:
-        while batch := self._next():
+        while batch := self._wait_for_batch():
             self._process(batch)
 
-    def _next(self) -> list[_Request]:
+    def _wait_for_batch(self) -> list[_Request]:
         """The next batch, once it is due; empty when the queue is closed and nothing waits."""
         with self._changed:
             while not self._waiting and not self._closed:
@@ -195,9 +195,9 @@ class Batcher:
                 self._changed.wait(left)
             # Requests that are left wait anew, which delays them by one batch at most.
             self._oldest = time.monotonic()
-            return self._taken()
+            return self._take_batch()
 
-    def _taken(self) -> list[_Request]:
+    def _take_batch(self) -> list[_Request]:
         """Take as many requests from the queue as fit into a batch, at least one if any wait."""
         if self._count == len(self._waiting) <= self.most:  # all, if each has one input
             taken = list(self._waiting)

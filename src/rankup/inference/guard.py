@@ -83,7 +83,7 @@ class Guard:
             else:
                 await self.app(scope, exchange.receive, exchange.send)
         finally:
-            self.buffered -= exchange.taken
+            self.buffered -= exchange.received
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.request(path, exchange.status, time.perf_counter() - began)
 
@@ -128,7 +128,7 @@ class _Exchange:
         self._guard, self._receive, self._send = guard, receive, send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.status = 499  # nginx's status for clients that disconnect before the answer
-        self.taken = 0
+        self.received = 0
         limits = guard.limits
         self.most = limits.zip if scope["path"] == _ZIPS else limits.body
         length = self.headers.get(b"content-length", b"0")
@@ -144,9 +144,9 @@ class _Exchange:
         if self._ended:
             return await self._receive()
         message = await self._in_time()
-        self.taken += (size := len(message.get("body", b"")))
+        self.received += (size := len(message.get("body", b"")))
         self._guard.buffered += size
-        if self.taken > self.most:
+        if self.received > self.most:
             raise self.too_long()
         if self._guard.buffered > self._guard.limits.bodies:
             raise Refused(503, "the server is reading too much at once: ask again later")

@@ -57,8 +57,8 @@ def main() -> None:
         learn_images(Path(folder), Path(images), name, int(epochs[0]) if epochs else None)
     except RankupError as error:
         # Without the folder of the upload, which means nothing to the user.
-        said = str(error).replace(f"{images}/", "").replace(images, "the zip")
-        tell(stage="failed", error=said)
+        sentence = str(error).replace(f"{images}/", "").replace(images, "the zip")
+        tell(stage="failed", error=sentence)
         sys.exit(1)
 
 

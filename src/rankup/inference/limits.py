@@ -21,6 +21,6 @@ class Limits:
     zip: int = 512 << 20  # bytes of a request that brings a zip to learn from
     bodies: int = 1 << 30  # bytes of all requests that are being read
     pixels: int = 1 << 25  # of an image
-    items: int = 256  # inputs in a request, times the tasks that each is asked of
+    items: int = 256  # pairs of an input and a task in a request
     queue: int = 1024  # inputs that wait to be answered
     patience: float = 20.0  # seconds in which a request's headers must have come, then its body

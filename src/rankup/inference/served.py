@@ -106,7 +106,7 @@ class Served:
         self, folder: Path, changed: Callable[[IncrementalNet], None] = lambda _: None
     ) -> None:
         self.folder, self.changed = folder, changed
-        self.failure: str | None = None  # why the folder's last change was not taken up
+        self.failure: str | None = None  # why the folder's last change could not be loaded
         self._seen: Signature | None = signature(folder)
         self.now = Snapshot(load(folder))
         self._ended = threading.Event()
