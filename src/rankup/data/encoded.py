@@ -30,11 +30,13 @@ class EncodedSplit(Protocol):
         """Every image as stored in its file; None where there is none."""
 
     def where(self, index: int) -> str:
-        """An image's file, and if that holds several its row, counted from 0."""
+        """An image's file for errors, with the row from 0 if the file holds several images."""
 
 
 @dataclass(frozen=True)
 class Encoded:
+    """A data set's class names and its encoded splits."""
+
     classes: tuple[str, ...]
     train: EncodedSplit
     test: EncodedSplit

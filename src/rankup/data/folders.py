@@ -21,6 +21,8 @@ TEST_FOLDERS = ("test", "validation", "valid", "val")
 
 @dataclass(frozen=True)
 class ImageFolder:
+    """The images of a data set and their labels, a `Layout`."""
+
     root: Path
     classes: tuple[str, ...]
     train: tuple[tuple[Path, int], ...]
@@ -79,8 +81,8 @@ def find(root: Path) -> ImageFolder | None:
 
 
 def where_else(root: Path) -> str:
-    """What to name instead of a folder that holds no folders of images: one above it, if it holds
-    images itself, or one inside it; or which files are no images. Empty if none of it helps."""
+    """A hint which folder to name instead of one that holds no folders of images: the one above, if
+    it holds images itself, or one inside it; or which files are no images. Empty if none helps."""
     if _images(root):
         above = os.path.normpath(root / "..")
         return f"but images themselves: name the folder that it lies in, {above!r}"
@@ -94,7 +96,7 @@ def where_else(root: Path) -> str:
 
 
 def to_test(root: Path) -> tuple[tuple[str, ...], tuple[tuple[Path, int], ...]]:
-    """The classes and images of a folder to test with: those of a split of that name, else all."""
+    """The classes of a folder, and its images with their labels: of a test split, or else all."""
     splits = (root / name for name in TEST_FOLDERS if (root / name).is_dir())
     folder = next((split for split in splits if _classes(split)), root)
     if not (classes := _classes(folder)):
@@ -107,6 +109,8 @@ def to_test(root: Path) -> tuple[tuple[str, ...], tuple[tuple[Path, int], ...]]:
 
 @dataclass(frozen=True)
 class FolderSplit:
+    """Image files and their labels, an `EncodedSplit`."""
+
     pictures: tuple[tuple[Path, int], ...]
 
     @cached_property

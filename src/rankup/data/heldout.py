@@ -1,4 +1,4 @@
-"""Held-out training data, to choose settings by: test data is only for reports."""
+"""Held-out training data, by which settings are chosen, so that test data is only for reports."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from rankup.errors import DataError, RankupError
 def hold_out(stream: Stream, share: float, seed: int) -> Stream:
     """The stream with a share of every task's training data in place of its test data.
 
-    Tasks still share what they shared: permuted tasks hold out the same images.
+    Tasks that share their data, as permuted ones do, hold out the same images and go on sharing.
 
     >>> from rankup.data.streams import make_stream
     >>> whole = make_stream("s-digits")[0]

@@ -24,6 +24,8 @@ _MOST_RECORD = 16 << 20  # bytes; a file takes about 200
 
 @dataclass(frozen=True)
 class Named:
+    """A data set that can be downloaded by its name."""
+
     repository: str
     tests: tuple[str, ...]  # the split to test on, the first that exists
     side: int | None = None  # the size that images are scaled to
@@ -110,7 +112,7 @@ def _fetch(named: Named, folder: Path) -> None:
             path.unlink()
             continue
         sha256, stored = hash_regular(path), listed[name]
-        # Only what is stored as a large file has this hash on the Hub, as parquet files are.
+        # The Hub has this hash of large files only, which parquet files usually are.
         if stored is not None and stored.sha256 != sha256:
             path.unlink()  # so that it is fetched anew
             raise DataError(
@@ -130,6 +132,6 @@ def _parquet_files(folder: Path) -> dict[str, Path]:
 
 
 def _state(file: Path) -> list[Any]:
-    """What changes whenever a file is written."""
+    """The size and times of a file, which change whenever it is written."""
     about = file.stat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns]

@@ -1,7 +1,7 @@
-"""Inputs: how what people have, such as photos or sentences, becomes a batch that a network takes.
+"""Inputs: descriptions of how raw data, such as photos or sentences, becomes a network's batches.
 
-Plain data, to be stored with a network: `to_json` and `from_json`, which takes nothing on trust,
-since a network may come from a stranger.
+They are stored with a network as plain data, by `to_json` and `from_json`. The latter checks every
+entry, since a network may come from a stranger.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ CropMode = Literal["squash", "center"]
 Kind = Literal["float32", "int64"]
 
 _LARGEST_SIDE = 4096  # pixels each way
-_MOST_PIXELS = 1 << 28  # of an image on its way to its size, which may be long and thin
+_MOST_PIXELS = 1 << 28  # of a scaled image before it is cropped, which may be long and thin
 _LONGEST_TEXT = 1 << 20  # characters: a tokenizer reads all of them before it cuts
 _MOST_TOKENS = 1 << 16
 _MOST_NUMBERS = 1 << 30
@@ -46,19 +46,19 @@ _TOKENIZER = "tokenizer.json"
 class ImageInput:
     """Encoded images (bytes, or paths of files) as floats `[N, channels, size, size]`.
 
-    An image is scaled to `size / crop` pixels, of which the middle is taken, then has each
-    channel's `mean` subtracted, with white as 1, and is divided by `std`. The defaults are what
-    the streams `split:PATH@SIZE` do.
+    An image is scaled to `size / crop` pixels and cropped to the `size` pixels in the middle. Its
+    pixels become floats, 0 for black and 1 for white, of which `mean` is subtracted and which are
+    then divided by `std`. By default images are only scaled, as by the streams `split:PATH@SIZE`.
 
     Args:
         size: pixels each way.
         channels: 3 for colours, 1 for grey.
         crop: share of the scaled image's side that is kept, timm's `crop_pct`.
-        crop_mode: "squash" scales both sides, whatever their ratio; "center" scales the shorter
-            one and drops what the longer one has too much.
-        mean: one number, or one for each channel.
+        crop_mode: "squash" scales both sides to the same length; "center" scales the shorter one
+            to that length, keeps the ratio and crops the longer one.
+        mean: one number for all channels, or one for each.
         std: likewise.
-        interpolation: how pixels are scaled.
+        interpolation: the filter that images are scaled with.
 
     >>> ImageInput(224, crop=0.875, crop_mode="center").to_json()["crop"]
     0.875
@@ -89,19 +89,20 @@ class ImageInput:
             object.__setattr__(self, name, tuple(map(float, values)))
 
     def batch(self, items: Sequence[bytes | str | os.PathLike[str]]) -> Tensor:
-        """Read, scale and stack images."""
-        _check_some(items)
+        """Read, scale and stack images: `[N, channels, size, size]`."""
+        _check_batch(items)
         stacked = np.stack([self.pixels(item, number) for number, item in enumerate(items)])
         x = to_float(torch.from_numpy(stacked))  # [N, C, size, size]
         return x if self.is_plain else Scaling(self.mean, self.std)(x)
 
     @property
     def is_plain(self) -> bool:
-        """Whether pixels stay as they are, black as 0 and white as 1."""
+        """Whether `mean` and `std` leave pixels as they are, black as 0 and white as 1."""
         return not any(self.mean) and set(self.std) == {1.0}
 
     def pixels(self, item: bytes | str | os.PathLike[str], number: int = 0) -> Pixels:
-        """One image in its final size, before it becomes floats: bytes `[C, size, size]`."""
+        """One image, scaled and cropped, as bytes `[channels, size, size]`. Errors call an image
+        that is given as bytes by its `number` in the batch."""
         if isinstance(item, bytes | bytearray | memoryview):
             where, content = f"image {number + 1}", bytes(item)
             if len(content) > MOST_ENCODED:
@@ -122,7 +123,7 @@ class ImageInput:
         width = height = wanted
         if self.crop_mode == "center":
             ratio = max(image.size) / min(image.size)
-            # As torchvision rounds; the shorter side is exact.
+            # Rounded down, as torchvision does.
             longer = int(wanted * max(image.size) / min(image.size))
             if wanted * longer > _MOST_PIXELS:
                 raise DataError(
@@ -159,9 +160,9 @@ class TextInput:
     Args:
         tokenizer: a folder with a tokenizer.json, or the name of a repository on the Hugging Face
             Hub that has one.
-        sha256: that of the tokenizer.json, which is compared; None: not compared.
-        length: how many tokens a text has, with padding.
-        pad: the id that fills up short texts.
+        sha256: the hash that the tokenizer.json must have; None to accept any.
+        length: tokens per text, to which longer ones are cut and shorter ones padded.
+        pad: the id of the padding.
     """
 
     kind: ClassVar[str] = "text"
@@ -184,13 +185,13 @@ class TextInput:
 
     @classmethod
     def of(cls, tokenizer: str | os.PathLike[str], length: int = 64, pad: int = 0) -> "TextInput":
-        """The input for a tokenizer as it is now, with its hash."""
+        """Make an input with the hash that the tokenizer has now."""
         content = cls(os.fspath(tokenizer), None, length, pad).content()
         return cls(os.fspath(tokenizer), hashlib.sha256(content).hexdigest(), length, pad)
 
     def batch(self, items: Sequence[str]) -> Tensor:
-        """Turn texts into token ids."""
-        _check_some(items)
+        """Turn texts into token ids, `[N, length]`."""
+        _check_batch(items)
         for number, item in enumerate(items):
             if not isinstance(item, str):
                 raise DataError(f"text {number + 1} is {type(item).__name__}, expected a string")
@@ -203,7 +204,7 @@ class TextInput:
         return torch.tensor(ids, dtype=torch.int64)  # [N, length]
 
     def content(self) -> bytes:
-        """The tokenizer.json, whose hash is as it should be."""
+        """Read the tokenizer.json and check its hash."""
         file = _tokenizer_file(self.tokenizer)
         try:
             content = read_regular(file, _MOST_TOKENIZER)
@@ -226,7 +227,11 @@ class TextInput:
 
 @dataclass(frozen=True)
 class TensorInput:
-    """Numbers as they are: lists, arrays or tensors of one shape, `[N, *shape]`.
+    """Plain numbers: lists, arrays or tensors of one shape become a batch `[N, *shape]`.
+
+    Args:
+        shape: of one input.
+        dtype: of the batch.
 
     >>> TensorInput((2,)).batch([[1, 2], [3, 4]])
     tensor([[1., 2.],
@@ -249,8 +254,8 @@ class TensorInput:
         object.__setattr__(self, "shape", tuple(self.shape))
 
     def batch(self, items: Sequence[Any]) -> Tensor:
-        """Stack what was given."""
-        _check_some(items)
+        """Convert and stack inputs, `[N, *shape]`."""
+        _check_batch(items)
         return torch.stack([self._one(item, number) for number, item in enumerate(items)])
 
     def _one(self, item: Any, number: int) -> Tensor:
@@ -285,7 +290,7 @@ _KINDS: dict[str, type[ImageInput | TextInput | TensorInput]] = {
 
 
 def from_json(data: Any) -> Input:
-    """The inverse of `to_json`, of data that may be anything.
+    """The inverse of `to_json`. Data that describes no input raises `DataError`.
 
     >>> from_json({"kind": "tensor", "shape": [4], "dtype": "float32"})
     TensorInput(shape=(4,), dtype='float32')
@@ -324,7 +329,7 @@ def _tokenizer_file(name: str) -> Path:
         return Path(hf_hub_download(name, _TOKENIZER))
 
 
-@lru_cache(maxsize=16)  # read and compared once: a server has a batch of texts every few ms
+@lru_cache(maxsize=16)  # a server, with a batch every few ms, reads and hashes the file once
 def _loaded_tokenizer(given: TextInput) -> Any:
     try:
         from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore]
@@ -338,13 +343,13 @@ def _loaded_tokenizer(given: TextInput) -> Any:
         tokenizer.enable_truncation(given.length)
         token = tokenizer.id_to_token(given.pad) or ""
         tokenizer.enable_padding(pad_id=given.pad, pad_token=token, length=given.length)
-    except Exception as error:  # it raises plain Exception
+    except Exception as error:  # tokenizers raises plain Exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"the {_TOKENIZER} cannot be used: {reason}") from error
     return tokenizer
 
 
-def _check_some(items: Any) -> None:
+def _check_batch(items: Any) -> None:
     if isinstance(items, str | bytes) or not isinstance(items, Sequence | Tensor | np.ndarray):
         raise DataError(f"a batch is a list of inputs, got {type(items).__name__}")
     if not len(items):

@@ -25,12 +25,15 @@ TESTS = ("test", "validation")
 
 _MAGIC = b"PAR1"  # the first and the last bytes of a file
 
-# Few enough for a batch of encoded images to be small, enough for little overhead.
+# Rows that are read at once: few, so that encoded images take little memory, but not too few,
+# so that there is little overhead.
 _ROWS = 256
 
 
 @dataclass(frozen=True)
 class ParquetFolder:
+    """The parquet files of a data set, a `Layout`."""
+
     root: Path
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -41,7 +44,7 @@ class ParquetFolder:
 
     @property
     def most(self) -> None:
-        """No limit: an image is read at a time, and a shard may hold any number of them."""
+        """No limit: a shard may hold any number of images, and is read in batches of rows."""
 
     def read(self) -> Encoded:
         train = ParquetSplit(tuple(map(_Shard.open, self.train)))
@@ -66,6 +69,8 @@ def find(root: Path, tests: Sequence[str] = TESTS) -> ParquetFolder | None:
 
 @dataclass(frozen=True)
 class ParquetSplit:
+    """The images of some parquet files in their order, an `EncodedSplit`."""
+
     shards: "tuple[_Shard, ...]"
 
     def __post_init__(self) -> None:
@@ -135,11 +140,11 @@ def columns(file: Path) -> list[str]:
 
 
 def table(file: Path, also: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """A file of few bytes a row, such as of texts: its columns by name. Labels that are numbers
-    become the names that the metadata has for them.
+    """The columns of text and of whole numbers in a file, by name, all in memory. Labels that are
+    numbers become names where the metadata has these.
 
     Args:
-        also: columns that are read whatever is in them.
+        also: further columns to read, of any type.
     """
     with _opened(file) as parquet:
         schema = parquet.schema_arrow
@@ -208,7 +213,7 @@ def _first_split(
 
 
 def _check_complete(files: Sequence[Path]) -> None:
-    """An interrupted copy must not pass for a smaller data set."""
+    """Refuse a split that lacks a file: an interrupted copy is not a smaller data set."""
     shards = [match for f in files if (match := re.search(r"-(\d+)-of-(\d+)", f.name))]
     numbers = {int(shard[1]) for shard in shards}
     if len({shard[2] for shard in shards}) > 1:
@@ -226,8 +231,8 @@ def _check_complete(files: Sequence[Path]) -> None:
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse what is no parquet file before anything is read whole: a pipe, which would hang, or a
-    file of any size with something else in it."""
+    """Refuse other files, however large, by their first and last bytes, and pipes, which would
+    hang."""
     try:
         with open_regular(file) as opened:
             begin = opened.read(len(_MAGIC))
@@ -274,8 +279,8 @@ def _class_names(shards: Sequence[_Shard]) -> tuple[str, ...]:
 
 
 def _check_countable(shards: Sequence[_Shard]) -> None:
-    """Refuse labels that are ids and no class numbers: with more classes than images, some class
-    has none."""
+    """Refuse labels that are not class numbers but ids, larger than there are images: some class
+    would have none."""
     images = sum(len(shard.labels) for shard in shards)
     for shard in shards:
         outside = np.flatnonzero(shard.labels >= images)

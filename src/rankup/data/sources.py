@@ -28,10 +28,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source:
-    """A data set: images, or texts as token ids, and classes to learn from and to test on.
+    """A data set of images, or of texts as token ids, with a training and a test split.
 
     Attributes:
-        tasks: the classes of each task, if the data set says to which task each belongs.
+        tasks: the classes of each task by its name, if the data set divides them into tasks.
 
     >>> digits()
     Source('digits', 10 classes, 1,442 training and 355 test images of 1×8×8)
@@ -71,7 +71,7 @@ def digits() -> Source:
 
 
 def every_fifth(labels: npt.NDArray[np.int64]) -> list[bool]:
-    """Which images are for testing: every fifth of each class, in their order.
+    """Whether each sample is for testing: every fifth of each class is.
 
     >>> every_fifth(np.array([0, 0, 0, 1, 0, 0]))
     [False, False, False, False, False, True]
@@ -98,8 +98,8 @@ def load_source(
     A named one is in the folder of its name in `data`, or else in `RANKUP_DATA`; `download` fetches
     a missing one from the Hugging Face Hub. A folder holds Hub-layout parquet files or a folder of
     images per class. Images are decoded once and kept in the cache. With `side` those of a folder
-    become RGB and are scaled to that many pixels each way; without it all must be alike. A folder
-    of texts, or a CSV file of them, needs `texts`, which says how they become token ids.
+    become RGB and are scaled to that many pixels each way; without it all must have one size. A
+    folder of texts, or a CSV file of them, needs `texts`, which says how they become token ids.
     """
     if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
         raise DataError(f"side must be a whole number of at least 1, got {side!r}")
@@ -153,8 +153,8 @@ def load_source(
 
 
 def own_folder(name: str, data: Path | str | None) -> Path:
-    """A folder of one's own: the path itself or, if there is none, one in the folder of data
-    sets."""
+    """The folder of the user's own data set: the path as given, or one inside the folder of data
+    sets. It need not exist."""
     path, root = Path(os.path.expanduser(name)), data or os.environ.get("RANKUP_DATA")
     if not path.exists() and root and (inside := Path(os.path.expanduser(root)) / name).exists():
         return inside

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamInfo:
+    """How a stream is made, before any data is read."""
+
     description: str
     source: str
     kind: str  # permuted, rotated or split
     tasks: int | None  # the default number of tasks; None: it must be given
-    side: int | None = None  # pixels each way that its images are scaled to; None: as they are
+    side: int | None = None  # pixels each way to scale its images to; None: not scaled
 
 
 STREAMS = {
@@ -47,7 +49,7 @@ STREAMS = {
     "s-miniimagenet": StreamInfo("miniImageNet, 5 classes per task", "mini-imagenet", "split", 20),
 }
 
-# `split:PATH` is a stream of a data set of one's own, `split:PATH@64` one with images of one size.
+# `split:PATH` is a stream of the user's own data set, `split:PATH@64` scales its images to 64×64.
 OWN = "split:"
 _SIZED = re.compile(r"(.+)@(\d+)")
 _LARGEST_SIDE = 4096  # pixels each way
@@ -87,7 +89,7 @@ class Stream:
         return self.tasks[index]
 
     def first(self, count: int) -> "Stream":
-        """Only its first tasks.
+        """A stream of the first `count` tasks.
 
         >>> make_stream("s-digits").first(2)
         Stream('s-digits', 2 tasks)
@@ -119,15 +121,16 @@ def make_stream(
     `split:PATH@64` where its images are to be scaled to 64×64 pixels.
 
     Args:
-        tasks: how many: the first so many permutations or angles, all classes in as many equal
-            parts or, where a data set names its tasks, the first so many of these.
-        seed: of permutations, angles, which classes are grouped, and the order of tasks.
+        tasks: the number of tasks. Split streams divide all classes evenly among them or, where a
+            data set names its tasks, take this many of those. By default as in `STREAMS`, or all
+            named tasks.
+        seed: of permutations, angles, the division of classes, and the order of named tasks.
         data: the folder that holds the data sets; by default the environment's RANKUP_DATA.
         download: fetch a missing data set.
         progress: show progress while reading.
-        inputs: how a network wants them: for texts a `TextInput`, which they need; of an
-            `ImageInput` the mean and the deviation, which tasks then subtract and divide by.
-        per_class: the most training samples of a class, drawn from the seed.
+        inputs: the network's inputs. Texts need a `TextInput`, for their tokenizer. An
+            `ImageInput` gives split streams of images the mean and deviation to normalise by.
+        per_class: the most training samples of a class, drawn by the seed.
 
     >>> stream = make_stream("p-digits", tasks=3)
     >>> [task.name for task in stream]
@@ -158,13 +161,13 @@ def make_stream(
     # A folder's location must not change what is drawn, so all paths share a name.
     drawn_as = name if name in STREAMS else "split"
     if per_class is not None:
-        source = _limited(source, drawn_as, int(per_class), seed)
+        source = _with_at_most(source, drawn_as, int(per_class), seed)
     if source.tasks:
-        return Stream(name, tuple(_by_task(source, drawn_as, count, seed)))
+        return Stream(name, tuple(_named_tasks(source, drawn_as, count, seed)))
     if count is None:
         raise DataError(f"{name} needs a number of tasks (--tasks) to divide its classes among")
     make = {"permuted": _permuted, "rotated": _rotated, "split": _split}[info.kind]
-    made = make(source, drawn_as, int(count), seed)  # it may have been NumPy's
+    made = make(source, drawn_as, int(count), seed)  # count may be NumPy's
     if isinstance(inputs, ImageInput) and info.kind == "split" and not inputs.is_plain:
         scaling = Scaling(inputs.mean, inputs.std)
         made = [replace(task, transform=scaling) for task in made]
@@ -172,7 +175,7 @@ def make_stream(
 
 
 def stream_info(name: str) -> StreamInfo:
-    """Describe a stream by its name alone."""
+    """Look up a stream by its name, or parse `split:PATH`, without reading any data."""
     if name in STREAMS:
         return STREAMS[name]
     path = name.removeprefix(OWN)
@@ -205,7 +208,7 @@ def _permuted(source: "Source", stream: str, count: int, seed: int) -> "list[Tas
         rng = generator(seed, "stream", stream, "permutation", number)
         return Permutation(torch.randperm(pixels, generator=rng, device="cpu"))
 
-    whole = _whole(source)
+    whole = _all_classes(source)
     return [
         replace(whole, name=f"permutation {number:02}", transform=permutation(number))
         for number in range(1, count + 1)
@@ -219,7 +222,7 @@ def _rotated(source: "Source", stream: str, count: int, seed: int) -> "list[Task
     from rankup.data.transforms import Rotation
     from rankup.seeds import generator
 
-    whole = _whole(source)
+    whole = _all_classes(source)
     tasks = []
     for number in range(1, count + 1):
         rng = generator(seed, "stream", stream, "angle", number)
@@ -252,8 +255,8 @@ def _split(source: "Source", stream: str, count: int, seed: int) -> "list[Task]"
     ]
 
 
-def _by_task(source: "Source", stream: str, count: int | None, seed: int) -> "list[Task]":
-    """The tasks that the data set names, in an order that is drawn."""
+def _named_tasks(source: "Source", stream: str, count: int | None, seed: int) -> "list[Task]":
+    """The tasks that the data set names, in random order."""
     import torch
 
     from rankup.seeds import generator
@@ -268,8 +271,8 @@ def _by_task(source: "Source", stream: str, count: int | None, seed: int) -> "li
     return [_of_classes(source, names[index], source.tasks[names[index]]) for index in order]
 
 
-def _limited(source: "Source", stream: str, most: int, seed: int) -> "Source":
-    """The source with at most so many training samples of each class, in the order they had."""
+def _with_at_most(source: "Source", stream: str, most: int, seed: int) -> "Source":
+    """The source with at most `most` random training samples of each class, in their order."""
     import numpy as np
     import torch
 
@@ -286,13 +289,13 @@ def _limited(source: "Source", stream: str, most: int, seed: int) -> "Source":
     return replace(source, train=Split(source.train.x[chosen], source.train.y[chosen]))
 
 
-def _whole(source: "Source") -> "Task":
-    """All of a source as one task, whose tensors all tasks made from it share."""
+def _all_classes(source: "Source") -> "Task":
+    """A source as one task of all classes. Copies made by `replace` share its tensors."""
     return _of_classes(source, source.name, list(range(len(source.class_names))))
 
 
 def _of_classes(source: "Source", name: str, classes: list[int]) -> "Task":
-    """The images of some classes, which become 0, 1, … in the order given."""
+    """A task of some of a source's classes, which become 0, 1, … in the order given."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""Tasks: a name, classes, data to learn from and to test on."""
+"""Tasks: each has a name, classes, and data to learn from and to test on."""
 
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -9,7 +9,7 @@ from torch import Tensor
 from rankup.data.transforms import Transform
 from rankup.errors import DataError
 
-MOST_CLASSES = 2**20  # of a task: each takes a row of a head, and of what is computed from it
+MOST_CLASSES = 2**20  # of a task, since each takes memory for a row of its head and for logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Task:
             raise DataError(
                 f"task {self.name!r} has {count:,} classes, expected at most {MOST_CLASSES:,}"
             )
-        object.__setattr__(self, "classes", int(count))  # it may have been NumPy's
+        object.__setattr__(self, "classes", int(count))  # it may be NumPy's
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if len(self.class_names) not in (0, self.classes):
             raise DataError(
@@ -85,7 +85,8 @@ class Task:
         return self.moved(device, {})
 
     def moved(self, device: torch.device | str, there: dict[Tensor, Tensor]) -> "Task":
-        """The task on a device. Tensors in `there`, moved before, are not copied again."""
+        """The task on a device. `there` has the tensors that were moved before and their copies,
+        which are used again; new ones are added to it."""
         for tensor in (self.train_x, self.train_y, self.test_x, self.test_y):
             if tensor not in there:
                 there[tensor] = tensor.to(device)

@@ -113,7 +113,7 @@ class Rotation:
         return grid_sample(x, self.grid(x).expand(len(x), -1, -1, -1), align_corners=False)
 
     def grid(self, x: Tensor) -> Tensor:
-        """Where each pixel of such images comes from, `[H, W, 2]`, as `grid_sample` expects it."""
+        """The grid for `grid_sample`, `[H, W, 2]`: where in `x` each pixel of the result lies."""
         height, width = x.shape[2:]
         # From Python numbers, not a tensor: a copy to the device would wait for it.
         cos, sin = math.cos(math.radians(self.angle)), math.sin(math.radians(self.angle))
@@ -162,8 +162,12 @@ class Scaling:
 def transform_each(
     transforms: Sequence[Transform | None], like: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Make a function that applies to every sample of a batch one of these transforms, chosen by
-    its index; None if all of them are None. `like` is a batch of the same shape, device and dtype.
+    """Make a function of a batch `x` and indices `which [B]` that applies to each sample the
+    transform of its index; None if all transforms are None.
+
+    Args:
+        transforms: None for one that changes nothing.
+        like: an example of the batches, with their shape, device and dtype.
 
     >>> turn = transform_each([None, Permutation(torch.tensor([1, 0]))], torch.zeros(2, 2))
     >>> turn(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([0, 1]))
@@ -195,8 +199,8 @@ def transform_each(
 class Augmentation(NamedTuple):
     """The random draws for one batch's augmentation."""
 
-    coins: Tensor  # bool [B]
-    offsets: Tensor  # int64 [B, 2], each 0 … 2·pad
+    coins: Tensor  # bool [B]: whether to mirror each image
+    offsets: Tensor  # int64 [B, 2]: rows and columns to shift by, 0 … 2·pad
 
 
 def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augmentation:
@@ -208,14 +212,14 @@ def draw_augmentation(batch: int, pad: int, generator: torch.Generator) -> Augme
 
 
 def to_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert bytes 0 … 255 to float32 0 … 1, floats to `dtype`; leave indices, int64."""
+    """Convert bytes 0 … 255 to float32 0 … 1, and floats to `dtype`; token ids, int64, stay."""
     if x.dtype == torch.int64:
         return x
     if x.dtype != torch.uint8:
         return x.to(dtype)
     # One operation, as bytes times a float are floats; dividing takes twice as long.
-    usual = torch.get_default_dtype() == torch.float32
-    return x.mul(1 / 255) if usual else x.to(torch.float32).mul_(1 / 255)
+    is_default = torch.get_default_dtype() == torch.float32
+    return x.mul(1 / 255) if is_default else x.to(torch.float32).mul_(1 / 255)
 
 
 def flip(x: Tensor, coins: Tensor) -> Tensor:
@@ -224,7 +228,7 @@ def flip(x: Tensor, coins: Tensor) -> Tensor:
 
 
 def turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn square images counter-clockwise, each by so many times 90 degrees, `[B]`.
+    """Turn square images counter-clockwise by `turns`, `[B]`, times 90 degrees.
 
     >>> turn(torch.tensor([[[[1, 2], [3, 4]]]] * 2), torch.tensor([0, 1])).tolist()
     [[[[1, 2], [3, 4]]], [[[2, 4], [1, 3]]]]
@@ -235,8 +239,8 @@ def turn(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def all_turns(x: Tensor) -> Tensor:
-    """Square images turned counter-clockwise by 0, 90, 180 and 270 degrees, `[4·B, C, H, W]`, one
-    turn of all images after another, in the memory format of the images."""
+    """Square images turned counter-clockwise by 0, 90, 180 and 270 degrees, `[4·B, C, H, W]`: first
+    all of them by 0 degrees, then all by 90, and so on, in the memory format of `x`."""
     check_square(x)
     views = torch.cat([torch.rot90(x, turns, (2, 3)) for turns in range(TURNS)])
     # Any contiguous tensor of one channel also counts as channels last, and stays as it is.
@@ -271,7 +275,7 @@ def augment(x: Tensor, pad: int, augmentation: Augmentation) -> Tensor:
 
 
 def _window(x: Tensor, pad: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows `[B, H]` and columns `[B, W]` of the images that the windows show."""
+    """The rows `[B, H]` and columns `[B, W]` of the images that are in the windows."""
     check_pad(pad, x.shape)
     return (
         _reflected(offsets[:, :1] - pad, x.shape[2]),
@@ -290,7 +294,8 @@ def check_pad(pad: int, shape: Sequence[int]) -> None:
 
 
 def _reflected(start: Tensor, size: int) -> Tensor:
-    """`size` places from each start on, mirroring those outside of 0 … size - 1 back into it."""
+    """The indices start … start + size - 1, `[B, size]`, with those outside of 0 … size - 1
+    mirrored back into that range."""
     places = (start + torch.arange(size, device=start.device)).abs()
     return (size - 1) - ((size - 1) - places).abs()
 

@@ -1,1 +1,1 @@
-"""One network in several processes, by torch.distributed: what ranks do together."""
+"""Training one network in several processes, by torch.distributed."""

@@ -1,7 +1,7 @@
 """Gradients of a task, averaged over all ranks at the end of every backward pass.
 
-Not by a wrapper such as torch's DistributedDataParallel: that knows the parameters that there were
-when it was made, and a network has new ones for every task.
+Torch's DistributedDataParallel only averages the parameters that exist when it is made, but a
+network has new ones for every task.
 """
 
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from rankup.errors import TaskStateError
 
 
 def average_gradients(named: Iterable[tuple[str, nn.Parameter]], ranks: Ranks) -> None:
-    """From now on, after `backward` the gradients of these parameters are the mean over all ranks.
+    """Average the gradients of these parameters over all ranks in every later backward pass.
 
-    Ranks must have the same parameters with the same values, or it is refused.
+    Raises `TaskStateError` unless all ranks have the same parameters with the same values.
     """
     parameters = dict(named)
     ranks.refuse_different(
@@ -53,7 +53,7 @@ class _Averaging:
         for name, parameter, mean, share in zip(
             self.parameters, parameters, means, shares.tolist(), strict=True
         ):
-            if abs(share - round(share)) > 0.5 / self.ranks.size:  # for all ranks, or for none
+            if abs(share - round(share)) > 0.5 / self.ranks.size:  # only on some ranks
                 raise TaskStateError(
                     f"{name} has a gradient in some processes only: all must run the same layers"
                 )

@@ -1,4 +1,5 @@
-"""The ranks of torch's process group: sharing work out, averaging, and making sure of equality."""
+"""The ranks of torch's process group: dividing batches, averaging, and checking that all ranks have
+the same tensors."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ class Ranks:
     size: int
 
     def part(self, length: int) -> slice:
-        """This rank's part of so many samples; parts differ by one sample at most.
+        """This rank's part of `length` samples; parts differ by one sample at most.
 
         >>> [Ranks(rank, 3).part(8) for rank in range(3)]
         [slice(0, 2, None), slice(2, 5, None), slice(5, 8, None)]
@@ -39,12 +40,15 @@ class Ranks:
         return tensor
 
     def average_(self, gradient: Tensor, weight: float | None = None) -> Tensor:
-        """The mean of all ranks' gradients, in place, each with its weight; the weights' sum is 1,
-        and they are equal unless given."""
+        """Average all ranks' gradients, in place.
+
+        Args:
+            weight: of this rank; weights sum to 1 and are equal by default.
+        """
         return self.sum_(gradient.mul_(1 / self.size if weight is None else weight))
 
     def of_first(self, value: Value) -> Value:
-        """What the first rank says, on all of them."""
+        """The first rank's value, on all ranks."""
         values: list[Any] = [value]
         dist.broadcast_object_list(values)
         first: Value = values[0]
@@ -56,13 +60,17 @@ class Ranks:
             dist.broadcast(tensor, 0)
 
     def gathered(self, value: Value) -> list[Value]:
-        """Every rank's value, by rank."""
+        """The values of all ranks, in their order."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def refuse_different(self, tensors: Mapping[str, Tensor], why: str) -> None:
-        """Raise on every rank unless all have the same bits."""
+        """Raise `TaskStateError` on every rank unless all have tensors of the same bits.
+
+        Args:
+            why: the end of the error's sentence.
+        """
         digests = {name: _digest(tensor) for name, tensor in tensors.items()}
         everyone = self.gathered(digests)
         for name in {**everyone[0], **digests}:
@@ -86,8 +94,8 @@ def _digest(tensor: Tensor) -> str:
 def merged_moments(
     parts: Iterable[tuple[int, Tensor, Tensor]],
 ) -> tuple[int, Tensor, Tensor]:
-    """Count, mean and summed squared distance from the mean of all samples together, given those
-    of parts: pooled as by Chan et al., without a difference of large squares.
+    """Merge the counts, means and sums of squared distances from the mean of several parts of the
+    samples, as Chan et al. do, without differences of large squares.
 
     >>> one = 2, torch.tensor([1.0]), torch.tensor([2.0])  # 0 and 2
     >>> other = 1, torch.tensor([4.0]), torch.tensor([0.0])

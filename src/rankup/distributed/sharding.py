@@ -1,8 +1,8 @@
-"""A kept base divided among ranks: each holds a part of every large weight, and has the whole of
-one only while its layer runs, forward or backward.
+"""A kept base divided among ranks: each holds a part of every large weight, and the whole weight
+only while its layer runs, forward or backward.
 
-Torch's `fully_shard` divides parameters. A base is constant, so its weights are buffers, and what
-is trained is small; the weights are therefore DTensors that hooks gather.
+Torch's `fully_shard` divides parameters, but the weights of a base are constant buffers. Here they
+become DTensors, which hooks gather. What is trained is small and stays whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ KEY = "base_weight"
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of one of which this rank has a part. All ranks must ask."""
+    """The tensor itself or, if it is divided among ranks, all of it. All ranks must call this
+    together."""
     gather = getattr(tensor, "full_tensor", None)
     full: Tensor = tensor if gather is None else gather()
     return full
@@ -42,14 +43,14 @@ def shard(layers: Iterable[nn.Module]) -> None:
         weight = layer.get_buffer(KEY)
         layer._buffers[KEY] = distribute_tensor(weight, mesh, [Shard(0)])
         layer.may_merge = False  # type: ignore[assignment]  # no process holds a whole weight
-        # One object for both, which holds what is gathered in between.
+        # One object for both hooks, because it keeps the rank's part in between.
         gathered = _Gathered()
         layer.register_forward_pre_hook(gathered.begin)
         layer.register_forward_hook(gathered.end, always_call=True)
 
 
 def refuse_fully_sharded(network: type) -> None:
-    """Refuse the class that torch's `fully_shard` makes of a network's class."""
+    """Raise if torch's `fully_shard`, which replaces a network's class, was applied to it."""
     if any(base.__name__ == "FSDPModule" for base in network.__mro__):
         raise RankupError(
             "fully_shard divides parameters, but a kept base has none and every task has new ones: "

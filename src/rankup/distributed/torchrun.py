@@ -1,5 +1,5 @@
-"""Commands under torchrun: the process group that it asks for. No torch here: commands ask about
-it before anything heavy is loaded."""
+"""The process group of commands that torchrun has started. Torch is imported only when a group is
+made, because commands check for torchrun before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def is_follower() -> bool:
-    """Whether torchrun has started this process beside a first one, which writes and speaks for
-    all."""
+    """Whether torchrun has started this process, and it is not the first: only that one prints and
+    writes files."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 @contextmanager
 def process_group(wants_gpu: bool) -> Iterator[Ranks | None]:
-    """Inside, torchrun's processes are a group, if it has started this one and others: by NCCL on
-    GPUs, one for each process of a machine, and by gloo on the CPU."""
+    """Inside, the processes that torchrun has started form a group, by NCCL with a GPU for each, or
+    by gloo on the CPU. Yields None if torchrun has not started this process, or no others."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         yield None
         return

@@ -1,4 +1,4 @@
-"""Answers to questions: inputs are made off the event loop, then run in the queue's batches."""
+"""Answers to requests: inputs are prepared in threads, then run in the queue's batches."""
 
 import asyncio
 import io
@@ -20,16 +20,18 @@ from rankup.inference.limits import Limits
 from rankup.inference.questions import DTYPES, Asked, Packed, Question
 from rankup.inference.served import Snapshot, TaskCard
 
-_QUICK = 2e-4  # seconds for one input
-_SMALL = 1 << 14  # numbers that are read faster than they are handed to a thread
+_QUICK = 2e-4  # seconds for one input, below which a network is quick
+_SMALL = 1 << 14  # so few numbers are read faster than they are handed to a thread
 
 
 class Answering:
-    """Prepares inputs and asks the queue.
+    """Prepares the inputs of requests and runs them through the queue.
 
     Args:
-        guesses: the queue of questions without a task.
-        threads: that decode images and split texts into tokens.
+        batcher: the queue.
+        guesses: the queue of inputs for which no task is named.
+        limits: on inputs.
+        threads: the number of threads that decode images and tokenize texts.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Answering:
         self._pool.shutdown(cancel_futures=True)
 
     async def answers(self, asked: Asked) -> list[dict[str, Any]]:
-        """An entry for each input and task, in the order in which they were asked."""
+        """An answer for each input and task of a request, in its order."""
         inputs: list[Tensor] = []
         names: list[str | None] = []
         for question in asked.questions:
@@ -65,8 +67,7 @@ class Answering:
         return self.guesses if name is None else self.batcher
 
     async def _rows(self, inputs: list[Tensor], names: list[str | None]) -> list[Any]:
-        """The queues' answers to inputs, which may be of several shapes: each is asked once for
-        each shape."""
+        """The queues' answers to inputs. Those of one shape and dtype are submitted together."""
         alike: dict[Any, list[int]] = defaultdict(list)
         for place, x in enumerate(inputs):
             alike[x.shape, x.dtype, names[place] is None].append(place)
@@ -78,14 +79,15 @@ class Answering:
                 futures.append(queue.submit_many(x, [names[place] or "" for place in places]))
             answers = [await future for future in futures]
         except BaseException:
-            for future in futures:  # nobody will read them
+            for future in futures:  # nobody will await them
                 future.cancel()
             raise
         placed = zip(chain(*alike.values()), chain(*answers), strict=True)
         return [row for _, row in sorted(placed, key=itemgetter(0))]
 
     def _few_numbers(self, question: Question) -> dict[int, Tensor] | None:
-        """An input of few numbers, as each kind of its tasks takes it; None for other inputs."""
+        """The tensors of a small input, one for each kind of the tasks asked; None for any other
+        input."""
         if question.kind != "tensor" or _count(question.content) > _SMALL:
             return None
         if len(question.tasks) == 1:
@@ -94,7 +96,7 @@ class Answering:
         return {kind: made(question, card, self.limits) for kind, card in kinds.items()}
 
     async def _in_a_thread(self, question: Question) -> dict[int, Tensor]:
-        """An input as each kind of its tasks takes it."""
+        """Prepare an input in a thread; returns a tensor for each kind of the tasks asked."""
         if self._preparing >= self.limits.queue:
             raise QueueFull(f"{self._preparing} inputs are being read already: ask again later")
         loop = asyncio.get_running_loop()
@@ -110,7 +112,8 @@ class Answering:
 
 
 def made(question: Question, card: TaskCard, limits: Limits) -> Tensor:
-    """A question's input as one of its tasks takes it."""
+    """Convert a question's input to the tensor that one of its tasks takes, without a dimension of
+    samples."""
     inputs = card.inputs
     if inputs is None:
         if question.kind == "tensor":
@@ -130,7 +133,8 @@ def made(question: Question, card: TaskCard, limits: Limits) -> Tensor:
 
 
 def _as_numbers(content: list[Any] | Packed, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Numbers as float32: NumPy reads nested lists several times faster than torch."""
+    """Convert numbers to a float32 tensor, by NumPy, which reads nested lists several times faster
+    than torch."""
     is_whole = False
     try:
         if isinstance(content, Packed):
@@ -152,14 +156,14 @@ def _as_numbers(content: list[Any] | Packed, shape: tuple[int, ...] | None = Non
 
 
 def check_pixels(content: bytes, label: str | None, most: int) -> None:
-    """Refuse an image of too many pixels before it is decoded. What is no image is refused by who
-    decodes it."""
+    """Refuse an image of more than `most` pixels before it is decoded. Content that is no image
+    passes, and fails when it is decoded."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content)) as image:
             width, height = image.size
-    # As a warning only where warnings are errors.
+    # Pillow's warning is raised only where warnings are errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise RankupError(
             f"{label or 'the image'} has more than {most:,} pixels, which is the most"
@@ -174,7 +178,7 @@ def check_pixels(content: bytes, label: str | None, most: int) -> None:
 
 @torch.inference_mode()
 def is_quick(known: Snapshot) -> bool:
-    """Whether the network answers so fast that handing inputs to a thread would take longer."""
+    """Whether running the network takes less time than handing its inputs to a thread."""
     card = next(iter(known.tasks.values()), None)
     if card is None or not isinstance(card.inputs, TensorInput | ImageInput):
         return False
@@ -196,7 +200,7 @@ def _shape(inputs: ImageInput) -> tuple[int, int, int]:
 
 
 def probabilities(logits: Tensor) -> list[list[float]]:
-    """What the queue makes of a batch's logits."""
+    """The probabilities of a batch's logits `[B, C]`, as a list of numbers for each sample."""
     if logits.dim() != 2:
         raise RankupError(f"the network answers with logits of shape {list(logits.shape)}")
     shares = logits.float().softmax(1)
@@ -227,7 +231,7 @@ def _answer(number: int, question: Question, card: TaskCard, row: Any, top: int)
 
 
 def _count(content: Any) -> int:
-    """About how many numbers nested lists hold."""
+    """About how many numbers nested lists hold, by the first list of each depth."""
     if isinstance(content, Packed):
         return len(content.content)
     count = 1

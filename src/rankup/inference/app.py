@@ -1,4 +1,4 @@
-"""The application: what the server answers under which path."""
+"""The application: the paths of the server and their answers."""
 
 import asyncio
 import gc
@@ -36,8 +36,8 @@ _PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _PATHS = frozenset({*_PAGE, "/predict", "/tasks", "/sharing", "/health", "/metrics", "/learn"})
-_as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one at each call
-_LARGE = 1 << 16  # bytes of JSON that are read in a thread
+_as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder each time
+_LARGE = 1 << 16  # bytes from which on JSON is parsed in a thread
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Options:
     Args:
         most: inputs in a batch.
         wait_ms: milliseconds that an input waits for others.
-        token: what those who ask must present; None: nothing.
-        hosts: names under which the server may be called; None: any.
+        token: that requests must have; None if they need none.
+        hosts: host names that requests may have; None for any.
         learn: whether tasks may be added through the page.
+        limits: on requests.
     """
 
     most: int = 64
@@ -61,9 +62,9 @@ class Options:
 
 
 def create_app(folder: str | Path, options: Options | None = None) -> FastAPI:
-    """An ASGI application that answers by the network in a folder.
+    """Make an ASGI application that serves the network in a folder.
 
-    It takes up tasks that are saved to the folder while it runs.
+    Tasks that are saved to the folder while it runs are served, too.
     """
     return _Application(Path(folder), options or Options()).app
 
@@ -92,10 +93,9 @@ class _Application:
             token=options.token,
             hosts=options.hosts,
         )
-        # In the order in which they are looked up: the one that is asked most comes first. It reads
-        # its requests itself, so nothing of FastAPI's own reading stands before it; the second
-        # route tells what it takes.
-        app.router.routes.append(Route("/predict", _Reading(self.predict), methods=["POST"]))
+        # Routes are tried in this order, so the most frequent one comes first. It bypasses
+        # FastAPI's parsing of requests, which takes time; the second one is only for the docs.
+        app.router.routes.append(Route("/predict", _Direct(self.predict), methods=["POST"]))
         app.post("/predict", **api_docs.PREDICT)(self.predict)
         app.get("/health", **api_docs.HEALTH)(self.health)
         app.get("/tasks", **api_docs.TASKS)(self.tasks)
@@ -140,7 +140,7 @@ class _Application:
         queues = self.batcher, self.guesses
         self.metrics.gauge("queue", "Inputs that wait.", lambda: sum(map(len, queues)))
         self.served.start()
-        # What is there now stays: a full collection need not look through all of torch.
+        # Keeps later garbage collections from scanning all of torch, whose objects stay anyway.
         gc.collect()
         gc.freeze()
         try:
@@ -207,7 +207,7 @@ class _Application:
         return Response(api_docs.page(self.app.openapi()), media_type="text/html; charset=utf-8")
 
     async def learned(self) -> Response:
-        """Whether tasks may be added, and how far those are that are being learned."""
+        """Whether tasks may be added, and the progress of those that are being learned."""
         return JSONResponse(
             {"allowed": self.learning is not None}
             | ({} if self.learning is None else {"tasks": self.learning.progress()})
@@ -226,7 +226,7 @@ class _Application:
         return JSONResponse(begun, 202)
 
     async def _refused(self, request: Request, error: Exception) -> Response:
-        """Bad input: a sentence, and a status that tells whose fault it is."""
+        """The answer to a refused request: a sentence, with a status that depends on the error."""
         headers = {}
         if isinstance(error, Refused):
             status = error.status
@@ -255,8 +255,8 @@ class _Application:
         return JSONResponse({"error": "the server failed at this request: see its log"}, 500)
 
 
-class _Reading:
-    """An endpoint as an ASGI application, which Starlette calls as it is."""
+class _Direct:
+    """An endpoint as an ASGI application, which Starlette calls directly."""
 
     def __init__(self, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
         self.endpoint = endpoint
@@ -267,7 +267,8 @@ class _Reading:
 
 
 async def _body_of(request: Request) -> bytes:
-    """As `request.body()`, whose two generators take longer than reading a body that is there."""
+    """Like `request.body()`, but without its two generators, which take longer than reading a small
+    body."""
     pieces, more = [], True
     while more:
         message = await request.receive()

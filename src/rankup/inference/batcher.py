@@ -16,19 +16,19 @@ from torch import Tensor
 from rankup.errors import RankupError
 
 AnyFuture = Any  # of concurrent.futures, or of asyncio
-Network = Callable[..., Any]  # net(x, task=…): a name for all samples, or a list of one for each
+Network = Callable[..., Any]  # net(x, task=…), with one name for all samples or a list of names
 
 
 class QueueFull(RankupError):
-    """More inputs wait than the queue takes: ask again later."""
+    """The queue is full: ask again later."""
 
 
 class Closed(RankupError):
     """The queue takes no more requests."""
 
 
-# An input, its task, who waits for it, and None; or inputs [N, …], a task for each, who waits for
-# all of them, and N. A plain tuple: making it and its like is a good part of what an item costs.
+# Either (input, task, future, None), or (inputs [N, …], N tasks, one future for all, N). A plain
+# tuple, since making these objects is a good part of the time that an input takes.
 _Request = tuple[Tensor, Any, AnyFuture, int | None]
 
 
@@ -37,22 +37,22 @@ class Batcher:
 
     A batch starts when it is full, or when its oldest request has waited for `wait_ms`; inputs of
     different shapes that arrive together run one shape after another. If a batch fails, its
-    requests are run one by one, so that only those to blame fail.
+    requests are run one by one, so that only those that cause the error fail.
 
     Args:
         net: called as `net(x, task=…)`, with one task's name or a list of a name per sample. It
             may be replaced at any time: `batcher.net = other`.
-        most: inputs in a batch.
+        most: the most inputs in a batch.
         wait_ms: milliseconds that a request waits for others.
-        longest_queue: inputs that may wait; one more raises `QueueFull`.
-        finish: makes a list, with an entry per sample, of a batch's logits.
-        loop: the event loop that awaits the answers. A batch's answers reach it in one go. Without
-            one, requests may come from any thread, and get futures of `concurrent.futures`.
-        inline: run batches on the loop itself, in place of a thread. For a network that takes
-            far less than a millisecond, so that threads taking turns do not delay its batches.
-            Meanwhile the loop does nothing else.
-        device: where the network computes, if batches are to be brought there.
-        on_batch: told how many inputs each batch had.
+        longest_queue: how many inputs may wait; one more raises `QueueFull`.
+        finish: converts a batch's logits to a list with a result for each sample.
+        loop: the event loop that awaits the results, which it gets once per batch. Without a loop,
+            requests may come from any thread, and get futures of `concurrent.futures`.
+        inline: whether to run batches on the loop itself instead of in a thread, which blocks the
+            loop meanwhile. For a network that takes far less than a millisecond, so that switching
+            between threads does not delay its batches.
+        device: where batches are moved to; None to leave them where they are.
+        on_batch: called with the number of inputs of each batch.
 
     >>> import rankup
     >>> net = rankup.grow(rankup.models.mlp(4, hidden=[8]), rankup.Rank(2, 1))
@@ -88,7 +88,7 @@ class Batcher:
         self._device = device
         self._waiting: deque[_Request] = deque()
         self._count = 0  # inputs that wait
-        self._oldest = 0.0  # when the first of those that wait came
+        self._oldest = 0.0  # when the first of the waiting requests came
         self._changed = threading.Condition()
         self._closed = False
         self._due: asyncio.Handle | None = None  # when the next batch runs on the loop
@@ -104,34 +104,35 @@ class Batcher:
         return self._count
 
     def submit(self, x: Tensor, task: str) -> AnyFuture:
-        """Ask a task about one input, without a dimension of samples. The future's result is the
-        task's logits, `[classes]`, or what `finish` makes of them; in a mixed batch, classes that a
-        task has fewer than the widest are −inf."""
+        """Submit one input, without a dimension of samples, for a task. The future's result is the
+        task's logits, `[classes]`, or what `finish` returns for them. In a mixed batch all logits
+        are as long as the widest task's, with −inf for classes that a task does not have."""
         future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
-        self._enter((x, task, future, None), 1)
+        self._submit((x, task, future, None), 1)
         return future
 
     def submit_many(self, x: Tensor, tasks: Sequence[str]) -> AnyFuture:
-        """Ask about several inputs, `[N, …]`, each its own task, at the cost of one: the future's
-        result is a list of what `submit` gives for each. They are answered, or fail, together."""
+        """Submit inputs `[N, …]`, each with its own task, with the overhead of one request. The
+        future's result is a list of what `submit` gives for each. They succeed or fail together."""
         if not len(tasks) or len(x) != len(tasks):
             raise RankupError(f"got {len(tasks)} tasks for {len(x)} inputs, expected one for each")
         future: AnyFuture = Future() if self._loop is None else self._loop.create_future()
-        self._enter((x, list(tasks), future, len(tasks)), len(tasks))
+        self._submit((x, list(tasks), future, len(tasks)), len(tasks))
         return future
 
-    def _enter(self, request: _Request, samples: int) -> None:
-        if self._thread is None:  # only the loop's thread comes here
-            first, full = self._added(request, samples)
+    def _submit(self, request: _Request, samples: int) -> None:
+        if self._thread is None:  # needs no lock: only the loop's thread submits
+            first, full = self._add(request, samples)
             if first or full:
                 self._plan(full)
             return
         with self._changed:
-            if any(self._added(request, samples)):  # it sleeps until there is one, or enough
+            if any(self._add(request, samples)):  # the thread has to plan a batch, or to run one
                 self._changed.notify()
 
-    def _added(self, request: _Request, samples: int) -> tuple[bool, bool]:
-        """Whether it is the first of those that wait, and whether it makes a batch full."""
+    def _add(self, request: _Request, samples: int) -> tuple[bool, bool]:
+        """Add a request to the queue; returns whether it is the only one that waits, and whether it
+        makes a batch full."""
         before = self._count
         if self._closed:
             raise Closed("the server is shutting down: ask again later")
@@ -146,14 +147,14 @@ class Batcher:
         return not before, before < self.most <= before + samples
 
     def close(self) -> None:
-        """Answer what is waiting, then end. Later requests raise `Closed`."""
+        """Answer waiting requests, then end. Later requests raise `Closed`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
-        while self._waiting:  # what was to run on the loop
-            self._process(self._taken())
+        while self._waiting:  # without a thread
+            self._process(self._take_batch())
 
     def __enter__(self) -> "Batcher":
         return self
@@ -162,7 +163,7 @@ class Batcher:
         self.close()
 
     def _plan(self, full: bool) -> None:
-        """Run a batch on the loop: now if it is full, else when its time is over."""
+        """Schedule a batch on the loop: at once if it is full, else after the time to wait."""
         assert self._loop is not None
         if not full:
             self._due = self._loop.call_later(self.wait, self._run_due)
@@ -173,16 +174,16 @@ class Batcher:
 
     def _run_due(self) -> None:
         assert self._loop is not None
-        batch = self._taken()
+        batch = self._take_batch()
         if self._waiting:
             self._due = self._loop.call_soon(self._run_due)
         self._process(batch)
 
     def _serve(self) -> None:
-        while batch := self._next():
+        while batch := self._wait_for_batch():
             self._process(batch)
 
-    def _next(self) -> list[_Request]:
+    def _wait_for_batch(self) -> list[_Request]:
         """The next batch, once it is due; empty when the queue is closed and nothing waits."""
         with self._changed:
             while not self._waiting and not self._closed:
@@ -192,12 +193,13 @@ class Batcher:
                 if (left := due - time.monotonic()) <= 0:
                     break
                 self._changed.wait(left)
-            self._oldest = time.monotonic()  # at most one batch too late for those that are left
-            return self._taken()
+            # Requests that are left wait anew, which delays them by one batch at most.
+            self._oldest = time.monotonic()
+            return self._take_batch()
 
-    def _taken(self) -> list[_Request]:
-        """As many requests as fit into a batch, at least one."""
-        if self._count == len(self._waiting) <= self.most:  # all of them, of one input each
+    def _take_batch(self) -> list[_Request]:
+        """Take as many requests from the queue as fit into a batch, at least one if any wait."""
+        if self._count == len(self._waiting) <= self.most:  # all, if each has one input
             taken = list(self._waiting)
             self._waiting.clear()
             self._count = 0
@@ -215,7 +217,7 @@ class Batcher:
         for request in batch:
             x, _, future, several = request
             samples += several or 1
-            if not future.cancelled():  # else nobody waits for it any more
+            if not future.cancelled():  # else nobody waits for its answer
                 alike[x.shape if several is None else x.shape[1:], x.dtype].append(request)
         if self._on_batch is not None:
             self._on_batch(samples)
@@ -242,12 +244,13 @@ class Batcher:
         return [list(islice(rows, n)) if n else next(rows) for n in counts]
 
     def _rows(self, x: Tensor, names: list[str]) -> Sequence[Any]:
-        """What `finish` makes of each sample's logits. Too many for a batch run in pieces."""
+        """The results of `finish` for samples `[N, …]`, which are run in pieces if they do not fit
+        into a batch."""
         if len(names) > (most := self.most):
             starts = range(0, len(names), most)
             pieces = [self._rows(x[at : at + most], names[at : at + most]) for at in starts]
             return [row for piece in pieces for row in piece]
-        # One task by itself is answered as `net(x, task=name)` does it.
+        # With a single task the answers are exactly those of `net(x, task=name)`.
         task = names[0] if len(set(names)) == 1 else names
         x = x if self._device is None else x.to(self._device)
         return self._finish(logits_of(self.net(x, task=task)))
@@ -256,7 +259,7 @@ class Batcher:
         if self._loop is None or self._thread is None:
             _resolve(requests, answers)
             return
-        with suppress(RuntimeError):  # the loop has ended, and with it all who waited
+        with suppress(RuntimeError):  # the loop has ended, so nobody waits
             self._loop.call_soon_threadsafe(_resolve, requests, answers)
 
 
@@ -271,7 +274,7 @@ def _resolve(requests: Sequence[_Request], answers: Sequence[Any]) -> None:
 
 
 def logits_of(answer: Any) -> Tensor:
-    """A module's logits: its answer, or among its outputs that of this name."""
+    """The logits in a module's output: a tensor, or an object with the attribute `logits`."""
     logits = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
     if not isinstance(logits, Tensor):
         raise RankupError(

@@ -1,5 +1,5 @@
-"""What stands before the application: who may ask, how much and how slowly; and the headers of
-every answer."""
+"""Middleware before the application: it checks hosts, origins, tokens, and the size and speed of
+requests, and adds security headers to every answer."""
 
 import asyncio
 import hmac
@@ -38,13 +38,17 @@ _ZIPS = "/learn"
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware that refuses requests and counts them.
 
     Args:
-        paths: that metrics tell apart; all others are one.
-        token: what those who ask must present; None: nobody needs one.
-        hosts: the names under which the server may be called; None: any. A page of another site
-            could otherwise make a browser on this machine ask a server that only listens locally.
+        app: the application that gets the other requests.
+        limits: on the sizes of bodies and on the time that they may take.
+        metrics: that requests are counted in.
+        paths: that metrics distinguish; all others are counted as one.
+        token: that requests must have; None if they need none.
+        hosts: host names that requests may have; None for any. Without this check, a page of
+            another site could make a browser on this machine send requests to a server that only
+            listens locally.
     """
 
     def __init__(
@@ -60,8 +64,8 @@ class Guard:
         self.token = None if token is None else f"Bearer {token}".encode()
         self.hosts = hosts
         self.buffered = 0  # bytes of bodies that are being read or answered
-        self._reading: set[_Exchange] = set()  # that wait for more of their bodies
-        self._looks = False  # whether it looks after them
+        self._reading: set[_Exchange] = set()  # exchanges that wait for more of their bodies
+        self._has_timer = False  # whether `_interrupt_late` is scheduled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,26 +83,26 @@ class Guard:
             else:
                 await self.app(scope, exchange.receive, exchange.send)
         finally:
-            self.buffered -= exchange.taken
+            self.buffered -= exchange.received
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.request(path, exchange.status, time.perf_counter() - began)
 
     def watch(self, exchange: "_Exchange") -> set["_Exchange"]:
-        """Interrupt an exchange if it is late, until it is taken out of the returned set. One timer
-        for all of them: setting one for each request takes longer than reading most bodies."""
+        """Interrupt an exchange once it is late, unless it is removed from the returned set before.
+        All exchanges share one timer, since setting one takes longer than reading most bodies."""
         self._reading.add(exchange)
-        if not self._looks:
-            self._looks = True
+        if not self._has_timer:
+            self._has_timer = True
             asyncio.get_running_loop().call_later(self.limits.patience / 8, self._interrupt_late)
         return self._reading
 
     def _interrupt_late(self) -> None:
-        now, self._looks = time.monotonic(), bool(self._reading)
+        now, self._has_timer = time.monotonic(), bool(self._reading)
         for exchange in self._reading:
             if exchange.task is not None and now > exchange.until and not exchange.is_late:
                 exchange.is_late = True
                 exchange.task.cancel()
-        if self._looks:
+        if self._has_timer:
             asyncio.get_running_loop().call_later(self.limits.patience / 8, self._interrupt_late)
 
     def _check(self, scope: Scope, exchange: "_Exchange") -> None:
@@ -123,8 +127,8 @@ class _Exchange:
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self._guard, self._receive, self._send = guard, receive, send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.status = 499  # as others count those who went before they were answered
-        self.taken = 0
+        self.status = 499  # nginx's status for clients that disconnect before the answer
+        self.received = 0
         limits = guard.limits
         self.most = limits.zip if scope["path"] == _ZIPS else limits.body
         length = self.headers.get(b"content-length", b"0")
@@ -132,17 +136,17 @@ class _Exchange:
         self._ended = self.length == 0 and b"transfer-encoding" not in self.headers
         # A larger one gets more time, at 100 kB a second.
         self._seconds = limits.patience + min(self.length, self.most) / 1e5
-        self.task: asyncio.Task[Any] | None = None  # that reads the body
-        self.until = math.inf  # when it must have come
+        self.task: asyncio.Task[Any] | None = None  # reads the body
+        self.until = math.inf  # when all of the body must have come
         self.is_late = False
 
     async def receive(self) -> Message:
         if self._ended:
             return await self._receive()
         message = await self._in_time()
-        self.taken += (size := len(message.get("body", b"")))
+        self.received += (size := len(message.get("body", b"")))
         self._guard.buffered += size
-        if self.taken > self.most:
+        if self.received > self.most:
             raise self.too_long()
         if self._guard.buffered > self._guard.limits.bodies:
             raise Refused(503, "the server is reading too much at once: ask again later")
@@ -159,7 +163,7 @@ class _Exchange:
             if not self.is_late or self.task is None:
                 raise
             self.task.uncancel()
-            self._ended = True  # and nobody waits for the rest
+            self._ended = True  # the rest of the body is not read
             raise Refused(408, f"the body did not come within {self._seconds:.0f} s") from None
         finally:
             watched.discard(self)
@@ -176,8 +180,8 @@ class _Exchange:
         await self._send(message)
 
     async def _drain(self) -> None:
-        """Read what is left of a body that is refused, within limits: many clients look for an
-        answer only once they have sent all of it."""
+        """Read the rest of a refused body, within limits, because many clients read the answer only
+        after they have sent all of it."""
         if b"expect" in self.headers or self.length > 4 * self.most:
             return
         left = 4 * self.most

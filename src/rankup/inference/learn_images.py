@@ -1,9 +1,9 @@
-"""A process of its own that teaches a network a folder of images: `fit` puts a network into
-training mode for all threads, so the one that answers is left alone.
+"""Teaching a network a folder of images, in a process of its own: `fit` puts a network into
+training mode for all threads, so it must not be the one that the server answers with.
 
     python -m rankup.inference.learn_images NETWORK IMAGES NAME [EPOCHS]
 
-It tells its progress as lines of JSON, and saves the task to the network's folder at the end.
+It prints its progress as lines of JSON, and saves the task to the network's folder at the end.
 """
 
 import json
@@ -56,9 +56,9 @@ def main() -> None:
     try:
         learn_images(Path(folder), Path(images), name, int(epochs[0]) if epochs else None)
     except RankupError as error:
-        # Without the folder of the upload, which tells the one who asked nothing.
-        said = str(error).replace(f"{images}/", "").replace(images, "the zip")
-        tell(stage="failed", error=said)
+        # Without the folder of the upload, which means nothing to the user.
+        sentence = str(error).replace(f"{images}/", "").replace(images, "the zip")
+        tell(stage="failed", error=sentence)
         sys.exit(1)
 
 

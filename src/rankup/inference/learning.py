@@ -1,5 +1,4 @@
-"""Tasks that are added through the page: a zip is unpacked, and a process of its own learns from
-it."""
+"""Learning tasks from zips that are uploaded through the page, each in a process of its own."""
 
 import asyncio
 import json
@@ -17,9 +16,9 @@ from rankup.inference.served import Snapshot
 from rankup.inference.uploads import unpack_images
 from rankup.net.tasks import checked_name
 
-_REMEMBERED = 20  # tasks whose progress is told
+_REMEMBERED = 20  # tasks whose progress is reported
 _MOST_EPOCHS = 1000
-_ENDS = ("done", "failed")  # stages
+_ENDS = ("done", "failed")  # the last stages
 _COMMAND = (sys.executable, "-m", "rankup.inference.learn_images")
 
 
@@ -28,52 +27,53 @@ class Learning:
 
     Args:
         folder: of the network.
+        limits: of the server.
     """
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
-        self._told: dict[str, dict[str, Any]] = {}  # by task, the newest last
+        self._progress: dict[str, dict[str, Any]] = {}  # by task, the newest last
         self._running: asyncio.Task[None] | None = None
 
     def progress(self) -> list[dict[str, Any]]:
-        """For each task its stage, its curve of losses and, in the end, its accuracy or what went
-        wrong; the newest first."""
-        return list(reversed(self._told.values()))
+        """For each task its stage, its losses and, in the end, its accuracy or error; the newest
+        task first."""
+        return list(reversed(self._progress.values()))
 
     async def begin(
         self, name: str, archive: BinaryIO, now: Snapshot, options: dict[str, str | None]
     ) -> dict[str, Any]:
-        """Begin to learn a task, or raise if it cannot be."""
+        """Unpack a zip and start to learn from it; returns the task's progress."""
         checked_name(name, now.tasks)
         epochs = _epochs(options["epochs"])
         if not isinstance(now.net.inputs, ImageInput):
             raise RankupError("the network does not take images, and only these are taught here")
         if self._running is not None:
             raise Refused(409, "another task is being learned: wait until it is done")
-        told = self._told[name] = {"name": name, "stage": "unpacking", "losses": []}
+        state = self._progress[name] = {"name": name, "stage": "unpacking", "losses": []}
         # Set before anything is awaited, so that there is never a second one.
         self._running = asyncio.current_task()
         images = Path(tempfile.mkdtemp(prefix="rankup-learn-"))
         try:
-            told["counts"] = await asyncio.to_thread(unpack_images, archive, images)
+            state["counts"] = await asyncio.to_thread(unpack_images, archive, images)
         except BaseException:
             shutil.rmtree(images, ignore_errors=True)
             self._running = None
-            del self._told[name]
+            del self._progress[name]
             raise
-        while len(self._told) > _REMEMBERED:
-            del self._told[next(iter(self._told))]
-        self._running = asyncio.create_task(self._learn(name, images, epochs, told))
-        return told
+        while len(self._progress) > _REMEMBERED:
+            del self._progress[next(iter(self._progress))]
+        self._running = asyncio.create_task(self._learn(name, images, epochs, state))
+        return state
 
     async def close(self) -> None:
-        """End what is being learned; the network's folder stays whole."""
+        """Stop learning. The network's folder stays as it is."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
 
     async def _learn(
-        self, name: str, images: Path, epochs: int | None, told: dict[str, Any]
+        self, name: str, images: Path, epochs: int | None, state: dict[str, Any]
     ) -> None:
         process = None
         try:
@@ -87,11 +87,11 @@ class Learning:
             )
             assert process.stdout is not None
             async for line in process.stdout:
-                _take_up(told, line)
-                if told["stage"] in _ENDS:  # all is saved; its own end may take a second
+                _update(state, line)
+                if state["stage"] in _ENDS:  # all is saved; its own end may take a second
                     break
             else:
-                told |= {"stage": "failed", "error": "the process that learned it has died"}
+                state |= {"stage": "failed", "error": "the process that learned it has died"}
         finally:
             if process is not None and process.returncode is None:
                 process.kill()
@@ -100,14 +100,14 @@ class Learning:
             self._running = None
 
 
-def _take_up(told: dict[str, Any], line: bytes) -> None:
+def _update(state: dict[str, Any], line: bytes) -> None:
     try:
         message = json.loads(line)
     except ValueError:  # a library's own words
         return
     if (loss := message.pop("loss", None)) is not None:
-        told["losses"].append(round(loss, 5))
-    told |= message
+        state["losses"].append(round(loss, 5))
+    state |= message
 
 
 def _epochs(given: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""What `GET /metrics` tells Prometheus."""
+"""The metrics that `GET /metrics` reports to Prometheus."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
-    """Counts of one server, in a registry of its own: several may run in a process."""
+    """The counts of one server. It has its own registry, since a process may run several."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""From a request for `/predict` to questions: which inputs to ask which tasks about."""
+"""Parsing requests for `/predict` into questions: inputs, each with the tasks to run it for."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ _TOP = 5  # classes of an answer, the likeliest first
 
 
 class Packed(NamedTuple):
-    """Numbers as they lie in memory, the least significant byte first."""
+    """A tensor as little-endian bytes in C order."""
 
     content: bytes
     dtype: str  # of DTYPES
@@ -28,23 +28,33 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """One input, and the tasks that it is asked of."""
+    """One input and the tasks to run it for.
 
-    kind: str  # of KINDS
-    content: Any  # an encoded image, a text, nested lists of numbers, or these packed
+    Attributes:
+        kind: one of `KINDS`.
+        content: an encoded image, a text, nested lists of numbers, or packed numbers.
+        tasks: that answer it.
+        label: what the answer calls it, such as a file's name.
+        guess: whether the task is to be guessed; `tasks` then only says how inputs are made.
+    """
+
+    kind: str
+    content: Any
     tasks: tuple[TaskCard, ...]
-    label: str | None = None  # such as a file's name
-    guess: bool = False  # the task; then `tasks` is one of them, which says how inputs are made
+    label: str | None = None
+    guess: bool = False
 
 
 @dataclass(frozen=True)
 class Asked:
+    """A parsed request."""
+
     questions: tuple[Question, ...]
-    top: int
+    top: int  # classes of an answer
 
 
 def from_json(body: bytes, known: Snapshot, limits: Limits) -> Asked:
-    """The questions of a JSON request: one input, or `items`, each of which may name its task."""
+    """Parse a JSON request with one input, or with `items`, each of which may name its tasks."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -74,8 +84,8 @@ def from_form(
     known: Snapshot,
     limits: Limits,
 ) -> Asked:
-    """The questions of a form: images and texts, with one task, one for each of them in order, or
-    several for all."""
+    """Parse a form with images and texts, for one task, one task for each of them in order, or
+    several tasks for all."""
     inputs: list[tuple[str, Any, str | None]]
     inputs = [("image", content, label) for label, content in images]
     inputs += [("text", text, None) for text in texts]
@@ -146,7 +156,7 @@ def _tasks(task: object, tasks: object, known: Snapshot) -> tuple[TaskCard, ...]
 
 
 def _numbers(content: object) -> list[Any] | Packed:
-    """Nested lists, or packed numbers, which are read about four times faster."""
+    """Parse nested lists, or packed numbers, which take about a quarter of the time."""
     if isinstance(content, list):
         return content
     if not isinstance(content, dict):

@@ -1,5 +1,5 @@
-"""A network that answers for a server, and follows its folder: tasks saved there by another process
-are taken up while it answers."""
+"""The network that a server serves. It follows its folder: tasks that another process saves there
+are added while the server runs."""
 
 import json
 import threading
@@ -22,34 +22,45 @@ _POLL = 0.25  # seconds between looks at the folder
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What people are told about a task."""
+    """The description of a task.
+
+    Attributes:
+        name: of the task.
+        title: for people; the name if it has none.
+        classes: their number.
+        class_names: one for each class.
+        inputs: how its inputs are prepared, if known.
+        kind: equal for tasks with equal inputs, for which an input is prepared once.
+        about: the entry of the task in the answer to `GET /tasks`.
+    """
 
     name: str
     title: str
     classes: int
-    class_names: tuple[str, ...]  # always one for each class
+    class_names: tuple[str, ...]
     inputs: Input | None
-    kind: int  # the same for tasks that take the same inputs, which are then made once
-    about: dict[str, Any]  # the rest, as JSON
+    kind: int
+    about: dict[str, Any]
 
 
 class Snapshot:
-    """A network with a fixed list of tasks. Nothing in it changes: who has one may go on using it
-    while the server takes up another."""
+    """A network with a fixed list of tasks and their descriptions. A request can go on using it
+    while the server replaces it by a newer one."""
 
     def __init__(self, net: IncrementalNet, known: "Snapshot | None" = None) -> None:
         """
         Args:
-            known: of the same network with fewer tasks, whose descriptions are still right.
+            known: an older snapshot of the same network, whose descriptions are used again where
+                nothing has changed.
         """
         self.net = net
         self.tasks: dict[str, TaskCard] = dict(known.tasks) if known else {}
         self._kinds: dict[Input | None, int] = dict(known._kinds) if known else {}
-        self._said = {
+        self._descriptions = {
             task.name: (task.about, net.notes.get(task.name)) for task in net._tasks.tasks
         }
-        for name, said in self._said.items():
-            if known is None or known._said.get(name) != said:
+        for name, description in self._descriptions.items():
+            if known is None or known._descriptions.get(name) != description:
                 self.tasks[name] = _card(net, name, self._kinds)
 
     def task(self, name: object) -> TaskCard:
@@ -102,7 +113,7 @@ class Served:
         self, folder: Path, changed: Callable[[IncrementalNet], None] = lambda _: None
     ) -> None:
         self.folder, self.changed = folder, changed
-        self.failure: str | None = None  # why the folder's last change was not taken up
+        self.failure: str | None = None  # why the folder's last change could not be loaded
         self._seen: Signature | None = signature(folder)
         self.now = Snapshot(load(folder))
         self._ended = threading.Event()
@@ -117,7 +128,7 @@ class Served:
             self._thread.join()
 
     def look(self) -> list[str]:
-        """Take up what has changed in the folder; the names of new tasks."""
+        """Check the folder once and load what has changed; returns the names of new tasks."""
         if (there := signature(self.folder)) == self._seen or there is None:
             return []
         before = self.now
@@ -128,7 +139,7 @@ class Served:
             try:
                 self.now = Snapshot(load(self.folder))
             except RankupError as error:
-                # Those who ask are answered as before; the next change is looked at again.
+                # The old network goes on answering, and is replaced after the folder's next change.
                 self.failure, self._seen = str(error), there
                 return []
             self.changed(self.now.net)
@@ -162,7 +173,7 @@ def _card(net: IncrementalNet, name: str, kinds: dict[Input | None, int]) -> Tas
 
 
 def _numbers_of(net: IncrementalNet) -> Input | None:
-    """What a built-in network takes that does not say how its inputs are made: plain numbers."""
+    """Plain numbers in the shape that a built-in model takes; None for other models."""
     about = models.describe(net.body)
     if about["model"] == "mlp":
         return TensorInput((about["options"]["inputs"],))

@@ -1,4 +1,4 @@
-"""Running the application with uvicorn until somebody ends it."""
+"""Running the application with uvicorn until a signal ends it."""
 
 import asyncio
 import errno
@@ -14,18 +14,21 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rankup.errors import RankupError
 
-_GRACE = 30  # seconds for requests in flight once the server is to end
+_GRACE = 30  # seconds for requests in flight when the server ends
 _KEEP = 30  # seconds that a connection stays open without a request
-_LINGER = 2  # seconds in which a refused sender may go on sending
-_MOST_IGNORED = 16 << 20  # bytes that it may send
+_LINGER = 2  # seconds for which a refused client may go on sending
+_MOST_IGNORED = 16 << 20  # bytes that it may send in this time
 
 
 def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None) -> None:
-    """Serve until SIGTERM or Ctrl-C; then answer what has been asked, and return.
+    """Serve until SIGTERM or Ctrl-C, then answer the requests in flight and return.
 
     Args:
+        app: the application.
+        host: the address to listen on.
+        port: to listen on; 0 for any that is free.
         patience: seconds in which a request's headers must have come.
-        started: called with the URL once connections are taken; port 0 takes any that is free.
+        started: called with the URL once connections are accepted.
     """
     _refuse_taken(host, port)
     config = uvicorn.Config(
@@ -43,7 +46,7 @@ def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None
     )
     server = _Server(config, started)
 
-    # uvicorn raises a signal that ended it once more, which is not to end the process by an error.
+    # uvicorn raises a signal that ended it again; this handler keeps it from killing the process.
     def end(*_: object) -> None:
         server.should_exit = True
 
@@ -56,7 +59,8 @@ def run(app: FastAPI, host: str, port: int, patience: float, started: Any = None
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on in one sentence, where uvicorn logs an error."""
+    """Raise a sentence for an address that cannot be listened on, where uvicorn only logs an
+    error."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -76,7 +80,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host.
+    """Whether a host can only be reached from this machine.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -102,8 +106,8 @@ class _Server(uvicorn.Server):
 
 
 def _impatient(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which ends connections whose headers do not come in time and answers what
-    is not HTTP in JSON, as the application does."""
+    """Make a subclass of uvicorn's protocol that closes connections whose headers do not come in
+    time, and answers requests that are not HTTP in JSON, as the application does."""
 
     class Impatient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         _timer: asyncio.TimerHandle | None = None
@@ -156,8 +160,8 @@ def _impatient(seconds: float) -> type[asyncio.Protocol]:
             if not self._is_idle():
                 self.transport.close()
                 return
-            # Closed at once, the connection would be reset under one who is still sending, and the
-            # answer lost.
+            # Closing at once would reset the connection of a client that is still sending, and the
+            # answer would be lost.
             self._ignored = 0
             self.transport.write_eof()
             self._timer = asyncio.get_running_loop().call_later(_LINGER, self.transport.close)

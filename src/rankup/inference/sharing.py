@@ -1,4 +1,4 @@
-"""How much of a task's weights comes from which task's factors."""
+"""How much of each task's weights comes from the factors of which task."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ Shares = list[list[float]]
 
 @torch.no_grad()
 def factor_shares(net: IncrementalNet) -> Shares:
-    """For each task, shares that sum to 1 of where its weights come from: seeded factors, then the
-    factors of the first task, of the second, and so on up to its own.
+    """For each task, which shares of its weights come from seeded factors, from the factors of the
+    first task, of the second, and so on up to its own. The shares of a task sum to 1.
 
     A factor counts by the square of what it adds to a layer's weights, `(s · |u| · |v|)²`.
 

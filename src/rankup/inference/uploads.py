@@ -1,4 +1,4 @@
-"""Zips of images from outside: what they hold is counted and named anew, never trusted."""
+"""Unpacking uploaded zips of images. Their sizes and names are not trusted."""
 
 import re
 import stat
@@ -14,8 +14,8 @@ _MOST_FILES = 20_000
 _MOST_CLASSES = 1_000
 _MOST_UNPACKED = 2 << 30  # bytes of all images
 _MOST_IMAGE = 64 << 20  # bytes of one
-_MOST_RATIO = 200  # unpacked over packed bytes, from which on it is a bomb: images hardly shrink
-_SMALL = 1 << 20  # bytes, up to which a ratio tells nothing
+_MOST_RATIO = 200  # unpacked over packed bytes: images hardly shrink, more than this is a bomb
+_SMALL = 1 << 20  # bytes up to which the ratio is not checked
 _BLOCK = 1 << 20
 _LONGEST_NAME = 100
 
@@ -70,7 +70,7 @@ def _unpacked(opened: zipfile.ZipFile, folder: Path) -> dict[str, int]:
 
 
 def _class_of(entry: zipfile.ZipInfo) -> str | None:
-    """The class of an image: the folder that it lies in; None for what is to be left out."""
+    """The class of an image, which is the name of its folder; None for entries that are skipped."""
     given = entry.filename
     parts = PurePosixPath(given).parts
     if given.startswith("/") or "\\" in given or ":" in given or ".." in parts:
@@ -93,7 +93,11 @@ def _class_of(entry: zipfile.ZipInfo) -> str | None:
 
 
 def _write(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int) -> int:
-    """Unpack one entry, whose stated size is not trusted; how many bytes it had."""
+    """Unpack one entry and return its size, which is counted, since the stated one may be wrong.
+
+    Args:
+        left: the most bytes that it may have, as all entries together are limited.
+    """
     most, written = min(_MOST_IMAGE, left), 0
     with opened.open(entry) as packed, open(path, "xb") as file:
         while block := packed.read(_BLOCK):

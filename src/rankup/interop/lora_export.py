@@ -1,4 +1,4 @@
-"""A task as a LoRA adapter, in a folder that PEFT loads. PEFT itself is not needed."""
+"""Writing a task as a LoRA adapter, in a folder that PEFT loads. PEFT itself is not needed."""
 
 import re
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Pair:
     shift: Tensor | None = None
 
     def tensors(self, layer: nn.Module, with_shift: bool) -> dict[str, Tensor]:
-        """In the shapes of PEFT, whose pair for a convolution is two convolutions."""
+        """The pair by PEFT's names and in its shapes: for a convolution it is two convolutions."""
         A, B = self.A, self.B
         if isinstance(layer, CONVOLUTIONS):
             A = A.reshape(len(A), *layer.weight.shape[1:])
@@ -43,6 +43,8 @@ class Pair:
 
 @dataclass
 class _Adapter:
+    """The contents of an adapter."""
+
     pairs: dict[str, Pair] = field(default_factory=dict)  # by the layer's name
     whole: set[str] = field(default_factory=set)  # modules of which the adapter holds everything
 
@@ -53,19 +55,15 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
 
     What the task selects of all factors becomes one pair per layer, and its biases the pair's. Its
     head, norms and whatever is not a plain Linear or convolution are saved whole, as PEFT's
-    `modules_to_save`. What lies in no module of its own, such as a `cls_token` kept per task,
-    cannot be in an adapter, and is refused.
+    `modules_to_save`. A tensor of the root module, such as a `cls_token` kept per task, cannot be
+    in an adapter, and raises an error.
 
     Args:
         net: a network grown with `base="keep"`.
         task: a committed task's name or index.
         folder: where to write `adapter_config.json` and `adapter_model.safetensors`.
     """
-    if net.options.base != "keep":
-        raise RankupError(
-            "a LoRA adapter adds to weights of a module, which this network does not have: grow it "
-            "with base='keep'"
-        )
+    refuse_without_base(net)
     index = net._tasks.committed(task)
     if net._tasks.tasks[index].views > 1:
         raise RankupError(
@@ -93,6 +91,15 @@ def to_lora(net: IncrementalNet, task: str | int, folder: str | Path) -> None:
         raise StoreError(f"the adapter cannot be written to {folder}: {error}") from None
 
 
+def refuse_without_base(net: IncrementalNet) -> None:
+    """Raise unless a network keeps the weights of its module, to which an adapter adds."""
+    if net.options.base != "keep":
+        raise RankupError(
+            "a LoRA adapter adds to weights of a module, which this network does not have: grow it "
+            "with base='keep'"
+        )
+
+
 def _collect(net: IncrementalNet, plain: nn.Module, index: int) -> _Adapter:
     _refuse_tied(net, plain, index)
     found = _Adapter()
@@ -114,8 +121,8 @@ def _collect(net: IncrementalNet, plain: nn.Module, index: int) -> _Adapter:
             inputs = _inputs(plain.get_submodule(name))
             nothing = Pair(shift.new_zeros(1, inputs), shift.new_zeros(len(shift), 1))
             found.pairs.setdefault(name, nothing).shift = shift
-    # PEFT saves every module whose name ends like one that it was told to save, each once: none in
-    # another, and without a pair.
+    # PEFT saves every module whose name ends like one of those to save. A module inside another is
+    # saved with that one, and a saved module has no pair.
     found.whole = {name for name in found.whole if not _is_within(name, found.whole)}
     names = [name for name, _ in plain.named_modules() if name]
     found.whole |= {name for name in names if name.endswith(tuple(found.whole - {""}))}
@@ -142,7 +149,7 @@ def _refuse_tied(net: IncrementalNet, plain: nn.Module, index: int) -> None:
 
 
 def _owner(layer: TaskLayer) -> str:
-    """The name of the module that a task layer is, or stands in for a part of."""
+    """The name of the module that a task layer replaces, entirely or in part."""
     return owner_of(layer.spec) if is_substituted(layer.spec) else layer.spec.name
 
 
@@ -151,8 +158,8 @@ def _row(layer: TaskLayer, index: int) -> int:
 
 
 def takes_pair(layer: Any) -> bool:
-    """Whether PEFT adapts a layer by a pair that computes what factors do: its pair for a
-    convolution knows nothing of groups, dilation and modes of padding."""
+    """Whether PEFT's pair for a layer computes the same as factors. Its pairs for convolutions
+    support neither groups nor dilation nor modes of padding."""
     if type(layer) in CONVOLUTIONS:
         plain = layer.groups == 1 and set(layer.dilation) == {1}
         return plain and layer.padding_mode == "zeros"
@@ -169,7 +176,8 @@ def _inputs(layer: Any) -> int:
 
 
 def _pair(layer: FactoredLayer, index: int) -> Pair | None:
-    """Without factors that the task does not select or that are zero."""
+    """A task's factors as a pair, without those that it does not select or that are zero; None if
+    none are left."""
     U, V, selector = layer.block(index)
     scaled = U * selector[:, None]
     used = scaled.any(1) & V.any(1)
@@ -177,7 +185,8 @@ def _pair(layer: FactoredLayer, index: int) -> Pair | None:
 
 
 def _differs(layer: TaskLayer, index: int) -> bool:
-    """Whether a task has something else than the module was given with."""
+    """Whether a layer has other weights for a task than the module that the network was grown
+    from."""
     if isinstance(layer, FactoredLayer):
         return _pair(layer, index) is not None or (
             layer.spec.has_own_bias
@@ -199,7 +208,7 @@ def _tensors(adapter: _Adapter, plain: nn.Module) -> dict[str, Tensor]:
     for name in sorted(adapter.whole):
         for key, tensor in plain.get_submodule(name).state_dict().items():
             tensors[f"{PREFIX}{name}.{key}"] = tensor
-    # Memory of their own: safetensors takes no tensors that share it.
+    # Copies, because safetensors refuses tensors that share memory.
     return {key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
 
 
@@ -207,7 +216,7 @@ def _config(adapter: _Adapter, plain: Any) -> dict[str, Any]:
     name = getattr(getattr(plain, "config", None), "name_or_path", None)
     ranks = {layer: len(pair.A) for layer, pair in adapter.pairs.items()}
     rank = max(ranks.values())
-    # A pattern also matches the ends of names, and the first that matches counts.
+    # PEFT's patterns also match the ends of names, and the first match counts: longer names first.
     others = {re.escape(layer): ranks[layer] for layer in sorted(ranks, key=len, reverse=True)}
     patterns = others if len(set(ranks.values())) > 1 else {}
     return {

@@ -1,4 +1,4 @@
-"""A LoRA adapter of PEFT as a task of a network. PEFT itself is not needed."""
+"""Reading a LoRA adapter of PEFT as a task of a network. PEFT itself is not needed."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankup.errors import RankupError, StoreError
 from rankup.growing.plan import is_substituted, owner_of
-from rankup.interop.lora_export import CONFIG, PREFIX, TENSORS
+from rankup.interop.lora_export import CONFIG, PREFIX, TENSORS, refuse_without_base
 from rankup.layers import FactoredLayer, TaskHead, TaskLayer, TaskNorm
 from rankup.layers.spec import WeightSpec
 from rankup.net.network import IncrementalNet
@@ -27,13 +27,13 @@ _OF_PAIR = {"A.weight", "B.weight", "B.bias"}
 def from_lora(
     net: IncrementalNet, name: str, folder: str | Path, classes: int | None = None
 ) -> None:
-    """Begin a task with what a LoRA adapter has learned; `commit_task` makes it constant, and until
-    then it can be trained on.
+    """Begin a task that starts from a LoRA adapter. It can be trained further until `commit_task`
+    makes it constant.
 
     The adapter must be of the module that the network was grown from with `base="keep"`. The task
-    selects from no other, so its factors are the adapter's alone: the rank rule's `first` must be
-    at least the adapter's rank. Statistics of batch norms are taken from the batches that
-    `commit_task(calibrate=…)` is given.
+    selects from no other task, so all its factors come from the adapter: the rank rule's `first`
+    must be at least the adapter's rank. Statistics of batch norms are computed from the batches
+    given to `commit_task(calibrate=…)`.
 
     Args:
         net: the network.
@@ -42,11 +42,7 @@ def from_lora(
         classes: how many classes the task has, if the adapter has no head; its head is then fresh
             and has to be trained.
     """
-    if net.options.base != "keep":
-        raise RankupError(
-            "a LoRA adapter adds to weights of a module, which this network does not have: grow it "
-            "with base='keep'"
-        )
+    refuse_without_base(net)
     adapter, places = _Adapter.read(Path(folder)), _Places.of(net)
     values = [*_of_pairs(adapter, places), *_of_saved(adapter, places)]
     found = _classes(places, adapter, classes)
@@ -62,11 +58,13 @@ def from_lora(
         raise
 
 
-Values = list[tuple[TaskLayer, str, Tensor]]  # what a layer's tensor of a name becomes
+Values = list[tuple[TaskLayer, str, Tensor]]  # a layer, the name of a tensor, its new value
 
 
 @dataclass
 class _Adapter:
+    """The contents of an adapter's folder."""
+
     config: dict[str, Any]
     pairs: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # by the layer's name
     saved: dict[str, Tensor] = field(default_factory=dict)  # by their names in the module
@@ -111,11 +109,20 @@ class _Adapter:
 
 @dataclass
 class _Places:
-    """Where in a network the tensors of its module have gone."""
+    """Where a network keeps the tensors of the module that it was grown from.
 
-    factored: dict[str, FactoredLayer] = field(default_factory=dict)  # by the layer's name
-    own: dict[str, tuple[TaskLayer, str]] = field(default_factory=dict)  # what tasks have whole
-    bases: dict[str, Tensor] = field(default_factory=dict)  # of `own` and of all that is constant
+    Attributes:
+        factored: layers with factors, by their names in the module.
+        own: tensors that each task has whole, by their names in the module: the layer that has them
+            and their names there.
+        bases: values in the module, by name, of `own` and of all constant tensors.
+        heads: names of the heads.
+        norms: names of the norms.
+    """
+
+    factored: dict[str, FactoredLayer] = field(default_factory=dict)
+    own: dict[str, tuple[TaskLayer, str]] = field(default_factory=dict)
+    bases: dict[str, Tensor] = field(default_factory=dict)
     heads: list[str] = field(default_factory=list)
     norms: set[str] = field(default_factory=set)
 
@@ -238,5 +245,5 @@ def _set(layer: TaskLayer, key: str, value: Tensor) -> None:
 
 
 def _padded(value: Tensor, rows: int) -> Tensor:
-    """With zeros for factors that the adapter does not have."""
+    """Factors `[r, n]` with rows of zeros added, `[rows, n]`."""
     return torch.cat([value, value.new_zeros(rows - len(value), *value.shape[1:])])

@@ -1,5 +1,5 @@
-"""Batches of shifted and mirrored images from a table of bytes, in one launch where torch's own
-operations take seventeen."""
+"""Augmented batches from a table of images in bytes, in one launch, where torch's own operations
+take seventeen."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def augmented(
     pixels: str,
     channels_last: bool = False,
 ) -> Tensor:
-    """`scaled(to_float(augment(images[rows], …)))`, number for number.
+    """The bits of `scaled(to_float(augment(images[rows], …)))`, float32 `[B, C, H, W]`.
 
     Args:
         images: bytes, `[N, C, H, W]`.
-        rows: which of them, `[B]`.
+        rows: the indices of the batch's images, `[B]`.
         coins: whether to mirror each, `[B]`.
-        offsets: where its window begins in the image padded by `pad` pixels, `[B, 2]`.
-        pixels: as in a recipe.
-        channels_last: the batch's memory layout.
+        offsets: the top left corner of each window in the image padded by `pad` pixels, `[B, 2]`.
+        pad: pixels on each side, by reflection.
+        pixels: how pixels are scaled, as in `Recipe`.
+        channels_last: whether the batch is in channels-last order.
     """
     _, channels, height, width = images.shape
     batch = torch.empty(

@@ -1,8 +1,9 @@
-"""Weights of convolutions from their factors, and the factors' gradients from the weights': five
-or six launches for all layers of a network where torch's own operations take seventeen for each.
+"""Weights of convolutions from their factors, and gradients of the factors from those of weights.
+This takes five or six launches for all layers of a network, where torch's own operations take
+seventeen for each layer.
 
-Layers with many factors multiply them in sixteen bits, in which the weight ends up anyway. Most of
-them are seeded and lose nothing by it: they are signs."""
+Layers with many factors multiply them in sixteen bits, the precision of the resulting weight. Most
+of these factors are seeded, and lose nothing by it, since they are signs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _EVEN = 8  # numbers of sixteen bits that are read at once
 
 
 class Tiling(NamedTuple):
-    """How much a program of a kernel does at once."""
+    """How many outputs, inputs and factors a program of a kernel handles at once."""
 
     outputs: int
     inputs: int
@@ -42,15 +43,16 @@ _BACK = (products.in_order, products.to_selector, products.to_V, products.sum_pa
 
 
 class Factors(NamedTuple):
-    """A layer's factors: `weight[o, i] = Σ_r selector[r] · U[r, o] · V[r, i]`, r old or new."""
+    """A layer's factors: `weight[o, i] = Σ_r selector[r] · U[r, o] · V[r, i]`, over `R` frozen and
+    `N` new ones."""
 
     U: Tensor  # [R, out], frozen
-    V: Tensor  # [R, in]
-    new_U: Tensor
-    new_V: Tensor
-    selector: Tensor  # a number for each factor, the frozen ones first
+    V: Tensor  # [R, in], frozen
+    new_U: Tensor  # [N, out]
+    new_V: Tensor  # [N, in]
+    selector: Tensor  # [R + N]
     shape: tuple[int, int, int]  # channels, height and width of the filters
-    seeded: int = 0  # frozen ones, the first, whose entries differ only in sign
+    seeded: int = 0  # how many frozen factors, the first ones, are signs times a constant
 
     @classmethod
     def of(cls, layer: FactoredConv) -> Self:
@@ -66,7 +68,7 @@ class Factors(NamedTuple):
 
     @property
     def has_many(self) -> bool:
-        """Whether its products are worth tiles of their own; these need aligned rows."""
+        """Whether it has so many factors that large tiles are faster, and aligned rows for them."""
         outputs, inputs = self.new_U.shape[1], self.new_V.shape[1]
         return len(self.U) > _MANY and outputs % _EVEN == inputs % _EVEN == 0
 
@@ -80,8 +82,12 @@ class Factors(NamedTuple):
 
 
 class Builder:
-    """Builds weights from tensors that it knows by their addresses: they stay where they are,
-    though their numbers change."""
+    """Builds the weights of layers from their factors. Tensors are known by their addresses: their
+    values may change, but they must not be replaced by others.
+
+    Args:
+        layers: whose tensors are on one device.
+    """
 
     def __init__(self, layers: Sequence[Factors]) -> None:
         self.layers = layers
@@ -96,8 +102,8 @@ class Builder:
         ]
 
     def __call__(self) -> Sequence[Tensor]:
-        """`[out, channels, height, width]` for each layer, in bfloat16 and channels-last order,
-        multiplied in tf32."""
+        """The weight of each layer, `[out, channels, height, width]`, in bfloat16 and channels-last
+        order. Products are in tf32 or, for layers with many factors, in bfloat16."""
         learned = [tensor for layer in self.layers for tensor in layer.learned]
         weights: Sequence[Tensor] = _Build.apply(self, *learned)
         return weights
@@ -126,18 +132,18 @@ def _has_room(device: torch.device) -> bool:
     return getattr(properties, "shared_memory_per_block_optin", 0) >= _SHARED
 
 
-class _Room(NamedTuple):
+class _Buffers(NamedTuple):
     """Buffers for tensors that are computed from a layer's factors."""
 
     weight: Tensor
-    by_weight: Tensor
-    by_U: Tensor
-    by_V: Tensor
-    by_selector: Tensor
-    parts: Tensor  # of the selector's gradient, from some of the outputs each
-    by_matrix: Tensor  # as by_weight, in the order of the matrix
-    half_U: Tensor  # if there are many: all factors in sixteen bits, times their selectors
-    half_V: Tensor  # seeded ones are 1 and -1
+    grad_weight: Tensor
+    grad_U: Tensor
+    grad_V: Tensor
+    grad_selector: Tensor
+    parts: Tensor  # [P, R + N]: the selector's gradient over each part of the outputs
+    grad_matrix: Tensor  # grad_weight as a matrix [out, in]
+    half_U: Tensor  # [R + N, out], in sixteen bits, times selector and scale; empty without many
+    half_V: Tensor  # [R + N, in], in sixteen bits, with 1 and −1 for seeded factors
 
     @classmethod
     def of(cls, layer: Factors, backward: Tiling, many: bool) -> Self:
@@ -148,9 +154,9 @@ class _Room(NamedTuple):
             device=layer.U.device,
             memory_format=torch.channels_last,
         )
-        by_U, by_V, by_selector = map(torch.empty_like, layer.learned)
+        grad_U, grad_V, grad_selector = map(torch.empty_like, layer.learned)
         parts = triton.cdiv(layer.sizes[0], backward.outputs), len(layer.selector)
-        by_matrix = weight.new_empty(weight.numel())
+        grad_matrix = weight.new_empty(weight.numel())
         half_U, half_V = (
             weight.new_empty(len(layer.selector) if many else 0, table.shape[1])
             for table in (layer.U, layer.V)
@@ -160,18 +166,18 @@ class _Room(NamedTuple):
         return cls(
             weight,
             torch.empty_like(weight),
-            by_U,
-            by_V,
-            by_selector,
+            grad_U,
+            grad_V,
+            grad_selector,
             layer.selector.new_empty(parts),
-            by_matrix,
+            grad_matrix,
             half_U,
             half_V,
         )
 
     @property
-    def by_learned(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.by_U, self.by_V, self.by_selector
+    def grad_learned(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.grad_U, self.grad_V, self.grad_selector
 
 
 class _Group:
@@ -180,11 +186,11 @@ class _Group:
     def __init__(self, layers: Sequence[Factors], many: bool) -> None:
         self.many = many
         forward, backward = (_FORWARD, _BACKWARD) if many else (_FEW, _FEW)
-        self._rooms = [_Room.of(layer, backward, many) for layer in layers]
-        # Kernels know tensors by their distance, in eights, from one of the same dtype.
-        self._floats, self._halves = layers[0].selector, self._rooms[0].weight
-        pairs = zip(layers, self._rooms, strict=True)
-        places = [[self._distance(t) for t in (*layer[:5], *room)] for layer, room in pairs]
+        self._buffers = [_Buffers.of(layer, backward, many) for layer in layers]
+        # Kernels find tensors by their offset, in eights, from one of the same dtype.
+        self._floats, self._halves = layers[0].selector, self._buffers[0].weight
+        pairs = zip(layers, self._buffers, strict=True)
+        places = [[self._offset(t) for t in (*layer[:5], *buffers)] for layer, buffers in pairs]
         device = layers[0].U.device
         self._places = torch.tensor(places, dtype=torch.int64, device=device)
         sizes = [layer.sizes for layer in layers]
@@ -205,13 +211,13 @@ class _Group:
         if self.many:
             self._launch(products.halve)
         self._launch(products.weights)
-        return [room.weight for room in self._rooms]
+        return [buffers.weight for buffers in self._buffers]
 
     def backward(self, grads: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
-        torch._foreach_copy_([room.by_weight for room in self._rooms], list(grads))
+        torch._foreach_copy_([buffers.grad_weight for buffers in self._buffers], list(grads))
         for kernel in _BACK:
             self._launch(kernel)
-        return [room.by_learned for room in self._rooms]
+        return [buffers.grad_learned for buffers in self._buffers]
 
     def _launch(self, kernel: Any) -> None:
         tiling, tiles = self._work[kernel]
@@ -230,7 +236,7 @@ class _Group:
             num_warps=tiling.warps,
         )
 
-    def _distance(self, tensor: Tensor) -> int:
+    def _offset(self, tensor: Tensor) -> int:
         base = self._floats if tensor.dtype == torch.float32 else self._halves
         distance, rest = divmod(tensor.data_ptr() - base.data_ptr(), 8 * tensor.element_size())
         assert rest == 0 or tensor.numel() == 0
@@ -241,7 +247,7 @@ class _Group:
         kind: Any, tiling: Tiling, sizes: Any, device: torch.device
     ) -> tuple[Tiling, Tensor]:
         rows = [(n, *tile) for n, size in enumerate(sizes) for tile in kind(tiling, *size[:4])]
-        # The longest work is begun first, so that little is waited for in the end.
+        # Programs that take longest start first, so that fewer are left running alone in the end.
         rows.sort(key=lambda row: sizes[row[0]][1], reverse=True)
         return tiling, torch.tensor(rows, dtype=torch.int32, device=device)
 
@@ -258,8 +264,8 @@ class _Build(torch.autograd.Function):
         return None, *ctx.builder.backward(grads)
 
 
-# The rows and columns of each program. Successive programs read the same part of the larger table.
-# New factors come after the old ones and begin in a new tile.
+# The two indices that each program of a layer gets. Successive programs read the same part of the
+# larger table. New factors come after the old ones and begin in a new tile.
 
 
 def _weight_tiles(

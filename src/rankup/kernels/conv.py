@@ -1,6 +1,6 @@
-"""Convolutions of few channels, as in the first stage of a thin network, for channels-last images.
-If the number of channels is not a multiple of eight, cuDNN first copies all images into wider ones,
-again for each of its three products."""
+"""Convolutions of channels-last images with few channels, as in the first stage of a thin network.
+If the number of channels is not a multiple of eight, cuDNN copies all images into wider ones before
+each of its three products; these kernels do not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rankup.kernels import refuse_second_derivatives
 
-_CHANNELS = 64  # the most that a program handles, which is all
-_SEEN = 128  # the same for numbers under a row of a filter
+_CHANNELS = 64  # the most channels, all of which one program handles
+_SEEN = 128  # the most numbers under a row of a filter, likewise
 _ROWS = 64  # positions of images that a program handles together
 _PARTS = 128  # a filter's gradient is summed in at most this many parts
 _SUM = 64  # entries of a filter whose parts are summed up together
@@ -30,6 +30,7 @@ def fits(
     dilation: Any = 1,
     groups: int = 1,
 ) -> bool:
+    """Whether `conv2d` takes these arguments of `F.conv2d`."""
     outputs, inputs, *size = weight.shape
     return (
         input.dim() == weight.dim() == 4
@@ -40,7 +41,7 @@ def fits(
         and _both(stride) in ((1, 1), (2, 2))
         and _both(dilation) == (1, 1)
         and all(side % 2 for side in size)
-        and _both(padding) == tuple(side // 2 for side in size)  # so nothing is lost at borders
+        and _both(padding) == tuple(side // 2 for side in size)  # centred
         and 0 < max(inputs, outputs) <= _CHANNELS
         and max(inputs, outputs) * size[1] <= _SEEN
         and bool(inputs % 8 or outputs % 8)
@@ -53,7 +54,7 @@ def fits(
 def conv2d(
     input: Tensor, weight: Tensor, bias: None = None, stride: Any = 1, *rest: Any, **more: Any
 ) -> Tensor:
-    """Like `F.conv2d`, if it fits."""
+    """Like `F.conv2d`, for arguments that `fits`."""
     dtype = _dtype(input, weight)
     weight = weight.to(dtype).contiguous(memory_format=torch.channels_last)
     y: Tensor = _Conv.apply(input.to(dtype), weight, _both(stride)[0])
@@ -80,27 +81,27 @@ class _Conv(torch.autograd.Function):
         return _convolved(x, weight, weight.shape[0], stride)
 
     @staticmethod
-    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         refuse_second_derivatives()
         x, weight = ctx.saved_tensors
-        by_y = by_y.contiguous(memory_format=torch.channels_last)
-        by_x = by_weight = None
+        grad_y = grad_y.contiguous(memory_format=torch.channels_last)
+        grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
-            by_weight = _to_weight(x, weight, by_y, ctx.stride)
+            grad_weight = _to_weight(x, weight, grad_y, ctx.stride)
         if ctx.needs_input_grad[0]:
-            by_x = _to_input(x, weight, by_y, ctx.stride)
-        return by_x, by_weight, None
+            grad_x = _to_input(x, weight, grad_y, ctx.stride)
+        return grad_x, grad_weight, None
 
 
-def _to_input(x: Tensor, weight: Tensor, by_y: Tensor, stride: int) -> Tensor:
+def _to_input(x: Tensor, weight: Tensor, grad_y: Tensor, stride: int) -> Tensor:
     if stride == 1:
-        return _convolved(by_y, weight, weight.shape[1], 1, flipped=True)
+        return _convolved(grad_y, weight, weight.shape[1], 1, flipped=True)
     padding = [side // 2 for side in weight.shape[2:]]
-    by_x: Tensor = torch.ops.aten.convolution_backward(
-        *(by_y, x, weight, None, [stride, stride], padding, [1, 1], False, [0, 0], 1),
+    grad_x: Tensor = torch.ops.aten.convolution_backward(
+        *(grad_y, x, weight, None, [stride, stride], padding, [1, 1], False, [0, 0], 1),
         [True, False, False],
     )[0]
-    return by_x
+    return grad_x
 
 
 def _convolved(
@@ -125,8 +126,8 @@ def _convolved(
 
 
 def _unit(channels: int) -> int:
-    """The size of the groups that channels come in, known when a kernel is compiled: it reads that
-    many numbers at once."""
+    """A divisor of the number of channels that kernels are compiled for: how many numbers they read
+    at once."""
     return math.gcd(channels, 4)
 
 
@@ -148,32 +149,32 @@ def _sizes(x: Tensor, outputs: int, weight: Tensor, stride: int) -> dict[str, in
     }
 
 
-def _to_weight(x: Tensor, weight: Tensor, by_y: Tensor, stride: int) -> Tensor:
+def _to_weight(x: Tensor, weight: Tensor, grad_y: Tensor, stride: int) -> Tensor:
     inputs, outputs = x.shape[1], weight.shape[0]
-    positions = by_y.numel() // outputs
+    positions = grad_y.numel() // outputs
     tiles = triton.cdiv(positions, _ROWS)
     per_part = triton.cdiv(tiles, _PARTS)
     parts = x.new_empty(triton.cdiv(tiles, per_part), weight.numel(), dtype=torch.float32)
     _multiply[(len(parts), weight.shape[2])](
-        *(x, by_y, parts, positions),
+        *(x, grad_y, parts, positions),
         *(inputs // _unit(inputs), outputs // _unit(outputs), per_part),
         **_sizes(x, outputs, weight, stride),
     )
-    by_weight = torch.empty_like(weight)
+    grad_weight = torch.empty_like(weight)
     _sum_parts[(triton.cdiv(weight.numel(), _SUM),)](
-        parts, by_weight, len(parts), weight.numel(), PARTS=_PARTS, SUM=_SUM
+        parts, grad_weight, len(parts), weight.numel(), PARTS=_PARTS, SUM=_SUM
     )
-    return by_weight
+    return grad_weight
 
 
-# A row of pixels under a filter is contiguous in memory, `[WIDE, channels]`; programs treat it as
-# `SEEN` numbers. Compiled for each size of images, by which they divide all the time.
+# The pixels under a row of a filter are contiguous in memory, `[WIDE, channels]`; programs treat
+# them as `SEEN` numbers. Kernels are compiled for each image size, since they divide by it often.
 _sized = triton.jit(do_not_specialize=["n", "groups_in", "groups_out", "per_part"])
 
 
 @triton.jit
 def _column(groups, UNIT: tl.constexpr, SEEN: tl.constexpr):
-    """Indices of the numbers under a row of the filter, and their columns."""
+    """The indices of the numbers under a row of the filter, and the columns that they are in."""
     k = tl.arange(0, SEEN)
     return k, tl.max_constancy(k // (groups * UNIT), UNIT)
 
@@ -184,7 +185,8 @@ def _under(
     UNIT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
     WIDE: tl.constexpr, STRIDE: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """Pixels under one row of the filter at some positions, zeros beyond the border."""
+    """The pixels under one row of the filter at some positions, `[ROWS, SEEN]`, zeros beyond the
+    border."""
     k, column = _column(groups, UNIT, SEEN)
     height, width = (HEIGHT - 1) // STRIDE + 1, (WIDTH - 1) // STRIDE + 1  # of positions
     y = r // width % height * STRIDE + row - TALL // 2
@@ -203,7 +205,8 @@ def _convolve(
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of an input is a convolution, too, with the filter flipped in all dimensions."""
+    """Compute a convolution. `FLIPPED`, for the gradient of an input, flips the filter in all
+    dimensions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
     r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)
     k, column = _column(groups_in, IN, SEEN)
@@ -224,12 +227,12 @@ def _convolve(
 
 @_sized
 def _multiply(
-    x, by_y, parts, n, groups_in, groups_out, per_part,
+    x, grad_y, parts, n, groups_in, groups_out, per_part,
     IN: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """A part of the gradient of one row of a filter: `Σ by_y · x` over some of the positions."""
+    """Compute a part of the gradient of one row of a filter: `Σ grad_y · x` over some positions."""
     inputs, outputs = groups_in * IN, groups_out * OUT
     part, row = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, CHANNELS)
@@ -238,16 +241,17 @@ def _multiply(
         r = tile * ROWS + tl.arange(0, ROWS)
         seen = _under(x, r, n, groups_in, row, IN, HEIGHT, WIDTH, TALL, WIDE, STRIDE, SEEN)
         there = (r < n)[:, None] & (c < outputs)[None, :]
-        by_seen = tl.load(by_y + r[:, None] * outputs + c[None, :], mask=there, other=0)
-        total += tl.dot(tl.trans(by_seen), seen, input_precision="ieee")
+        grad_seen = tl.load(grad_y + r[:, None] * outputs + c[None, :], mask=there, other=0)
+        total += tl.dot(tl.trans(grad_seen), seen, input_precision="ieee")
     k, column = _column(groups_in, IN, SEEN)
     places = parts + ((part * outputs + c) * TALL + row)[:, None] * (WIDE * inputs) + k[None, :]
     tl.store(places, total, mask=(c < outputs)[:, None] & (column < WIDE)[None, :])
 
 
 @triton.jit(do_not_specialize=["p", "n"])
-def _sum_parts(parts, by_weight, p, n, PARTS: tl.constexpr, SUM: tl.constexpr):
+def _sum_parts(parts, grad_weight, p, n, PARTS: tl.constexpr, SUM: tl.constexpr):
+    """Sum up the `p` parts of the gradient of a filter with `n` entries."""
     at, part = tl.program_id(0) * SUM + tl.arange(0, SUM), tl.arange(0, PARTS)
     there = (part < p)[:, None] & (at < n)[None, :]
     total = tl.sum(tl.load(parts + part[:, None] * n + at[None, :], mask=there, other=0), 0)
-    tl.store(by_weight + at, total, mask=at < n)
+    tl.store(grad_weight + at, total, mask=at < n)

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankup.kernels import conv, norm
 
-# For each operation, a check whether its arguments fit, and the kernel that then takes them.
+# For each operation, whether our kernel takes the given arguments, and the kernel.
 _OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] = {
     F.batch_norm: (norm.fits, norm.batch_norm),
     torch.conv2d: (conv.fits, conv.conv2d),
@@ -17,7 +17,7 @@ _OURS: dict[Callable[..., Any], tuple[Callable[..., bool], Callable[..., Any]]] 
 
 
 class Exchange(TorchFunctionMode):
-    """Inside, kernels replace these operations wherever the arguments fit."""
+    """Inside, kernels replace torch's operations wherever they take the arguments."""
 
     def __torch_function__(
         self,
@@ -35,6 +35,7 @@ class Exchange(TorchFunctionMode):
 
 def _is_watched() -> bool:
     """Whether a torch.func transform is active, which does not support our autograd functions, or
-    hooks take saved tensors, to recompute them in a backward pass, which no mode reaches."""
+    hooks on saved tensors are, such as of checkpointing: they run operations again in the backward
+    pass, outside of this mode."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None or torch._C._are_functorch_transforms_active()

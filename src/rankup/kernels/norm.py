@@ -1,5 +1,5 @@
-"""Batch norms by the statistics of a batch of channels-last images: four launches, forward and
-backward, where torch's own operations take seven that are longer, too."""
+"""Batch norms in training, of channels-last images. Forward and backward passes take four launches,
+where torch's own operations take seven longer ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankup.kernels import refuse_second_derivatives
 
 _ROWS = 256  # positions of images that a program handles together
 _CHANNELS = 32
-# Programs share an input in at most this many parts. Fewer leave room for what other seeds do at
-# the same time, and every program sums up the results of all.
+# An input is divided into at most this many parts, one per program. Few parts leave room on the GPU
+# for other seeds that train at the same time, and each program sums up the results of all parts.
 _PARTS = 64
 _WARPS = 8
-_EVEN = 4  # channels that are read together, or twice as many
+_EVEN = 4  # channels that are read together are this many or twice as many
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -33,6 +33,7 @@ def fits(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> bool:
+    """Whether `batch_norm` takes these arguments of `F.batch_norm`."""
     running = [row for row in (running_mean, running_var) if row is not None]
     return (
         training
@@ -62,7 +63,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Like `F.batch_norm` in training."""
+    """Like `F.batch_norm` in training, for arguments that `fits`."""
     y: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps)
     return y
 
@@ -96,21 +97,21 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         x, weight, statistics = ctx.saved_tensors
-        by_y = by_y.contiguous(memory_format=torch.channels_last)
+        grad_y = grad_y.contiguous(memory_format=torch.channels_last)
         work = _Work(x)
-        parts, by_affine = work.parts(), torch.empty_like(statistics)
-        by_x = torch.empty_like(x)
-        work.launch(_to_affine, x, by_y, parts, statistics)
-        work.launch(_to_input, x, by_y, by_x, parts, statistics, weight, by_affine)
-        by_bias, by_weight = by_affine
-        return by_x, by_weight, by_bias, None, None, None, None
+        parts, grad_affine = work.parts(), torch.empty_like(statistics)
+        grad_x = torch.empty_like(x)
+        work.launch(_to_affine, x, grad_y, parts, statistics)
+        work.launch(_to_input, x, grad_y, grad_x, parts, statistics, weight, grad_affine)
+        grad_bias, grad_weight = grad_affine
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 class _Work:
-    """The division of an input, a matrix `[positions, channels]`, among programs."""
+    """The division of an input `x`, as a matrix `[positions, channels]`, among programs."""
 
     def __init__(self, x: Tensor) -> None:
         channels = x.shape[1]
@@ -118,7 +119,7 @@ class _Work:
         tiles = triton.cdiv(positions, _ROWS)
         per_part = triton.cdiv(tiles, _PARTS)
         self._parts = triton.cdiv(tiles, per_part)
-        even = math.gcd(channels, 2 * _EVEN)  # so a kernel knows that rows are aligned
+        even = math.gcd(channels, 2 * _EVEN)  # tells kernels how rows are aligned
         self._numbers = positions, channels // even, self._parts, per_part
         self._sizes = {
             "ROWS": _ROWS,
@@ -131,7 +132,7 @@ class _Work:
         self.x = x
 
     def parts(self) -> Tensor:
-        """Room for two numbers per channel from every part."""
+        """A buffer for two numbers per part and channel, `[2, parts, channels]`."""
         return self.x.new_empty(2, self._parts, self.x.shape[1], dtype=torch.float32)
 
     def launch(self, kernel: Any, *args: Any, **options: Any) -> None:
@@ -156,7 +157,7 @@ def _rows(tile, n, ROWS: tl.constexpr):
 
 @triton.jit
 def _load(at, n, m, tile, c, ROWS: tl.constexpr):
-    """A tile as floats, zeros beyond the input."""
+    """A tile of a matrix as floats, `[ROWS, CHANNELS]`, with zeros beyond its end."""
     r, is_row = _rows(tile, n, ROWS)
     places = at + r[:, None] * m + c[None, :]
     return tl.load(places, mask=is_row & (c < m)[None, :], other=0).to(tl.float32)
@@ -185,6 +186,7 @@ def _load_parts(at, p, m, c, PARTS: tl.constexpr):
 
 @triton.jit
 def _load_two(at, m, c):
+    """Read two rows from a table `[2, channels]`."""
     return tl.load(at + c, mask=c < m, other=0), tl.load(at + m + c, mask=c < m, other=0)
 
 
@@ -193,7 +195,7 @@ def _statistics(
     x, parts, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Each part's mean, and the summed squared deviations from it."""
+    """Write each part's mean and its sum of squared deviations from it."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)
@@ -247,40 +249,40 @@ def _normalise(
 
 @_sized
 def _to_affine(
-    x, by_y, parts, statistics, n, groups, p, t,
+    x, grad_y, parts, statistics, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Each part's sums for the gradients of bias and weight."""
+    """Write each part's sums for the gradients of bias and weight."""
     m = groups * EVEN
     c = _channels(CHANNELS)
     part = tl.program_id(0)
     mean, scale = _load_two(statistics, m, c)
-    by_bias, by_weight = tl.zeros((CHANNELS,), tl.float32), tl.zeros((CHANNELS,), tl.float32)
+    grad_bias, grad_weight = tl.zeros((CHANNELS,), tl.float32), tl.zeros((CHANNELS,), tl.float32)
     for tile in range(part * t, part * t + t):
         values = _load(x, n, m, tile, c, ROWS)
-        by_values = _load(by_y, n, m, tile, c, ROWS)
-        by_bias += tl.sum(by_values, 0)
-        by_weight += tl.sum(by_values * (values - mean[None, :]), 0)
-    _store_two(parts, by_bias, by_weight * scale, p, part, m, c)
+        grad_values = _load(grad_y, n, m, tile, c, ROWS)
+        grad_bias += tl.sum(grad_values, 0)
+        grad_weight += tl.sum(grad_values * (values - mean[None, :]), 0)
+    _store_two(parts, grad_bias, grad_weight * scale, p, part, m, c)
 
 
 @_sized
 def _to_input(
-    x, by_y, by_x, parts, statistics, weight, by_affine, n, groups, p, t,
+    x, grad_y, grad_x, parts, statistics, weight, grad_affine, n, groups, p, t,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     m = groups * EVEN
     c = _channels(CHANNELS)
     bias_parts, weight_parts = _load_parts(parts, p, m, c, PARTS)
-    by_bias, by_weight = tl.sum(bias_parts, 0), tl.sum(weight_parts, 0)
+    grad_bias, grad_weight = tl.sum(bias_parts, 0), tl.sum(weight_parts, 0)
     part = tl.program_id(0)
     if part == 0:
-        _store_two(by_affine, by_bias, by_weight, 1, 0, m, c)
+        _store_two(grad_affine, grad_bias, grad_weight, 1, 0, m, c)
     mean, scale = _load_two(statistics, m, c)
     scaled = scale * tl.load(weight + c, mask=c < m, other=0)
     for tile in range(part * t, part * t + t):
         values = _load(x, n, m, tile, c, ROWS)
-        by_values = _load(by_y, n, m, tile, c, ROWS)
+        grad_values = _load(grad_y, n, m, tile, c, ROWS)
         normal = (values - mean[None, :]) * scale[None, :]
-        by_values -= (by_bias / n)[None, :] + normal * (by_weight / n)[None, :]
-        _store(by_x, by_values * scaled[None, :], n, m, tile, c, ROWS)
+        grad_values -= (grad_bias / n)[None, :] + normal * (grad_weight / n)[None, :]
+        _store(grad_x, grad_values * scaled[None, :], n, m, tile, c, ROWS)

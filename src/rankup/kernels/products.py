@@ -1,6 +1,16 @@
-"""The kernels behind `build.py`: products of factors, for all layers of a network at once. A
-program finds the part of a layer that it works on in a table of tiles, and the layer's tensors, in
-the order of `Factors` and `_Room`, in a table of places."""
+"""The kernels behind `build.py`: products of factors, for all layers of a network at once.
+
+All kernels take the same arguments:
+
+    floats, halves: pointers that the places of float32 and bfloat16 tensors are relative to.
+    places: for each layer the offsets of its tensors, in the order of `Factors` and `_Buffers`.
+    sizes: for each layer the numbers of `Factors.sizes`.
+    tiles: for each program a layer and two indices, which say what part of the layer it computes.
+    OUT, IN, RANK: how many outputs, inputs and factors a program handles at once.
+    HALF: the dtype of products in sixteen bits; None for products in tf32.
+    SUM: how many factors a program of `sum_parts` handles.
+    EVEN: a number that outputs and inputs are multiples of.
+"""
 
 import triton
 import triton.language as tl
@@ -12,12 +22,12 @@ _NEW_U = tl.constexpr(2)
 _NEW_V = tl.constexpr(3)
 _SELECTOR = tl.constexpr(4)
 _WEIGHT = tl.constexpr(5)
-_BY_WEIGHT = tl.constexpr(6)
-_BY_U = tl.constexpr(7)
-_BY_V = tl.constexpr(8)
-_BY_SELECTOR = tl.constexpr(9)
+_GRAD_WEIGHT = tl.constexpr(6)
+_GRAD_U = tl.constexpr(7)
+_GRAD_V = tl.constexpr(8)
+_GRAD_SELECTOR = tl.constexpr(9)
 _PARTS = tl.constexpr(10)
-_BY_MATRIX = tl.constexpr(11)
+_GRAD_MATRIX = tl.constexpr(11)
 _HALF_U = tl.constexpr(12)
 _HALF_V = tl.constexpr(13)
 _TENSORS = tl.constexpr(14)
@@ -35,13 +45,15 @@ _SIZES = tl.constexpr(7)
 
 @triton.jit
 def _tile(tiles):
+    """The layer and the two indices of this program."""
     at = tiles + 3 * tl.program_id(0)
     return tl.load(at), tl.load(at + 1), tl.load(at + 2)
 
 
 @triton.jit
-def _of(base, places, layer, column: tl.constexpr):
-    """Where a layer's tensor begins: at a multiple of eight numbers, which the compiler sees."""
+def _pointer(base, places, layer, column: tl.constexpr):
+    """A pointer to a layer's tensor. Places count in eights, so the compiler knows that tensors are
+    aligned."""
     return base + tl.load(places + _TENSORS * layer + column) * 8
 
 
@@ -52,12 +64,13 @@ def _size(sizes, layer, column: tl.constexpr):
 
 @triton.jit
 def _even(sizes, layer, column: tl.constexpr, EVEN: tl.constexpr):
+    """A size that is a multiple of `EVEN`, such that the compiler knows it."""
     return _size(sizes, layer, column) // EVEN * EVEN
 
 
 @triton.jit
-def _place(sizes, layer, o, i):
-    """Where an entry of the matrix `[out, in]` is in a weight that is stored channels last."""
+def _index(sizes, layer, o, i):
+    """The index of entry `[o, i]` of the matrix `[out, in]` in a weight stored channels last."""
     inputs, channels, positions = (
         _size(sizes, layer, _INPUTS),
         _size(sizes, layer, _CHANNELS),
@@ -81,8 +94,8 @@ def _product(
     RANK: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Σ_r selector[r] · us[r, o] · vs[r, i] over `count` factors. In sixteen bits, us are already
-    multiplied by the selector."""
+    """A tile `[OUT, IN]` of Σ_r selector[r] · us[r, o] · vs[r, i], over `count` factors. In sixteen
+    bits, `us` is already multiplied by the selector."""
     total = tl.zeros((OUT, IN), tl.float32)
     is_out, is_in = o < outputs, i < inputs
     for start in range(0, count, RANK):
@@ -104,14 +117,14 @@ def _product(
 
 @triton.jit
 def _rows(floats, places, sizes, layer, first, RANK: tl.constexpr):
-    """Some factors, old or new ones, from `first` on: tables of their U and V, their indices among
-    all, their rows in the tables, and which of these exist."""
+    """`RANK` factors from `first` on, either old or new ones: pointers to the tables of their U and
+    V, their indices among all factors, their rows in the tables, and which of these exist."""
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     is_new = first >= old
     if is_new:
-        us, vs = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
+        us, vs = _pointer(floats, places, layer, _NEW_U), _pointer(floats, places, layer, _NEW_V)
     else:
-        us, vs = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
+        us, vs = _pointer(floats, places, layer, _U), _pointer(floats, places, layer, _V)
     at = first + tl.arange(0, RANK)
     r = at - tl.where(is_new, old, 0)
     return us, vs, at, r, r < tl.where(is_new, new, old)
@@ -119,8 +132,8 @@ def _rows(floats, places, sizes, layer, first, RANK: tl.constexpr):
 
 @triton.jit
 def _scale(floats, places, sizes, layer, at):
-    """What to multiply a row of `half_V` by: seeded factors are signs there."""
-    size = tl.abs(tl.load(_of(floats, places, layer, _V)))
+    """The factor between rows of `half_V`, where seeded ones are only signs, and of V."""
+    size = tl.abs(tl.load(_pointer(floats, places, layer, _V)))
     return tl.where(at < _size(sizes, layer, _SEEDED), size, 1.0)
 
 
@@ -138,13 +151,16 @@ def halve(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Factors in sixteen bits: U times the selector and V's scale, and V except that of seeded
-    factors, which is there for good."""
+    """Convert factors to sixteen bits: U times the selector and V's scale, and V. The V of seeded
+    factors never changes, and was converted when the buffers were made."""
     layer, first, _ = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     us, vs, at, r, has = _rows(floats, places, sizes, layer, first, RANK)
-    half_U, half_V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
-    selector = tl.load(_of(floats, places, layer, _SELECTOR) + at, mask=has, other=0)
+    half_U, half_V = (
+        _pointer(halves, places, layer, _HALF_U),
+        _pointer(halves, places, layer, _HALF_V),
+    )
+    selector = tl.load(_pointer(floats, places, layer, _SELECTOR) + at, mask=has, other=0)
     factor = selector * _scale(floats, places, sizes, layer, at)
     for start in range(0, outputs, OUT):
         o = start + tl.arange(0, OUT)
@@ -179,22 +195,23 @@ def weights(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
+    """Compute weights, in bfloat16, from factors."""
     layer, first_o, first_i = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     o, i = first_o // OUT * OUT + tl.arange(0, OUT), first_i // IN * IN + tl.arange(0, IN)
-    selector = _of(floats, places, layer, _SELECTOR)
+    selector = _pointer(floats, places, layer, _SELECTOR)
     if HALF is None:
-        U, V = _of(floats, places, layer, _U), _of(floats, places, layer, _V)
+        U, V = _pointer(floats, places, layer, _U), _pointer(floats, places, layer, _V)
         weight = _product(U, V, selector, old, outputs, inputs, o, i, OUT, IN, RANK, HALF)
-        U, V = _of(floats, places, layer, _NEW_U), _of(floats, places, layer, _NEW_V)
+        U, V = _pointer(floats, places, layer, _NEW_U), _pointer(floats, places, layer, _NEW_V)
         selector += old
         weight += _product(U, V, selector, new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
     else:
-        U, V = _of(halves, places, layer, _HALF_U), _of(halves, places, layer, _HALF_V)
+        U, V = _pointer(halves, places, layer, _HALF_U), _pointer(halves, places, layer, _HALF_V)
         weight = _product(U, V, selector, old + new, outputs, inputs, o, i, OUT, IN, RANK, HALF)
     tl.store(
-        _of(halves, places, layer, _WEIGHT) + _place(sizes, layer, o[:, None], i[None, :]),
+        _pointer(halves, places, layer, _WEIGHT) + _index(sizes, layer, o[:, None], i[None, :]),
         weight.to(tl.bfloat16),
         mask=(o < outputs)[:, None] & (i < inputs)[None, :],
     )
@@ -214,19 +231,22 @@ def in_order(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """A weight's gradient in the order of the matrix: what reads it, reads it many times."""
+    """Copy a weight's gradient from channels last to the matrix `[out, in]`, which is read many
+    times, and faster."""
     layer, first_o, first_i = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     o, i = first_o + tl.arange(0, OUT)[:, None], first_i + tl.arange(0, IN)[None, :]
     there = (o < outputs) & (i < inputs)
     grad = tl.load(
-        _of(halves, places, layer, _BY_WEIGHT) + _place(sizes, layer, o, i), mask=there, other=0
+        _pointer(halves, places, layer, _GRAD_WEIGHT) + _index(sizes, layer, o, i),
+        mask=there,
+        other=0,
     )
-    tl.store(_of(halves, places, layer, _BY_MATRIX) + o * inputs + i, grad, mask=there)
+    tl.store(_pointer(halves, places, layer, _GRAD_MATRIX) + o * inputs + i, grad, mask=there)
 
 
 @triton.jit
-def _seen(
+def _projected(
     vs,
     grad,
     r,
@@ -239,8 +259,8 @@ def _seen(
     RANK: tl.constexpr,
     NUMBERS: tl.constexpr,
 ):
-    """The gradient of a weight, projected by V: `[RANK, OUT]`."""
-    seen = tl.zeros((RANK, OUT), tl.float32)
+    """V times the weight's transposed gradient, for some factors and outputs: `[RANK, OUT]`."""
+    projected = tl.zeros((RANK, OUT), tl.float32)
     is_out = o < outputs
     for start in range(0, inputs, IN):
         i = start + tl.arange(0, IN)
@@ -253,8 +273,8 @@ def _seen(
             mask=is_out[None, :] & is_in[:, None],
             other=0,
         )
-        seen = tl.dot(v.to(NUMBERS), g.to(NUMBERS), seen, input_precision="tf32")
-    return seen
+        projected = tl.dot(v.to(NUMBERS), g.to(NUMBERS), projected, input_precision="tf32")
+    return projected
 
 
 @triton.jit
@@ -271,30 +291,33 @@ def to_selector(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """The selector's gradient from some of the outputs, and the gradient of new factors' U."""
+    """Compute the selector's gradient over some outputs, for `sum_parts`, and the gradient of new
+    factors' U."""
     layer, first, part = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     us, vs, at, r, has = _rows(floats, places, sizes, layer, first, RANK)
     o = part * OUT + tl.arange(0, OUT)
     is_out = o < outputs
-    grad = _of(halves, places, layer, _BY_MATRIX)
+    grad = _pointer(halves, places, layer, _GRAD_MATRIX)
     if HALF is None:
-        seen = _seen(vs, grad, r, has, o, outputs, inputs, OUT, IN, RANK, tl.float32)
+        projected = _projected(vs, grad, r, has, o, outputs, inputs, OUT, IN, RANK, tl.float32)
     else:
-        half_V = _of(halves, places, layer, _HALF_V)
-        seen = _seen(half_V, grad, at, has, o, outputs, inputs, OUT, IN, RANK, HALF)
-        seen *= _scale(floats, places, sizes, layer, at)[:, None]
+        half_V = _pointer(halves, places, layer, _HALF_V)
+        projected = _projected(half_V, grad, at, has, o, outputs, inputs, OUT, IN, RANK, HALF)
+        projected *= _scale(floats, places, sizes, layer, at)[:, None]
     u = tl.load(
         us + r[:, None] * outputs + o[None, :], mask=has[:, None] & is_out[None, :], other=0
     )
     tl.store(
-        _of(floats, places, layer, _PARTS) + part * (old + new) + at, tl.sum(u * seen, 1), mask=has
+        _pointer(floats, places, layer, _PARTS) + part * (old + new) + at,
+        tl.sum(u * projected, 1),
+        mask=has,
     )
-    s = tl.load(_of(floats, places, layer, _SELECTOR) + at, mask=has, other=0)
+    s = tl.load(_pointer(floats, places, layer, _SELECTOR) + at, mask=has, other=0)
     tl.store(
-        _of(floats, places, layer, _BY_U) + r[:, None] * outputs + o[None, :],
-        seen * s[:, None],
+        _pointer(floats, places, layer, _GRAD_U) + r[:, None] * outputs + o[None, :],
+        projected * s[:, None],
         mask=(first >= old) & has[:, None] & is_out[None, :],
     )
 
@@ -313,12 +336,16 @@ def to_V(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
+    """Compute the gradient of new factors' V."""
     layer, first_r, first_i = _tile(tiles)
     outputs, inputs = _even(sizes, layer, _OUTPUTS, EVEN), _even(sizes, layer, _INPUTS, EVEN)
     old, new = _size(sizes, layer, _OLD), _size(sizes, layer, _NEW)
     r, i = first_r + tl.arange(0, RANK), first_i + tl.arange(0, IN)
     has, is_in = r < new, i < inputs
-    new_U, grad = _of(floats, places, layer, _NEW_U), _of(halves, places, layer, _BY_MATRIX)
+    new_U, grad = (
+        _pointer(floats, places, layer, _NEW_U),
+        _pointer(halves, places, layer, _GRAD_MATRIX),
+    )
     total = tl.zeros((RANK, IN), tl.float32)
     for start in range(0, outputs, OUT):
         o = start + tl.arange(0, OUT)
@@ -332,9 +359,9 @@ def to_V(
             other=0,
         )
         total += tl.dot(u, g.to(tl.float32), input_precision="tf32")
-    s = tl.load(_of(floats, places, layer, _SELECTOR) + old + r, mask=has, other=0)
+    s = tl.load(_pointer(floats, places, layer, _SELECTOR) + old + r, mask=has, other=0)
     tl.store(
-        _of(floats, places, layer, _BY_V) + r[:, None] * inputs + i[None, :],
+        _pointer(floats, places, layer, _GRAD_V) + r[:, None] * inputs + i[None, :],
         total * s[:, None],
         mask=has[:, None] & is_in[None, :],
     )
@@ -354,6 +381,7 @@ def sum_parts(
     SUM: tl.constexpr,
     EVEN: tl.constexpr,
 ):
+    """Sum up the parts of the selector's gradient."""
     layer, first, _ = _tile(tiles)
     outputs, rank = (
         _size(sizes, layer, _OUTPUTS),
@@ -363,6 +391,6 @@ def sum_parts(
     total = tl.zeros((SUM,), tl.float32)
     for part in range(0, tl.cdiv(outputs, OUT)):
         total += tl.load(
-            _of(floats, places, layer, _PARTS) + part * rank + r, mask=r < rank, other=0
+            _pointer(floats, places, layer, _PARTS) + part * rank + r, mask=r < rank, other=0
         )
-    tl.store(_of(floats, places, layer, _BY_SELECTOR) + r, total, mask=r < rank)
+    tl.store(_pointer(floats, places, layer, _GRAD_SELECTOR) + r, total, mask=r < rank)

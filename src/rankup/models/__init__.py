@@ -1,7 +1,6 @@
 """Models: the paper's, those of timm by name, and those of transformers from a folder or the Hub.
 
-A network folder holds what is needed to rebuild them; any other module must be passed to
-`rankup.load`.
+A network's folder describes how to rebuild them; any other module must be passed to `rankup.load`.
 """
 
 import json
@@ -41,14 +40,14 @@ def timm(
     in_chans: int = 3,
     img_size: int | None = None,
 ) -> nn.Module:
-    """Make a model of timm, which `rankup.load` can rebuild by itself.
+    """Make a model of timm. `rankup.load` rebuilds it without being given a module.
 
     Args:
         name: one of timm's names, with a tag or without one: `resnet18`, `resnet18.a1_in1k`.
-        pretrained: with its published weights, which timm downloads.
-        num_classes: outputs of its head, which a grown network replaces by one for each task.
+        pretrained: whether to load its published weights, which timm downloads.
+        num_classes: outputs of its head, which a grown network replaces by a head for each task.
         in_chans: channels of its images.
-        img_size: pixels each way of its images, for models that are made for one size.
+        img_size: height and width of its images, for models that are made for one size.
     """
     for what, value in (
         ("num_classes", num_classes),
@@ -65,13 +64,13 @@ def timm(
 
 
 def hf(name_or_path: str | os.PathLike[str], *, pretrained: bool = True) -> nn.Module:
-    """Make a model of transformers that is called with one tensor, token ids `[B, L]` or images,
-    and answers with logits; `rankup.load` can rebuild it by itself.
+    """Make a model of transformers that is called with one tensor, token ids `[B, L]` or images
+    `[B, C, H, W]`, and returns logits. `rankup.load` rebuilds it without being given a module.
 
     Args:
         name_or_path: a folder, or a name on the Hugging Face Hub. Weights are read from
             safetensors files alone, and no code that comes with a model is run.
-        pretrained: with its weights; otherwise it has just the architecture.
+        pretrained: whether to load its weights; otherwise they are random.
     """
     options = from_hf.read_options(name_or_path)
     module = from_hf.make(options, name_or_path if pretrained else None)
@@ -80,13 +79,13 @@ def hf(name_or_path: str | os.PathLike[str], *, pretrained: bool = True) -> nn.M
 
 
 def inputs_of(module: nn.Module) -> Input | None:
-    """What a model made by name takes: its images' size and scaling, or its tokenizer. None for
-    other modules, and for models that `rankup.load` has rebuilt."""
+    """The inputs of a model made by `timm` or `hf`: size and scaling of its images, or its
+    tokenizer. None for other modules, and for models that `rankup.load` has rebuilt."""
     return getattr(module, "rankup_inputs", None)
 
 
 def published_inputs(net: str) -> Input:
-    """What the model `timm:NAME` or `hf:NAME` takes, without its weights."""
+    """The inputs of the model `timm:NAME` or `hf:NAME`, without loading its weights."""
     kind, _, name = net.partition(":")
     if kind == "timm":
         return from_timm.trained_with(name)
@@ -105,7 +104,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
 
 
 def build(description: dict[str, Any]) -> nn.Module:
-    """The inverse of `describe` for models that can be built. Weights are new, and nothing is
+    """The inverse of `describe`, for models that can be built. Weights are random, and nothing is
     downloaded."""
     name, options = description["model"], description.get("options", {})
     if name in _BUILT_IN:
@@ -118,7 +117,7 @@ def build(description: dict[str, Any]) -> nn.Module:
 
 
 def parameter_count(description: dict[str, Any]) -> int:
-    """How many numbers `build` would draw; none for a module that cannot be built."""
+    """The number of parameters that `build` would draw; 0 for a module that cannot be built."""
     return _counted(json.dumps(description)) if can_build(description) else 0
 
 
@@ -129,20 +128,20 @@ def can_build(description: dict[str, Any]) -> bool:
 
 
 def are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two descriptions are of one model, made by whichever versions."""
+    """Whether two descriptions are of the same model, whatever the versions of its package."""
     return {**one, "version": None} == {**other, "version": None}
 
 
 def version_note(description: dict[str, Any]) -> str:
-    """What to add to a sentence about a model that was saved with another version of its package
-    than the one installed."""
+    """The end of a sentence, for a model that was saved with another version of its package than
+    the one installed; empty otherwise."""
     package = _PACKAGES.get(description["model"])
     if package is None or (now := version_of(package)) in (None, description["version"]):
         return ""
     return f"; it was saved with {package} {description['version']}, and this is {package} {now}"
 
 
-@lru_cache(maxsize=64)  # every save reads the manifest before it
+@lru_cache(maxsize=64)  # needed by every save, which reads the folder's manifest
 def _counted(description: str) -> int:
     try:
         with torch.device("meta"), _few_modules():
@@ -153,8 +152,8 @@ def _counted(description: str) -> int:
 
 @contextmanager
 def _few_modules() -> Iterator[None]:
-    """Inside, a description from a stranger cannot ask for a billion layers, which would take
-    forever even without weights."""
+    """Inside, building more than `_MOST_MODULES` modules raises `ValueError`: a description from a
+    stranger may have a billion layers, which would take forever even without weights."""
     here, count = threading.get_ident(), 0
 
     def counted(*_: Any) -> None:
@@ -175,7 +174,7 @@ def _description(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(module: nn.Module, description: dict[str, Any], inputs: Input | None) -> nn.Module:
-    # Plain attributes, which copies of the module keep.
+    # As attributes, because copies of the module keep them.
     module.rankup_model = description  # type: ignore[assignment]
     module.rankup_inputs = inputs  # type: ignore[assignment]
     return module

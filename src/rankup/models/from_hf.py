@@ -1,7 +1,7 @@
 """Models of transformers from a folder or the Hub, called with one tensor: token ids or images.
 
-They are rebuilt from their configuration alone, which is plain data: nothing is downloaded, and no
-code but that of transformers runs.
+They are rebuilt from their configuration, which is plain data: nothing is downloaded, and only the
+code of transformers runs.
 """
 
 import json
@@ -25,10 +25,10 @@ Kind = Literal["text", "image"]
 Head = Literal["mean", "own"]
 
 _LENGTH = 64  # tokens of a text
-_COLUMNS = 8  # texts are as long as a multiple of this, so that few lengths occur
+_COLUMNS = 8  # texts are cut to multiples of this length, so that few lengths occur
 
-# Entries that tell nothing of how to build a model, and those that make transformers load code or
-# weights from elsewhere.
+# Entries of a configuration that are not needed to build a model, and entries by which transformers
+# would load code or weights from elsewhere.
 _DROPPED = {"architectures", "dtype", "torch_dtype", "transformers_version", "id2label"}
 _DROPPED |= {"label2id", "num_labels", "problem_type", "output_attentions", "output_hidden_states"}
 _DROPPED |= {"attn_implementation", "experts_implementation", "task_specific_params"}
@@ -42,8 +42,15 @@ _LONGEST = 1_000  # characters
 
 
 class MeanClassifier(nn.Module):
-    """Logits of texts, given as token ids `[B, L]`: a Linear on the mean of the last hidden states
-    without the padding's, which is how encoders of sentences are trained."""
+    """A classifier of texts, from token ids `[B, L]` to logits: a Linear on the mean of the last
+    hidden states, without those of padding. Encoders of sentences are trained with this mean.
+
+    Args:
+        model: an encoder.
+        pad: the id of the padding.
+        hidden: size of its hidden states.
+        classes: number of logits.
+    """
 
     def __init__(self, model: nn.Module, pad: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -60,17 +67,22 @@ class MeanClassifier(nn.Module):
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Inputs to try the model with, as models of transformers have them."""
+        """Inputs to try the model with, like the attribute of transformers' models."""
         return {"ids": self.model.dummy_inputs["input_ids"]}  # type: ignore[index]
 
     def get_classifier(self) -> nn.Module:
-        """The head, as timm's models tell it, since torch.fx cannot trace these."""
+        """The head. Named as in timm, since torch.fx cannot trace the model to find it."""
         return self.head
 
 
 class OwnClassifier(nn.Module):
-    """The logits of a model with a classifier of its own, of images `[B, C, H, W]` or of texts,
-    given as token ids `[B, L]`."""
+    """A model with its own classifier, from images `[B, C, H, W]` or token ids `[B, L]` to logits.
+
+    Args:
+        model: the model.
+        kind: what it classifies.
+        pad: the id of the padding of texts.
+    """
 
     def __init__(self, model: nn.Module, kind: Kind, pad: int) -> None:
         super().__init__()
@@ -88,15 +100,18 @@ class OwnClassifier(nn.Module):
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Inputs to try the model with, as models of transformers have them."""
+        """Inputs to try the model with, like the attribute of transformers' models."""
         name = "pixel_values" if self.kind == "image" else "input_ids"
         return {"x": self.model.dummy_inputs[name]}  # type: ignore[index]
 
 
 def _shortened(ids: Tensor, pad: int) -> Tensor:
-    """Token ids `[B, L]` without most of the columns that are padding in every row: texts are often
-    a quarter as long as they may be. Only where a look at the ids costs nothing and their shape may
-    differ from call to call: not on a GPU, nor in graphs that are compiled, traced or exported."""
+    """Cut token ids `[B, L]` after the last column that is not all padding, at a multiple of
+    `_COLUMNS`: texts are often a quarter as long as allowed.
+
+    On a GPU, where reading the ids would wait for the device, they stay as they are, and in graphs
+    that are compiled, traced or exported, where their shape must not depend on their values.
+    """
     if (
         ids.device.type != "cpu"
         or torch.compiler.is_compiling()
@@ -110,7 +125,7 @@ def _shortened(ids: Tensor, pad: int) -> Tensor:
 
 
 def read_options(name: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `make` needs to build the model of a folder or of the Hub, as plain data."""
+    """Read the options by which `make` builds a model of a folder or of the Hub, as plain data."""
     transformers = imported("transformers", f"hf:{name}")
     with _one_sentence(f"hf:{name}"):
         config = transformers.AutoConfig.from_pretrained(os.fspath(name), trust_remote_code=False)
@@ -136,7 +151,13 @@ def make(
     name: str | os.PathLike[str] | None = None,
     classes: int = 10,
 ) -> nn.Module:
-    """Build a model; with its published weights if `name` is given, otherwise with new ones."""
+    """Build a model.
+
+    Args:
+        options: made by `read_options`.
+        name: the folder or name on the Hub to load weights from; None for random ones.
+        classes: outputs of its head.
+    """
     check_options(options)
     kind, pad = options["kind"], options["pad"]
     wanted_by = f"hf:{options['config']['model_type'] if name is None else name}"
@@ -160,7 +181,7 @@ def make(
 
 
 def _built(auto: Any, config: Any, name: str | os.PathLike[str] | None, pooled: bool) -> nn.Module:
-    # A pooler that nothing uses would be stored and get factors; most models can go without.
+    # A pooler that is not used would be stored and get factors. Most models can be built without.
     for extra in ({},) if pooled else ({"add_pooling_layer": False}, {}):
         try:
             if name is None:
@@ -185,7 +206,7 @@ def _built(auto: Any, config: Any, name: str | os.PathLike[str] | None, pooled: 
 
 
 def inputs_of(name: str | os.PathLike[str], options: dict[str, Any]) -> Input:
-    """The inputs that a published model takes, from the files beside it."""
+    """The inputs of a published model, according to its preprocessor or tokenizer."""
     if options["kind"] == "text":
         longest = options["config"].get("max_position_embeddings") or _LENGTH
         return TextInput.of(name, min(_LENGTH, longest), options["pad"])
@@ -207,8 +228,8 @@ def inputs_of(name: str | os.PathLike[str], options: dict[str, Any]) -> Input:
 
 
 def check_options(options: Any) -> None:
-    """Refuse a description that is not plain, small and free of what loads things from elsewhere:
-    it may come from a stranger. Raises `ValueError`."""
+    """Raise `ValueError` for options that are not small plain data, or that would load code or
+    weights from elsewhere: they may come from a stranger."""
     if not isinstance(options, dict) or options.keys() != {"config", "kind", "head", "pad"}:
         raise ValueError("a model of transformers has a config, a kind, a head and a pad")
     if (options["kind"], options["head"]) not in {
@@ -255,7 +276,7 @@ def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any, int]]:
 
 
 def _plain(config: Any) -> Any:
-    """A configuration as JSON, at all depths without what a model can be built without."""
+    """A configuration as JSON, without entries that are not needed to build a model."""
     if isinstance(config, dict):
         return {
             str(key): _plain(value)
@@ -278,14 +299,14 @@ def _kind_of(transformers: Any, config: Any, name: str | os.PathLike[str]) -> Ki
 
 
 def _preprocessor(name: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the preprocessor_config.json beside a model says; nothing if there is none."""
+    """The entries of a model's preprocessor_config.json; empty if there is none."""
     file = Path(os.path.expanduser(name)) / "preprocessor_config.json"
     if not Path(os.path.expanduser(name)).is_dir():
         from huggingface_hub import hf_hub_download
 
         try:
             file = Path(hf_hub_download(os.fspath(name), file.name))
-        except Exception:  # of the many kinds that a network has; most of all there may be none
+        except Exception:  # of many kinds; most often there is no such file
             return {}
     try:
         about = json.loads(read_regular(file, 1 << 20))
@@ -295,7 +316,7 @@ def _preprocessor(name: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _side(size: Any) -> int | None:
-    """A size as preprocessors give it: a number, or the sides by name."""
+    """The side of a size as preprocessors give it: a number, or sides by their names."""
     if isinstance(size, dict):
         size = next((size[key] for key in ("shortest_edge", "height") if key in size), None)
     return size if isinstance(size, int) and size > 0 else None
@@ -317,7 +338,7 @@ def _one_sentence(wanted_by: str) -> Iterator[None]:
         yield
     except RankupError:
         raise
-    except ModuleNotFoundError as error:  # of transformers, which names neither package nor reason
+    except ModuleNotFoundError as error:  # by transformers, without the package or the reason
         raise RankupError(
             f"{wanted_by} needs a package that does not load: {first_line(_first_cause(error))}"
         ) from error
@@ -328,7 +349,8 @@ def _one_sentence(wanted_by: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a report on weights of heads, which are new in any case, and without a bar."""
+    """Inside, transformers shows no progress bar, and no report on weights of the head, which are
+    always new."""
     theirs = imported("transformers", "quiet").utils.logging
     level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity_error()

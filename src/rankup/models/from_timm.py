@@ -1,4 +1,4 @@
-"""Models of timm by name: they can be rebuilt from plain data, and say what images they take."""
+"""Models of timm by name, which can be rebuilt from plain data, and the images that they take."""
 
 import re
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")  # no source such as hf-h
 
 
 def check_name(name: Any) -> None:
-    """Refuse what is not one of timm's own names, such as `hf-hub:USER/MODEL`."""
+    """Raise unless a name has the form of timm's own; `hf-hub:USER/MODEL` does not."""
     if not isinstance(name, str) or len(name) > 200 or not _NAME.fullmatch(name):
         raise RankupError(
             f"a model of timm is given by a name such as resnet18 or resnet18.a1_in1k, got {name!r}"
@@ -55,15 +55,20 @@ def _module(made: Any) -> nn.Module:
 
 
 def trained_with(name: str) -> ImageInput:
-    """The images that a model was trained with."""
+    """The images that timm's published weights of a model were trained with."""
     check_name(name)
     found = imported("timm", f"timm:{name}").get_pretrained_cfg(name)
     return inputs_of({} if found is None else found.to_dict(), 3, None)
 
 
 def inputs_of(about: dict[str, Any], in_chans: int, img_size: int | None) -> ImageInput:
-    """The images that a model was trained with, by its configuration, in the size that it was made
-    for."""
+    """The images that a model takes.
+
+    Args:
+        about: its configuration in timm, which has the scaling that it was trained with.
+        in_chans: channels that it was made with.
+        img_size: size that it was made with, if not its usual one.
+    """
     _, height, width = about.get("input_size") or (3, 224, 224)
     how = about.get("interpolation")
     mean, std = (tuple(about.get(key) or default) for key, default in (("mean", [0]), ("std", [1])))

@@ -10,6 +10,8 @@ from rankup.errors import RankupError
 
 
 class MLP(nn.Module):
+    """Linear hidden layers with ReLU and a linear `head`, from `[B, …]`, flattened, to logits."""
+
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
         super().__init__()
         self.options = {"inputs": inputs, "hidden": list(hidden)}

@@ -1,4 +1,5 @@
-"""Optional packages that models come from, imported where one is used, and their versions."""
+"""The optional packages that models come from: importing them when they are needed, and their
+versions."""
 
 from importlib import import_module, metadata
 from typing import Any
@@ -7,7 +8,11 @@ from rankup.errors import RankupError
 
 
 def imported(package: str, wanted_by: str) -> Any:
-    """A package, or one sentence that says why it cannot be had."""
+    """Import a package. Raises `RankupError` with one sentence if that fails.
+
+    Args:
+        wanted_by: what needs the package, for the sentence.
+    """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -16,7 +21,7 @@ def imported(package: str, wanted_by: str) -> Any:
         raise RankupError(
             f"{wanted_by} needs the package {package}: pip install 'rankup[real]'"
         ) from None
-    # Such as of a torchvision that was built for another torch.
+    # Of any kind, such as by a torchvision that was built for another torch.
     except Exception as error:
         raise RankupError(
             f"{wanted_by} needs the package {package}, which does not load: {first_line(error)}"
@@ -24,7 +29,7 @@ def imported(package: str, wanted_by: str) -> Any:
 
 
 def version_of(package: str) -> str | None:
-    """The version that is installed, without importing it; None if there is none."""
+    """The installed version of a package, without importing it; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -32,5 +37,5 @@ def version_of(package: str) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line, or what kind it is if it says nothing."""
+    """The first line of an error's message, or its class if that is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

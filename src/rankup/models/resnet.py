@@ -9,6 +9,9 @@ from rankup.errors import RankupError
 
 
 class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut, from `[B, channels, H, W]` to
+    `[B, outputs, H / stride, W / stride]`."""
+
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, outputs, 3, stride, 1, bias=False)
@@ -27,6 +30,8 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
+    """A stem, four stages of two blocks each, mean pooling and a linear `head`."""
+
     def __init__(self, width: int, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
         self.options = {"width": width, "image_size": image_size, "channels": channels}

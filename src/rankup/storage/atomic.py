@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves none half written."""
+"""Writing files atomically, so that a crash leaves none half written."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from rankup.errors import StoreError
 
 UNFINISHED = ".tmp"
 
-_ROOM = 1 << 20  # bytes that there have to be
+_ROOM = 1 << 20  # bytes that must be free
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -43,11 +43,11 @@ def make_folder(folder: Path) -> None:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Refuse a folder to which nothing can be saved, before something takes minutes that is then
-    lost. Nothing is left there."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    """Raise `StoreError` if nothing can be saved to a folder, before minutes of work whose result
+    would be lost. Nothing is left there."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(_ROOM))
     except OSError as error:
         raise StoreError(f"nothing can be saved to {folder}: {error.strerror}") from error
@@ -84,5 +84,5 @@ def utf8(json_text: str) -> bytes:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a process that was killed left it behind: the next one writes over it."""
+    """Whether a file is a temporary one that a killed process left; the next one removes it."""
     return path.name.startswith(".") and path.suffix == UNFINISHED

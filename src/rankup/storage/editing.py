@@ -1,5 +1,5 @@
-"""Tasks that leave a network's folder, or come to it from another one, without any being loaded:
-files are removed or copied, and the manifest says what is there."""
+"""Removing tasks from a network's folder, and adding those of another network's folder, without
+loading either: files are removed or copied, and the manifest is replaced."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,14 @@ from rankup.storage.saving import Entry, remove_unnamed, shortened
 
 @dataclass(frozen=True)
 class Edit:
-    """What a folder will hold.
+    """A change to a folder, which `carry_out` makes.
 
     Attributes:
+        folder: that is changed.
         old: the manifest that it has; None if there is no network yet.
-        copies: files that it lacks, and where they are.
-        notes_from: a folder that has notes of tasks that come.
+        new: the manifest that it will have.
+        copies: files that it lacks, and the paths to copy them from.
+        notes_from: a folder that may have notes of added tasks.
     """
 
     folder: Path
@@ -50,7 +52,7 @@ class Edit:
 
 
 def removal(folder: Path, names: Sequence[str]) -> Edit:
-    """A network without some of its tasks; of several, later ones may select from earlier ones."""
+    """Plan to remove tasks. One that others select from cannot be removed without these."""
     manifest = Manifest.read(folder)
     _refuse_sums(manifest, "removed")
     known, left = manifest.task_list(), [*manifest.tasks]
@@ -63,11 +65,12 @@ def removal(folder: Path, names: Sequence[str]) -> Edit:
 
 
 def joining(folder: Path, other: Path, inputs: Input | None = None) -> Edit:
-    """A network with the tasks of another that it does not know; where there is none yet, what the
-    other is.
+    """Plan to add those tasks of another network that a folder's network lacks.
 
     Args:
-        inputs: how the other's are prepared, if it does not say so.
+        folder: of the network; if it has none yet, it gets a copy of the other.
+        other: the folder of the other network.
+        inputs: how the other network's inputs are prepared, if its manifest does not say so.
     """
     theirs = Manifest.read(other)
     theirs = replace(theirs, inputs=theirs.inputs or inputs)
@@ -87,7 +90,8 @@ def joining(folder: Path, other: Path, inputs: Input | None = None) -> Edit:
 
 
 def _refuse_sums(manifest: Manifest, what: str) -> None:
-    """Sums over all tasks cannot be mended without the tensors that are in them."""
+    """Refuse a network with sums over all tasks, which this module, loading no tensors, cannot
+    update."""
     if manifest.sums is not None:
         raise RankupError(
             f"tasks of a network whose router keeps one sum over all of them cannot be {what}; "
@@ -96,22 +100,22 @@ def _refuse_sums(manifest: Manifest, what: str) -> None:
 
 
 def _explicit(manifest: Manifest) -> list[Entry]:
-    """The tasks, each with the names of all that it uses."""
+    """The tasks and files of a manifest; each task names all that it uses."""
     known = manifest.task_list()
     return [(known.explicit(index), file) for index, (_, file) in enumerate(manifest.tasks)]
 
 
 def _new_tasks(mine: Manifest, theirs: Manifest) -> Iterator[Entry]:
-    """The tasks that the first network lacks, as it will know them."""
-    there = {task.name: (task, file) for task, file in _explicit(mine)}
+    """The tasks that the first network lacks, described as its manifest will describe them."""
+    known = {task.name: (task, file) for task, file in _explicit(mine)}
     inputs = mine.inputs or theirs.inputs
     for task, file in _explicit(theirs):
-        if task.name not in there:
-            # What a task left to its own network, it now has to say itself.
-            own = task.about.inputs or theirs.inputs
-            about = replace(task.about, inputs=own) if own != inputs else task.about
+        if task.name not in known:
+            # A task without inputs took those of its own network, which may differ here.
+            taken = task.about.inputs or theirs.inputs
+            about = replace(task.about, inputs=taken) if taken != inputs else task.about
             yield replace(task, about=about), file
-        elif (task.said(), file) != (there[task.name][0].said(), there[task.name][1]):
+        elif (task.said(), file) != (known[task.name][0].said(), known[task.name][1]):
             raise RankupError(f"the networks know different tasks of the name {task.name!r}")
 
 

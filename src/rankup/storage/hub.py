@@ -1,4 +1,4 @@
-"""Networks on the Hugging Face Hub: repositories that hold what a network's folder holds.
+"""Networks on the Hugging Face Hub: repositories with the same files as a network's folder.
 
 Only the manifest, the notes and the files that the manifest names are ever fetched, and each is
 compared with its hash. Nothing is unpickled or executed.
@@ -25,8 +25,13 @@ from rankup.utils.hub import SCHEME, Address, in_one_sentence
 
 @dataclass(frozen=True)
 class Snapshot(os.PathLike[str]):
-    """A network in the Hub's cache, at one commit. As a path it is a folder in which manifest and
-    notes lie; other files are there once they were fetched."""
+    """A network in the Hub's cache, at one commit. As a path, it is a folder with the manifest and
+    the notes; other files are there once they were fetched.
+
+    Attributes:
+        address: as it was given, possibly without a commit.
+        folder: of the commit, in the Hub's cache.
+    """
 
     address: Address
     folder: Path
@@ -37,8 +42,8 @@ class Snapshot(os.PathLike[str]):
         address = Address.parse(path)
         with in_one_sentence(f"{path} cannot be loaded", StoreError):
             folder = _cached(address, MANIFEST).parent
-            # The cache has a folder for each commit: whatever the branch does now, files fit
-            # together.
+            # The folder is named after its commit. Notes are taken from the same one, even if the
+            # branch has moved on.
             _cached(Address(address.repository, folder.name), notes.NOTES, may_be_missing=True)
         return cls(address, folder)
 
@@ -49,7 +54,8 @@ class Snapshot(os.PathLike[str]):
         return f"{SCHEME}{self.address}"
 
     def fetch(self, files: Sequence[str], manifest: Manifest) -> None:
-        """Fetch files of the same commit, and the base unless that lies elsewhere."""
+        """Fetch files of the same commit, the router's sums, and the base unless it is in another
+        repository."""
         address = Address(self.address.repository, self.folder.name)
         has_base = manifest.base is not None and not (manifest.base_from or "").startswith(SCHEME)
         with in_one_sentence(f"{self} cannot be loaded", StoreError):
@@ -73,11 +79,14 @@ def _cached(address: Address, name: str, may_be_missing: bool = False) -> Path:
 
 @dataclass(frozen=True)
 class Repository:
-    """What a repository holds at one commit.
+    """The files of a repository at one commit.
 
     Attributes:
-        files: by path, as the Hub describes them: `size`, `blob_id`, and `lfs.sha256` of those
-            that it stores as large files.
+        address: as it was given.
+        commit: that `files` are of.
+        is_private: whether only some users may read it.
+        files: by path, as the Hub describes them: `size`, `blob_id`, and for those that it stores
+            as large files `lfs.sha256`.
     """
 
     address: Address
@@ -98,7 +107,7 @@ class Repository:
 
     @classmethod
     def find(cls, address: Address) -> "Repository | None":
-        """The same, or None if there is none that the user may read."""
+        """Like `read`, but None if there is no such repository that the user may read."""
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
         try:
@@ -116,11 +125,11 @@ class Repository:
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """The manifest of the network that it holds, if it holds one."""
+        """The manifest of its network; None if it has no network."""
         return Manifest.read(self.manifest_file.parent) if MANIFEST in self.files else None
 
     def text(self, name: str) -> str:
-        """One of its files, as far as it is text."""
+        """One of its files as text; bytes that are none are replaced."""
         return read_regular(self._cached(name)).decode(errors="replace")
 
     def _cached(self, name: str) -> Path:
@@ -128,27 +137,35 @@ class Repository:
             return _cached(Address(self.address.repository, self.commit), name)
 
     def has(self, name: str, file: File, content: bytes | None = None) -> bool:
-        """Whether it holds just this file under a name, as far as its hashes tell.
+        """Whether a file of that name has this size and hash.
 
         Args:
-            content: the file's, for what is stored as a small file; without it that is not known.
+            content: of the file, from which the hash of small files is computed. Without it, small
+                files count as different.
         """
-        there = self.files.get(name)
-        if there is None or there.size != file.size:
+        listed = self.files.get(name)
+        if listed is None or listed.size != file.size:
             return False
-        if there.lfs is not None:
-            return bool(there.lfs.sha256 == file.sha256)
-        return content is not None and there.blob_id == git_hash(content)
+        if listed.lfs is not None:
+            return bool(listed.lfs.sha256 == file.sha256)
+        return content is not None and listed.blob_id == git_hash(content)
 
 
 def git_hash(content: bytes) -> str:
-    """The name that git has for a file of this content."""
+    """The id of a git blob with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass(frozen=True)
 class Pull:
-    """What a folder lacks to be like a repository."""
+    """The changes that make a folder's network equal to a repository's.
+
+    Attributes:
+        repository: that is pulled.
+        folder: that is changed, or made.
+        old: the folder's manifest; None if it has no network yet.
+        new: the repository's manifest.
+    """
 
     repository: Repository
     folder: Path
@@ -170,9 +187,9 @@ class Pull:
         return tasks_lost(self.old, self.new)
 
     def carry_out(self) -> None:
-        """Fetch what is missing, then replace the manifest: whatever happens before that, the
-        folder holds the network that it held."""
-        # Always the same: a large file whose transfer was cut short goes on where it was.
+        """Fetch missing files, then replace the manifest. Until then the folder's network stays as
+        it is, whatever happens."""
+        # Always the same name, so that an interrupted download is continued.
         scratch = self.folder.with_name(f".{self.folder.name}.pull")
         for file in self.fetched:
             self._fetch(scratch, file)
@@ -188,8 +205,8 @@ class Pull:
                 os.replace(scratch / file.file, self.folder / file.file)
             sync(self.folder / "tasks")
             write_file(self.folder / MANIFEST, read_regular(self.repository.manifest_file))
-            said = notes.read(scratch) if has_notes else {}
-            notes.update(self.folder, said, [task.name for task, _ in self.new.tasks])
+            given = notes.read(scratch) if has_notes else {}
+            notes.update(self.folder, given, [task.name for task, _ in self.new.tasks])
             remove_unnamed(self.folder, self.old, self.new)
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -224,7 +241,7 @@ class Pull:
 
 
 def plan_pull(address: Address, folder: Path) -> Pull:
-    """Compare a folder, which need not exist, with a repository; nothing is changed."""
+    """Compare a folder, which need not exist, with a repository. Nothing is changed yet."""
     folder = Path(os.path.abspath(folder))
     repository = Repository.read(address)
     if (new := repository.manifest) is None:
@@ -243,7 +260,7 @@ def plan_pull(address: Address, folder: Path) -> Pull:
 
 
 def tasks_lost(old: Manifest | None, new: Manifest) -> list[str]:
-    """The tasks that go, or become other ones, where one manifest takes the place of another."""
+    """The tasks of one manifest that are missing in another, or are different there."""
     kept = {(task.name, file.sha256) for task, file in new.tasks}
     tasks = old.tasks if old else ()
     return [task.name for task, file in tasks if (task.name, file.sha256) not in kept]

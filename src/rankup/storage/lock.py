@@ -1,4 +1,4 @@
-"""One process at a time in a network's folder."""
+"""A lock on a network's folder, so that one process at a time writes to it."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ _PATIENCE = 10.0  # seconds to wait for another process to finish its save
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; what another left half-done when it died is cleared away."""
+    """Lock a folder, which is made if it does not exist, and remove the temporary files of
+    processes that were killed. Folders with other files are refused."""
     make_folder(folder)
     # Listed once: between two listings another process may commit its first save.
     names = {entry.name for entry in folder.iterdir() if not is_unfinished(entry)}

@@ -39,22 +39,22 @@ from rankup.storage.seal import seal
 from rankup.utils.files import read_regular
 
 FORMAT = "rankup network"
-# What this rankup writes. Of the first version it reads and goes on writing networks whose tasks
-# select from all before them, as all did then, and draw by their numbers.
+# The format version of new networks. Networks of version 1 are read, and saved as version 1 again:
+# there every task selects from all earlier ones and draws its random numbers by its index.
 VERSION = 2
 METHOD_FORMAT = "rankup method"
 _FORMATS = {FORMAT: "a rankup network", METHOD_FORMAT: "a method's weights"}
 MANIFEST = "manifest.json"
 BASE = "base.safetensors"
-SUMS_FILE = r"sums-[0-9a-f]{8}\.safetensors"  # named after what is in it
-MOST_MEMORY = 1 << 32  # bytes that a network may take beyond what its files hold
+SUMS_FILE = r"sums-[0-9a-f]{8}\.safetensors"  # named after the hash of its content
+MOST_MEMORY = 1 << 32  # default for the bytes that a network may take beyond its files
 
 _LARGEST = 1 << 26  # bytes of a manifest
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of the folder as it was written."""
+    """A file's name in the folder, and the size and hash that it was written with."""
 
     file: str
     size: int
@@ -67,17 +67,33 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
+    """What a network folder holds.
+
+    Attributes:
+        model: the description by `rankup.models.describe`.
+        dtype: of the network.
+        options: that it was grown with.
+        specs: its layers.
+        base: the file of the kept weights; None if none are kept.
+        tasks: in order, each with its file.
+        updating: dense buffers that their modules would change by themselves.
+        inputs: how inputs are prepared, unless a task says otherwise.
+        base_from: where the base lies, if not in the folder.
+        sums: the file of a router's sums over all tasks, if it has any.
+        samples: the number of samples in these sums.
+    """
+
     model: dict[str, Any]
     dtype: torch.dtype
     options: GrowOptions
     specs: tuple[Spec, ...]
     base: File | None
     tasks: tuple[tuple[KnownTask, File], ...]
-    updating: tuple[str, ...] = ()  # dense buffers that their modules would change by themselves
-    inputs: Input | None = None  # how inputs are prepared, unless a task says otherwise
-    base_from: str | None = None  # where the base lies, if not in the folder
-    sums: File | None = None  # of a router, over all tasks
-    samples: int = 0  # that these sums are over
+    updating: tuple[str, ...] = ()
+    inputs: Input | None = None
+    base_from: str | None = None
+    sums: File | None = None
+    samples: int = 0
 
     @property
     def version(self) -> int:
@@ -90,7 +106,7 @@ class Manifest:
         return known
 
     def is_of_same_network(self, other: "Manifest") -> bool:
-        """Whether both are of one network, which may have learned or lost tasks in between."""
+        """Whether both describe the same network, whatever tasks it has learned or removed."""
         if not models.are_alike(self.model, other.model):
             return False
         changing: dict[str, Any] = {"tasks": (), "updating": (), "inputs": None, "base_from": None}
@@ -100,9 +116,11 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         options = {**vars(self.options), "rank": rank.rule_to_json(self.options.rank)}
-        if not self.options.per_task:  # came later, and is written only where it says something
+        # Options that came later are written only if they are not the default, so that the
+        # manifests of older networks stay as they are.
+        if not self.options.per_task:
             del options["per_task"]
-        for option in ("dtype", "base_dtype"):  # the same
+        for option in ("dtype", "base_dtype"):
             if options[option] is None:
                 del options[option]
         for option in ("vectors", "batch_norms"):
@@ -221,7 +239,7 @@ class Manifest:
         )
 
     def _check(self, seeded: dict[str, Any], most_memory: int) -> None:
-        """Refuse what does not fit together, and what would take too much memory or time."""
+        """Raise `ValueError` if entries contradict each other or would take too much memory."""
         check_parts(self.specs)
         if (self.base is None) != (self.options.base == "new"):
             raise ValueError(f"its base is {self.options.base!r}, but base.safetensors says else")
@@ -251,7 +269,8 @@ class Manifest:
             )
 
     def _check_kept(self) -> None:
-        """Refuse tasks that keep numbers which they do not have, or do not say what they keep."""
+        """Raise `ValueError` unless every task says how many numbers of each pruned tensor it
+        keeps, and has as many."""
         specs = [spec for spec in self.specs if pruned.keys_of(spec)]
         known = self.task_list()
         for index, task in enumerate(known.tasks):
@@ -264,9 +283,9 @@ class Manifest:
                     raise ValueError(f"task {task.name!r} has no such numbers of {spec.name!r}")
 
     def memory(self) -> int:
-        """Bytes that the network takes beyond what its files hold: seeded factors, dropped ones,
-        tables padded to the last task's rank, and the weights of a built-in model, which are drawn
-        first."""
+        """Bytes that the network takes beyond what its files hold: seeded factors, pruned ones,
+        tables padded to the last task's rank, and the initial weights of a model that is built
+        before its files are read."""
         count = models.parameter_count(self.model)
         roots = self.task_list().root_count()
         for spec in self.specs:
@@ -287,19 +306,26 @@ class Manifest:
         return count * max(widest, self.dtype.itemsize)
 
     def learned_dtype(self, spec: Spec) -> torch.dtype:
-        """The dtype of what a task adds to a part."""
+        """The dtype of the tensors that a task adds to a layer."""
         dtype: torch.dtype = getattr(torch, learned_dtype(spec, name_of(self.dtype)))
         return dtype
 
     def kept_dtype(self, spec: Spec, key: str) -> torch.dtype:
-        """The dtype of what is kept of the module."""
+        """The dtype of a tensor of the base."""
         dtype: torch.dtype = getattr(torch, kept_dtype(spec, key, name_of(self.dtype)))
         return dtype
 
 
 def open_manifest(path: Path, content: bytes, format: str, version: int) -> dict[str, Any]:
-    """What a manifest of that format says, without its seal; refused unless it is as it was
-    written, in a version up to this one."""
+    """Parse a manifest and check its format, version and seal; returns its entries without the
+    seal.
+
+    Args:
+        path: of the file, for errors.
+        content: of the file.
+        format: the format that it must have.
+        version: the newest version that can be read.
+    """
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -321,7 +347,7 @@ def open_manifest(path: Path, content: bytes, format: str, version: int) -> dict
 
 
 def format_of(folder: Path) -> object:
-    """What a folder's manifest says that it is of; None if it says nothing."""
+    """The `format` entry of a folder's manifest; None if it cannot be read."""
     try:
         data = json.loads(read_regular(folder / MANIFEST, _LARGEST))
     except (OSError, ValueError, RecursionError):
@@ -330,14 +356,14 @@ def format_of(folder: Path) -> object:
 
 
 def is_of_network(folder: Path) -> bool:
-    """Whether a folder has a manifest that is not of another method's weights; what is wrong with
-    it is for `Manifest.read` to say."""
+    """Whether a folder has a manifest other than one of a method's weights. It may be broken:
+    `Manifest.read` then says how."""
     return os.path.lexists(folder / MANIFEST) and format_of(folder) != METHOD_FORMAT
 
 
 def task_file(index: int, task: str, version: int = VERSION) -> str:
-    """The name of a task's file. Since tasks can move from one network to another, it follows from
-    the task's name alone; in the first version it began with the task's number.
+    """The name of a task's file. It depends on the task's name alone, since tasks can move from one
+    network to another; in format version 1 it began with the task's number.
 
     >>> task_file(0, "fine birds: 5")
     'tasks/fine_birds__5-6ef7e28c.safetensors'
@@ -374,7 +400,7 @@ def _sums_from_json(entry: dict[str, Any] | None) -> tuple[File | None, int]:
 
 @functools.lru_cache(maxsize=16)
 def seeded_hash(seed: int, parts: tuple[Spec, ...]) -> str:
-    """A hash of all the bits that a network's seeded factors are made of."""
+    """The SHA-256 of the signs and scales of all seeded factors."""
     digest = hashlib.sha256(str(seed).encode())
     for spec in parts:
         if isinstance(spec, FactoredSpec):

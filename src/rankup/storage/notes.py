@@ -1,5 +1,6 @@
-"""The notes of a network folder, `about.json`: what people say of its tasks, and when and by which
-versions these were saved. They are sealed by themselves, outside of the network's hash."""
+"""The notes of a network folder, `about.json`: a title, a description and tags for each task, and
+when and by which versions it was saved. They have a seal of their own and are not part of the
+network's hash."""
 
 import json
 import platform
@@ -35,7 +36,8 @@ _NOTE = schema.fields(
 
 
 def read(folder: Path) -> dict[str, Note]:
-    """The notes of a folder by task; with a warning, none if they are damaged."""
+    """The notes of a folder by task. If they are damaged, there is a warning and none are
+    returned."""
     try:
         return _read(folder)
     except RankupError as error:
@@ -44,7 +46,7 @@ def read(folder: Path) -> dict[str, Note]:
 
 
 def problems(folder: Path) -> list[str]:
-    """What is wrong with the notes of a folder."""
+    """A sentence for each thing that is wrong with the notes of a folder."""
     try:
         _read(folder)
     except RankupError as error:
@@ -53,11 +55,16 @@ def problems(folder: Path) -> list[str]:
 
 
 def update(folder: Path, given: Mapping[str, Note], tasks: Sequence[str]) -> None:
-    """Write the notes of a folder's tasks if they have changed."""
-    there = read(folder)
-    known = {name: note for name, note in {**there, **given}.items() if name in tasks}
+    """Add notes to those of a folder, and write them if anything has changed.
+
+    Args:
+        given: notes by task, which replace older ones.
+        tasks: the folder's tasks; notes of others are dropped.
+    """
+    old = read(folder)
+    known = {name: note for name, note in {**old, **given}.items() if name in tasks}
     stamped = {name: note if note.saved else _stamped(note) for name, note in known.items()}
-    if stamped != there:
+    if stamped != old:
         data = {"tasks": {name: asdict(note) for name, note in stamped.items()}}
         write_json(folder / NOTES, sealed(data))
 

@@ -1,4 +1,4 @@
-"""Reading the files of a network folder, each checked before anything is made of it."""
+"""Reading the files of a network folder. Each is checked before its tensors are used."""
 
 import hashlib
 import json
@@ -36,6 +36,12 @@ from rankup.utils.hub import SCHEME, Address, in_one_sentence
 def network_without_tasks(
     folder: Path, manifest: Manifest, module: nn.Module | None
 ) -> IncrementalNet:
+    """Grow the network of a manifest anew, before any of its files is read.
+
+    Args:
+        folder: for errors.
+        module: as for `load`; None to build the model that the manifest describes.
+    """
     if module is None and manifest.model["model"] is None:
         raise StoreError(
             f"{folder} was grown from a module of your own, a {manifest.model['class']}: pass one "
@@ -52,7 +58,7 @@ def network_without_tasks(
         if manifest.options.head == NEW:
             module = with_new_head(module)
         plan = make_plan(module, manifest.options)
-        if plan.specs != manifest.specs:  # before anything is built, which may take any memory
+        if plan.specs != manifest.specs:  # before layers are built, which may take much memory
             differing = {(s.name, s) for s in plan.specs} ^ {(s.name, s) for s in manifest.specs}
             where = folded(sorted({name for name, _ in differing}))
             note = models.version_note(manifest.model)
@@ -62,15 +68,17 @@ def network_without_tasks(
         raise StoreError(f"{misfit}: {error}") from error
     if net.dtype != manifest.dtype:
         raise StoreError(f"{misfit}: it is in {net.dtype}, but the network is in {manifest.dtype}")
-    own = type(net.body).__qualname__
-    if (given := manifest.model.get("class", own)) != own:
-        warnings.warn(f"{folder} was grown from a {given}, but the module is a {own}", stacklevel=3)
+    found = type(net.body).__qualname__
+    if (saved := manifest.model.get("class", found)) != found:
+        warnings.warn(
+            f"{folder} was grown from a {saved}, but the module is a {found}", stacklevel=3
+        )
     return net
 
 
 def base_path(folder: Path, base_from: str | None) -> Path:
-    """Where the base of a network lies: in its folder, in that of another network, which may be
-    named relative to it, or on the Hub, as `hf://user/name@revision`."""
+    """The path of a network's base: in its folder; in another network's folder, absolute or
+    relative to the first; or downloaded from the Hub, for `hf://user/name@revision`."""
     if base_from is None or (folder / BASE).exists():
         return folder / BASE
     if not base_from.startswith(SCHEME):
@@ -83,6 +91,7 @@ def base_path(folder: Path, base_from: str | None) -> Path:
 
 
 def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
+    """The kept weights of each layer, empty where there are none."""
     shapes = [(spec, spec.base_shapes(), None) for spec in manifest.specs]
     if manifest.base is None:
         return [{} for _ in shapes]
@@ -94,8 +103,14 @@ def read_base(folder: Path, manifest: Manifest) -> list[Tensors]:
 def read_task(
     folder: Path, manifest: Manifest, known: TaskList, index: int
 ) -> tuple[list[Tensors], TaskRow | None]:
-    """A task's tensors for each part of the network, and what routers keep of it; `known` are the
-    manifest's tasks."""
+    """Read the file of the task of an index.
+
+    Args:
+        known: the manifest's tasks.
+
+    Returns:
+        The task's tensors for each layer, and its row for the router, if there is one.
+    """
     task, file = manifest.tasks[index]
     place = known.place(task, index)
     shapes = [
@@ -103,9 +118,9 @@ def read_task(
     ]
     path = folder / file.file
     content = read_content(path, file)
-    said = _said_of_task(content)
-    if manifest.version > 1 and not _is_of_task(said, known, index):
-        raise StoreError(f"{path} holds another task than {task.name!r}: it says {said}")
+    header = _task_header(content)
+    if manifest.version > 1 and not _is_of_task(header, known, index):
+        raise StoreError(f"{path} holds another task than {task.name!r}: it says {header}")
     tensors = tensors_of(path, content)
 
     def dtype_of(spec: Spec, key: str) -> torch.dtype:
@@ -126,10 +141,15 @@ def read_sums(folder: Path, manifest: Manifest) -> Sums | None:
 def append_tasks(
     net: IncrementalNet, folder: Path, manifest: Manifest, known: TaskList, indices: Sequence[int]
 ) -> None:
-    """Give a network tasks of a folder; those that they use are among them or known to it."""
+    """Read tasks of a folder and add them to a network.
+
+    Args:
+        known: the manifest's tasks.
+        indices: of the tasks to add. The tasks that they use must be among them or in the network.
+    """
     if not indices:
         return
-    # All of them at once: tables that grew by a task at a time would be copied as often.
+    # All at once, because the network's tables are copied whenever tasks are added.
     read = [read_task(folder, manifest, known, index) for index in indices]
     found = zip(*(parts for parts, _ in read), strict=True)
     by_part = [[moved(own, net.device) for own in parts] for parts in found]
@@ -145,7 +165,11 @@ def append_tasks(
 def _routing_after(
     net: IncrementalNet, folder: Path, manifest: Manifest, rows: Sequence[TaskRow]
 ) -> Routing | None:
-    """What a network guesses tasks by, once it has more of a folder's tasks."""
+    """A network's routing after tasks of a folder were added; None without a router.
+
+    Args:
+        rows: of the added tasks.
+    """
     if net.routing is None:
         return None
     total = read_sums(folder, manifest)
@@ -158,8 +182,8 @@ def _routing_after(
         raise StoreError(f"the router of {folder} does not fit its tasks: {error}") from error
 
 
-def _said_of_task(content: bytes) -> object:
-    """What the file of a task says whose it is; None if it says nothing."""
+def _task_header(content: bytes) -> object:
+    """The description of the task in the metadata of its file; None if there is none."""
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return json.loads(header["__metadata__"]["task"])
@@ -167,13 +191,13 @@ def _said_of_task(content: bytes) -> object:
         return None
 
 
-def _is_of_task(said: object, known: TaskList, index: int) -> bool:
-    """Whether a file says that it is of a task. It never changes, so it may name tasks that were
-    removed since: such as add no factors, which their users can do without."""
-    if not isinstance(said, dict) or not isinstance(said.get("uses"), list):
+def _is_of_task(header: object, known: TaskList, index: int) -> bool:
+    """Whether a file's description is that of a task. Files never change, so its `uses` may name
+    tasks that were removed since, which is possible if they add no factors; these are ignored."""
+    if not isinstance(header, dict) or not isinstance(header.get("uses"), list):
         return False
-    left = [name for name in said["uses"] if name in known.names]
-    return {**said, "uses": left} == known.explicit(index).said()
+    left = [name for name in header["uses"] if name in known.names]
+    return {**header, "uses": left} == known.explicit(index).said()
 
 
 def _by_part(
@@ -183,7 +207,16 @@ def _by_part(
     form: Store,
     dtype_of: Callable[[Spec, str], torch.dtype],
 ) -> list[Tensors]:
-    """A file's tensors for each part of the network."""
+    """Divide a file's tensors among the layers, checking them.
+
+    Args:
+        path: for errors.
+        tensors: of the file, which are removed as they are taken.
+        expected: for each layer its spec, the shapes of its tensors, and how many numbers of each a
+            task kept, if it may have pruned any.
+        form: in which tensors are stored.
+        dtype_of: the dtype of a tensor once it is unpacked.
+    """
     parts = [
         part_of(path, tensors, spec, shapes, kept, form, {k: dtype_of(spec, k) for k in shapes})
         for spec, shapes, kept in expected
@@ -204,26 +237,26 @@ def part_of(
     form: Store,
     dtypes: Mapping[str, torch.dtype],
 ) -> Tensors:
-    """Take a part's tensors from those of a file, every one checked against its shape and, if the
-    task may have dropped numbers of it, against how many it kept."""
+    """Take a layer's tensors out of those of a file, checking and unpacking them. Arguments are
+    those of `_by_part` for one layer; `dtypes` are by the tensors' names."""
     part, masks = Tensors(), Tensors()
     for key, shape in shapes.items():
         if kept is not None:
             masks[key] = _mask(path, tensors, spec, key, shape, kept, masks)
         packed: Tensors = {}
         for own, layout in rounding.layouts(spec, key, shape, form, dtypes[key]).items():
-            name, mask, there = tensor_name(spec, own), masks.get(key), layout.shape
+            name, mask, stored = tensor_name(spec, own), masks.get(key), layout.shape
             if name not in tensors:
                 raise StoreError(f"{path} has no tensor {name!r}")
-            if mask is not None and pruned.covers(mask, there) and not mask.all():
-                there = int(mask.sum()), *there[mask.dim() :]
+            if mask is not None and pruned.covers(mask, stored) and not mask.all():
+                stored = int(mask.sum()), *stored[mask.dim() :]
             tensor = tensors.pop(name)
-            if tensor.shape != there:
-                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(there)}")
+            if tensor.shape != stored:
+                raise StoreError(f"{path}: {name!r} is {list(tensor.shape)}, not {list(stored)}")
             if layout.dtypes is not None and tensor.dtype not in layout.dtypes:
                 allowed = " or ".join(map(str, layout.dtypes))
                 raise StoreError(f"{path}: {name!r} is {tensor.dtype}, not {allowed}")
-            if there != layout.shape and mask is not None:
+            if stored != layout.shape and mask is not None:
                 tensor = pruned.restored(tensor, mask, layout.shape)
             packed[own] = tensor
         part[key] = rounding.unpack(spec, key, packed, dtypes[key])
@@ -239,8 +272,8 @@ def _mask(
     kept: Kept,
     known: Tensors,
 ) -> Tensor:
-    """What a task kept of a tensor: where it dropped anything, the file says it by bits, but of U
-    and V those of the selector say it."""
+    """Which numbers of a tensor a task kept, as a bool tensor of that shape. If it pruned any, the
+    file has them as bits, except for U and V, whose masks follow from the selector's in `known`."""
     name, wanted = tensor_name(spec, key + pruned.KEPT), kept["U" if key == "V" else key]
     mask = torch.ones(shape, dtype=torch.bool)
     if key in pruned.OWN:
@@ -258,11 +291,12 @@ def _mask(
 
 
 def read_checked(path: Path, file: File) -> Tensors:
+    """The tensors of a file, whose hash is checked."""
     return tensors_of(path, read_content(path, file))
 
 
 def read_content(path: Path, file: File) -> bytes:
-    """A file as it was written, or an error that says what has become of it."""
+    """The bytes of a file, whose size and hash are checked."""
     try:
         content = read_regular(path, file.size)
     except FileNotFoundError:
@@ -278,6 +312,7 @@ def read_content(path: Path, file: File) -> bytes:
 
 
 def tensors_of(path: Path, content: bytes) -> Tensors:
+    """The tensors in the content of a safetensors file."""
     try:
         return safetensors.torch.load(content)
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Taking up tasks that another process has saved since a network was loaded."""
+"""Adding tasks to a loaded network that another process has saved to its folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +14,10 @@ Signature = tuple[object, ...]
 
 
 def signature(path: StrPath) -> Signature | None:
-    """What changes whenever a network is saved to a folder; None if there is none. Cheap enough to
-    be asked for many times a second."""
-    files = (_stat(Path(path) / name) for name in (MANIFEST, notes.NOTES))
-    manifest, said = files
-    return None if manifest is None else (manifest, said)
+    """A value that changes whenever a network is saved to a folder; None if there is none. It is
+    cheap enough to be compared many times a second."""
+    manifest, about = (_stat(Path(path) / name) for name in (MANIFEST, notes.NOTES))
+    return None if manifest is None else (manifest, about)
 
 
 def _stat(path: Path) -> tuple[int, int, int] | None:
@@ -30,10 +29,12 @@ def _stat(path: Path) -> tuple[int, int, int] | None:
 
 
 def refresh(net: IncrementalNet, path: StrPath) -> list[str]:
-    """Add the tasks that a folder has more than a network that was loaded from it, and return their
-    names. Only their files are read, and what is said of tasks; other threads may go on asking.
+    """Add the tasks that were saved to a folder since a network was loaded from it, and update all
+    notes and descriptions. Only the files of new tasks are read, and other threads may go on using
+    the network.
 
-    Raises `StoreError` if the folder has changed in any other way: then it is to be loaded again.
+    Returns the names of the new tasks. Raises `StoreError` if the folder has changed in any other
+    way, such that it has to be loaded again.
     """
     folder = Path(path)
     manifest = Manifest.read(folder)
@@ -45,7 +46,7 @@ def refresh(net: IncrementalNet, path: StrPath) -> list[str]:
     if not is_same or [*files.items()][:known] != [(n, net.saved_files.get(n)) for n in net.tasks]:
         raise StoreError(f"{folder} holds another network than the one that was loaded from it")
     append_tasks(net, folder, manifest, tasks, range(known, len(files)))
-    # What was said of tasks since then.
+    # Descriptions of known tasks may have changed.
     for index, task in enumerate(tasks.tasks[:known]):
         if task.about != net._tasks.tasks[index].about:
             net._tasks.tasks[index] = replace(net._tasks.tasks[index], about=task.about)

@@ -1,5 +1,5 @@
-"""What a network guesses tasks by, on disk: a task's own part in the task's file, and sums over all
-tasks in one file, which is written anew after every commit, under another name."""
+"""A network's routers on disk: the tensors that they keep of a task are in the task's file, and
+sums over all tasks are in one file, which every commit replaces by one of another name."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ _GRAM = "gram"
 
 
 def row_tensors(net: IncrementalNet, task: int) -> Tensors:
-    """What routers keep of a task, as its file names it."""
+    """The tensors that routers keep of a task, by their names in its file."""
     if net.routing is None:
         return {}
     return {_START + key: tensor for key, tensor in net.routing.rows[task].tensors.items()}
@@ -29,7 +29,15 @@ def row_tensors(net: IncrementalNet, task: int) -> Tensors:
 def taken_row(
     path: Path, tensors: Tensors, rule: RouterRule | None, name: str, classes: int
 ) -> TaskRow | None:
-    """A task's row out of the tensors of its file, checked; None without a router."""
+    """Take the routers' tensors out of those of a task's file, and check them.
+
+    Args:
+        path: for errors.
+        tensors: of the file, from which the routers' are removed.
+        rule: the network's router; without one size is no row.
+        name: of the task.
+        classes: that the task has.
+    """
     if rule is None:
         return None
     own: Tensors = {}
@@ -37,7 +45,7 @@ def taken_row(
         if (tensor := tensors.pop(_START + key, None)) is None:
             raise StoreError(f"{path} has no tensor {_START + key!r}")
         fits = len(tensor.shape) == len(shape) and all(
-            wanted in (None, there) for there, wanted in zip(tensor.shape, shape, strict=True)
+            wanted in (None, size) for size, wanted in zip(tensor.shape, shape, strict=True)
         )
         if tensor.dtype not in kinds or not fits:
             raise StoreError(
@@ -51,7 +59,8 @@ def taken_row(
 
 
 def sums_bytes(net: IncrementalNet) -> tuple[bytes, int] | None:
-    """The file of the sums over all tasks, and of how many samples they are; None without any."""
+    """The content of the file of sums over all tasks, and the number of samples in them; None
+    without sums."""
     routing = net.routing
     if routing is None or not routing.has_sums or routing.total is None:
         return None
@@ -60,12 +69,14 @@ def sums_bytes(net: IncrementalNet) -> tuple[bytes, int] | None:
 
 
 def sums_file(content: bytes) -> File:
-    """Named after its content, so that a new one never replaces the one that a manifest names."""
+    """Describe the file of sums. It is named after its content, so that writing a new one never
+    touches the one that the manifest names."""
     whole = File.of("", content)
     return File(f"sums-{whole.sha256[:8]}.safetensors", whole.size, whole.sha256)
 
 
 def sums_of(path: Path, tensors: Tensors, samples: int) -> Sums:
+    """The sums in the tensors of their file, checked."""
     gram = tensors.get(_GRAM)
     if {*tensors} != {_GRAM} or gram is None or gram.dim() != 1 or gram.dtype not in WHOLE:
         raise StoreError(f"{path} does not hold a router's sums")

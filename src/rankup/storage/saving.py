@@ -1,5 +1,5 @@
-"""Saving a network: what is missing in its folder is written, then the manifest is replaced, and
-what the new one no longer names is removed."""
+"""Saving a network: write the files that its folder lacks, replace the manifest, then remove files
+that the new manifest does not name."""
 
 import hashlib
 import json
@@ -33,12 +33,17 @@ _TASK_FILE = "*-" + "[0-9a-f]" * 8 + ".safetensors"  # as the second format vers
 def save_changes(
     net: IncrementalNet, folder: Path, old: Manifest | None, base_from: str | None
 ) -> None:
-    """Save a network to a locked folder that has this manifest, or none."""
+    """Save a network to a locked folder.
+
+    Args:
+        old: the manifest that the folder has, if any.
+        base_from: as for `save`.
+    """
     if base_from is None and old is not None:
         base_from = old.base_from
     model = models.describe(net.body)
     if old is not None and models.are_alike(old.model, model):
-        model = old.model  # made by an older version of its package: still the same network
+        model = old.model  # it may be of another version of its package, which changes nothing
     new = Manifest(
         model,
         net.dtype,
@@ -62,7 +67,7 @@ def save_changes(
     mine = [(task, files.of(index)) for index, task in enumerate(files.tasks)]
     if old is not None:
         _refuse_other_network(folder, old, new)
-        mine = _with_those_there(net, folder, old, mine)
+        mine = _merged_with_folder(net, folder, old, mine)
     new = replace(new, tasks=tuple(shortened(mine)))
     if (sums := sums_bytes(net)) is not None:
         content, samples = sums
@@ -80,43 +85,44 @@ def save_changes(
 
 
 class _Files:
-    """The files that a network needs in a folder, and what is yet to be written of them."""
+    """The files that a network needs in a folder. Those that the folder lacks are collected, and
+    written by `write`."""
 
     def __init__(
         self, net: IncrementalNet, folder: Path, old: Manifest | None, version: int
     ) -> None:
         self._net, self._folder, self._version = net, folder, version
-        # As they are now: another thread may commit one more.
+        # A copy, because another thread may commit one more.
         self.tasks = [net._tasks.explicit(index) for index in range(len(net.tasks))]
-        self._there = {file.file: file for file in files_of(old)} if old else {}
+        self._old_files = {file.file: file for file in files_of(old)} if old else {}
         self._unwritten: dict[str, tuple[bytes, File]] = {}
 
     def of(self, task: int | None) -> File:
-        """The file of a task, or of the base."""
+        """The file of a task by its index, or of the base for None."""
         known: dict[str, File] = self._net.saved_files  # a committed task's file never changes
         key = BASE if task is None else self.tasks[task].name
         name = BASE if task is None else task_file(task, key, self._version)
-        there = self._there.get(name)
-        is_whole = there is not None and is_as_written(self._folder / name, there)
-        if is_whole and known.get(key) == there:
+        old = self._old_files.get(name)
+        is_whole = old is not None and is_as_written(self._folder / name, old)
+        if is_whole and known.get(key) == old:
             return known[key]
-        # Described from what is written: somebody may have changed a tensor.
+        # Hashed anew, because somebody may have changed a tensor.
         content = self._content(task)
         known[key] = File.of(name, content)
-        if not is_whole or known[key] != there:
+        if not is_whole or known[key] != old:
             self._unwritten[name] = content, known[key]
         return known[key]
 
     def sums(self, content: bytes) -> File:
-        """The file of a router's sums, which is never written over another one."""
+        """The file of a router's sums. Its name has its hash, so it never replaces another one."""
         file = sums_file(content)
-        there = self._there.get(file.file)
-        if there != file or not is_as_written(self._folder / file.file, file):
+        old = self._old_files.get(file.file)
+        if old != file or not is_as_written(self._folder / file.file, file):
             self._unwritten[file.file] = content, file
         return file
 
     def leave_base(self, base_from: str) -> None:
-        """Do not write the base, which lies elsewhere; refused if another one does."""
+        """Do not write the base, but check that the same one lies elsewhere."""
         path, file = base_path(self._folder, base_from), self._net.saved_files[BASE]
         if path != self._folder / BASE and not is_as_written(path, file):
             raise StoreError(f"{path} is not the base of this network, or cannot be read")
@@ -143,8 +149,13 @@ class _Files:
 def _to_bytes(
     net: IncrementalNet, parts: Sequence[Tensors], about: dict[str, Any] | None, row: Tensors
 ) -> bytes:
-    """A file of each part's tensors; for a task, together with `about` and a router's `row`, and in
-    the form that tasks have."""
+    """A safetensors file.
+
+    Args:
+        parts: the tensors of each layer.
+        about: the description of the task that they are of; None for the base, which is not packed.
+        row: the router's tensors of the task.
+    """
     form: Store = "full" if about is None else net.options.store
     tensors = {
         # Copies, because safetensors refuses views of one table.
@@ -160,6 +171,7 @@ def _to_bytes(
 
 
 def files_of(manifest: Manifest) -> Iterator[File]:
+    """All files that a manifest names."""
     if manifest.base is not None:
         yield manifest.base
     if manifest.sums is not None:
@@ -172,11 +184,11 @@ def _refuse_other_network(folder: Path, old: Manifest, new: Manifest) -> None:
         raise StoreError(f"{folder} holds another network: save this one to a folder of its own")
 
 
-def _with_those_there(
+def _merged_with_folder(
     net: IncrementalNet, folder: Path, old: Manifest, mine: Sequence[Entry]
 ) -> list[Entry]:
-    """The tasks of a folder but those that the network has removed, then its other tasks. All name
-    what they use."""
+    """The folder's tasks without those that the network has removed, followed by the network's new
+    ones. Each names all tasks that it uses."""
     own = {task.name: (task, file) for task, file in mine}
     removed = {file.sha256 for file in net.removed_files}
     known, kept = old.task_list(), list[Entry]()
@@ -191,9 +203,9 @@ def _with_those_there(
                 )
             kept.append((known.explicit(index), file))
     merged = [*kept, *own.values()]
-    there = {task.name for task, _ in merged}
+    merged_names = {task.name for task, _ in merged}
     for task, _ in merged:
-        if missing := {*(task.uses or ())} - there:
+        if missing := {*(task.uses or ())} - merged_names:
             raise StoreError(
                 f"task {min(missing)!r} cannot be removed from {folder}: {task.name!r}, which was "
                 "saved there, selects from its factors"
@@ -202,20 +214,21 @@ def _with_those_there(
 
 
 def _fits(net: IncrementalNet, old: Manifest, mine: Sequence[Entry]) -> bool:
-    """Whether tasks of a folder and of a network can be in one network: not if each has trained
-    what all tasks share with a first task of its own."""
+    """Whether tasks of a folder and of a network can be in one network. They cannot if tasks share
+    tensors that are trained with the first one, and the first ones differ."""
     if not trained_with_first(net.plan.specs) or not mine:
         return True
     return mine[0][1] == old.tasks[0][1]
 
 
 def shortened(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Entries in which a task that uses all tasks before it does not name them."""
     tasks = TaskList().following([task for task, _ in entries])
     return zip(tasks, (file for _, file in entries), strict=True)
 
 
 def remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
-    """Remove the files of tasks that are no longer there, and of saves that were cut short."""
+    """Remove the files of removed tasks and of interrupted saves."""
     named = {folder / file.file for file in files_of(new)}
     before = {folder / file.file for file in files_of(old)} if old else set()
     stale = {path for path in folder.glob("sums-*") if re.fullmatch(SUMS_FILE, path.name)}
@@ -226,14 +239,15 @@ def remove_unnamed(folder: Path, old: Manifest | None, new: Manifest) -> None:
         sync(parent)
 
 
-# By path, what a file was like when its hash was last found right: it is not read again until it
-# changes, or saving would take longer with every task.
-_found_right: dict[str, tuple[int, int, int, str]] = {}
+# By path, the signature that a file had when its hash was last checked. A file is not read again
+# until its signature changes; otherwise saving would take longer with every task.
+_checked: dict[str, tuple[int, int, int, str]] = {}
 
 
 def is_as_written(path: Path, file: File) -> bool:
+    """Whether a file exists and has the size and hash that it was written with."""
     try:
-        if _found_right.get(str(path)) == _signature(path, file):
+        if _checked.get(str(path)) == _signature(path, file):
             return True
         if hashlib.sha256(read_regular(path, file.size)).hexdigest() != file.sha256:
             return False
@@ -244,7 +258,7 @@ def is_as_written(path: Path, file: File) -> bool:
 
 
 def _remember(path: Path, file: File) -> None:
-    _found_right[str(path)] = _signature(path, file)
+    _checked[str(path)] = _signature(path, file)
 
 
 def _signature(path: Path, file: File) -> tuple[int, int, int, str]:

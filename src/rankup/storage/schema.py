@@ -11,7 +11,7 @@ from typing import Any
 from rankup.models import from_hf, from_timm
 from rankup.utils.text import is_printable
 
-Check = Callable[[Any, str], None]  # takes a value and where it is
+Check = Callable[[Any, str], None]  # takes a value and its place in the manifest, for errors
 
 _MOST_ENTRIES = 100_000
 _LONGEST_NAME = 1_000
@@ -56,7 +56,7 @@ def boolean(value: Any, where: str) -> None:
 
 
 def name(value: Any, where: str) -> None:
-    """No name from a file may move a terminal's cursor or break a sentence in two."""
+    """Names are printable, so that they cannot move a terminal's cursor or break a line."""
     if not isinstance(value, str) or len(value) > _LONGEST_NAME or not is_printable(value):
         _refuse(where, value, f"a name of at most {_LONGEST_NAME} printable characters")
 
@@ -81,7 +81,7 @@ def optional(check: Check) -> Check:
 
 
 def either(first: Check, second: Check) -> Check:
-    """The second's sentence is the one that is said."""
+    """Values that pass one of two checks. If neither passes, the second one's error is raised."""
 
     def check(value: Any, where: str) -> None:
         try:
@@ -112,6 +112,8 @@ def pair(first: Check, second: Check) -> Check:
 
 
 def fields(known: Mapping[str, Check], may_lack: tuple[str, ...] = ()) -> Check:
+    """Objects with these keys, each with its check, and no others."""
+
     def check(value: Any, where: str) -> None:
         if not isinstance(value, dict):
             _refuse(where, value, "an object")
@@ -127,7 +129,7 @@ def fields(known: Mapping[str, Check], may_lack: tuple[str, ...] = ()) -> Check:
 
 
 def mapping(entry: Check) -> Check:
-    """Names, and something of one kind for each."""
+    """Objects whose keys are names and whose values all pass one check."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, dict) or len(value) > _MOST_ENTRIES:
@@ -290,7 +292,7 @@ _MODELS: dict[Any, Check] = {
 
 
 def _of_kind(key: str, kinds: Mapping[Any, Check]) -> Check:
-    """Objects whose other entries depend on one of them."""
+    """Objects whose check depends on the value of one key."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, dict) or key not in value:
@@ -301,7 +303,7 @@ def _of_kind(key: str, kinds: Mapping[Any, Check]) -> Check:
     return check
 
 
-def _INPUTS(value: Any, where: str) -> None:
+def _inputs(value: Any, where: str) -> None:
     """A description of inputs; `rankup.data.inputs` checks what is in it."""
     if not isinstance(value, dict):
         _refuse(where, value, "an object")
@@ -311,7 +313,7 @@ _SETTING = optional(either(either(boolean, number(-1e300, 1e300)), name))
 _ABOUT = fields(
     {
         "class_names": listed(name, 1),
-        "inputs": _INPUTS,
+        "inputs": _inputs,
         "recipe": mapping(_SETTING),
         "seed": whole(-(2**63), 2**64),
         "samples": whole(0, 2**50),
@@ -365,7 +367,7 @@ check_manifest: Check = fields(
             )
         ),
         "updating": listed(name),
-        "inputs": _INPUTS,
+        "inputs": _inputs,
         "sums": fields({**_FILE, "samples": whole(1, 2**50)}),
     },
     may_lack=("updating", "inputs", "sums"),

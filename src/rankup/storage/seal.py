@@ -1,5 +1,5 @@
-"""Seals: a SHA-256 in a JSON file over everything else in it, which tells whether the file is as it
-was written."""
+"""Seals: a SHA-256 in a JSON file over everything else in it, which shows whether the file was
+edited."""
 
 import reprlib
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from rankup.utils.seal import seal
 
 __all__ = ["FORMAT", "SealError", "opened", "seal", "sealed", "without_seal"]
 
-FORMAT = 2  # of sealed files; what version 0.1 wrote has neither this number nor a seal
+FORMAT = 2  # of sealed files; those of version 0.1 have neither a format nor a seal
 _MARKS = ("format", "sha256")
 
 
 class SealError(RankupError):
-    """A file is not as it was written."""
+    """A file does not match its seal."""
 
     def __init__(self, what: object, home: str | PathLike[str]) -> None:
         super().__init__(
@@ -38,11 +38,12 @@ def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
 def opened(
     data: Mapping[str, Any], what: object, home: str | PathLike[str]
 ) -> tuple[dict[str, Any], bool]:
-    """The data without its seal, and whether it had one; refused if that does not match.
+    """The data without its format and seal, and whether it had them. Raises `SealError` if the seal
+    does not match.
 
     Args:
-        what: the file, for the error.
-        home: what `rankup seal` takes to seal it again.
+        what: the file, for errors.
+        home: the argument of `rankup seal` that seals it again, for errors.
 
     >>> opened({"a": 1}, "a.json", "folder")
     ({'a': 1}, False)

@@ -3,11 +3,11 @@
     manifest.json                    what the network is, its tasks, every file's SHA-256
     tasks/name-1a2b3c4d.safetensors  what a task added
     base.safetensors                 the weights kept of a module, if any
-    about.json                       what people say of tasks, outside of the network's hash
+    about.json                       titles, descriptions and tags, not part of the network's hash
 
-A task's file never changes, and depends on no other tasks than those that it selects from. Learning
-one more task writes one file, then replaces the manifest atomically, so that a crash at any moment
-leaves a whole network. Nothing is ever unpickled.
+A task's file never changes, and depends only on the tasks that it selects from. Learning one more
+task writes one file, then replaces the manifest atomically, so a crash at any moment leaves a whole
+network. Nothing is ever unpickled.
 """
 
 import os
@@ -41,7 +41,13 @@ StrPath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found; true if nothing is wrong."""
+    """The result of `verify`; true if nothing is wrong.
+
+    Attributes:
+        path: the folder.
+        tasks: the names of its tasks.
+        problems: a sentence for each thing that is wrong.
+    """
 
     path: Path
     tasks: tuple[str, ...]
@@ -58,16 +64,16 @@ class Verification:
 
 
 def save(net: IncrementalNet, path: StrPath, *, base_from: str | None = None) -> None:
-    """Save a network to a folder, or what has changed since it was saved there.
+    """Save a network to a folder. If it was saved there before, only changes are written.
 
-    Tasks that somebody else has saved there in the meantime stay: the folder then has both.
+    Tasks that another process has saved there in the meantime stay: the folder then has both.
 
     Args:
         net: a network between two tasks.
         path: the folder, which need not exist.
-        base_from: for a network with a kept base, where else that lies: the folder of another
-            network with the same base, relative to `path` or absolute, or `"hf://user/name"` with
-            `@revision`. It is then not stored again; its SHA-256 is, and is compared on loading.
+        base_from: for a network with a kept base, another place that has this base: the folder of
+            a network, relative to `path` or absolute, or `"hf://user/name"` with `@revision`. The
+            base is then not stored again; its SHA-256 is, and is compared on loading.
     """
     folder = _folder(path)
     if not isinstance(net, IncrementalNet):
@@ -82,16 +88,16 @@ def save(net: IncrementalNet, path: StrPath, *, base_from: str | None = None) ->
             f"{shared.came_with_module[0]!r} came with the module and is stored with the first "
             "task: commit a task before you save"
         )
-    there = 0
+    count = 0
     try:
         with locked(folder):
             old = Manifest.read(folder) if (folder / MANIFEST).exists() else None
-            there = len(old.tasks) if old else 0
+            count = len(old.tasks) if old else 0
             save_changes(net, folder, old, base_from)
     except OSError as error:
         raise StoreError(
             f"cannot save to {folder}: {error.strerror or error}; "
-            + (f"the {there} tasks saved there before are whole" if there else "nothing was saved")
+            + (f"the {count} tasks saved there before are whole" if count else "nothing was saved")
         ) from error
 
 
@@ -109,14 +115,14 @@ def load(
     state (`persistent=False`) are the module's own.
 
     Args:
-        path: a folder that `save` has written; that of a run is `RUN/net`. Or a repository on the
-            Hugging Face Hub that `rankup push` has written, as `"hf://user/name"`, with `@revision`
-            or without: what is needed of it is kept in the Hub's cache.
-        module: one like the network was grown from, if that is of a class of your own.
-        tasks: the names of tasks to load, together with those that they select from; no other
-            task's file is read. By default all.
-        most_memory: bytes that the network may take beyond what its files hold, for seeded
-            factors and the like: a folder from a stranger may ask for any number of them.
+        path: a folder written by `save`, which for a run is `RUN/net`; or a repository on the
+            Hugging Face Hub written by `rankup push`, as `"hf://user/name"` with an optional
+            `@revision`, whose files are kept in the Hub's cache.
+        module: a module like the one that the network was grown from, if its class is your own.
+        tasks: names of tasks to load; those that they select from are loaded, too, and no other
+            file is read. By default all.
+        most_memory: the most bytes that the network may take beyond what its files hold, such as
+            for seeded factors, of which a folder from a stranger may claim any number.
     """
     place = located(path)
     remote = place if isinstance(place, Snapshot) else None
@@ -141,8 +147,8 @@ def load(
 
 
 def located(path: StrPath) -> StrPath:
-    """A path at which manifest and notes of a network lie: those of `hf://user/name` are fetched,
-    and what `load` is given then stays at that commit."""
+    """A path for `load` at which a network's manifest and notes lie. For `hf://user/name` they are
+    downloaded, and the result stays at that commit."""
     if isinstance(path, str) and path.startswith(SCHEME):
         return Snapshot.of(path)
     return path if isinstance(path, Snapshot) else _folder(path)
@@ -151,7 +157,7 @@ def located(path: StrPath) -> StrPath:
 def _wanted(
     folder: Path, manifest: Manifest, known: TaskList, tasks: Sequence[str] | None
 ) -> list[int]:
-    """The indices of tasks and of all that they need, in the manifest's order."""
+    """The indices of tasks and of all tasks that they need, in the manifest's order."""
     if tasks is None:
         return list(range(len(known.tasks)))
     if isinstance(tasks, str):
@@ -179,12 +185,12 @@ def _folder(path: StrPath) -> Path:
 def verify(
     path: StrPath, module: nn.Module | None = None, *, most_memory: int = MOST_MEMORY
 ) -> Verification:
-    """Check that a network folder is whole: hashes, shapes and order of everything in it.
+    """Check the hashes, shapes and order of everything in a network folder.
 
-    It reads every file even when one is broken.
+    All files are read, even if some are broken.
 
     Args:
-        module: as for `load`. It is not needed; without it, whether a module of your own fits the
+        module: as for `load`, but optional: without it, whether a module of your own fits the
             network is not checked.
         most_memory: as for `load`.
     """
