@@ -54,6 +54,16 @@ def test_derived_class_with_its_own_init_is_replaced() -> None:
     assert relative_error(plain(x), net.eval()(x, task="a")) < 1e-10
 
 
+def test_grow_draws_nothing_from_the_callers_generators() -> None:
+    class Spelled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return nn.functional.linear(input, self.weight, self.bias)
+
+    module, before = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Spelled(8, 3)), rng_states()
+    rankup.grow(module, Rank(2, 1))
+    assert rng_states() == before
+
+
 @pytest.mark.parametrize("options", [{"last": 1}, {"include": "4"}])
 def test_derived_class_may_be_left_dense(options: dict[str, object]) -> None:
     net = rankup.grow(with_own_classes(), Rank(2, 1), **options)

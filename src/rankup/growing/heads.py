@@ -126,9 +126,9 @@ def _is_linear_map(layer: Any) -> bool:
     if not isinstance(layer, nn.Linear):
         return False
     weight, bias = layer.weight, layer.bias
-    x = torch.randn(2, weight.shape[1]).to(weight)
     try:
-        with seeds.seeded_rng(x.device, 0), torch.no_grad():
+        with seeds.seeded_rng(weight.device, 0), torch.no_grad():
+            x = torch.randn(2, weight.shape[1]).to(weight)
             return torch.equal(layer(x), F.linear(x, weight, bias))
     except Exception:  # of the layer's own code
         return False
