@@ -372,7 +372,7 @@ def test_differences_are_told(root: Path, call: Call) -> None:
         ("learn NET TEXTS --name x", "holds texts, but the network takes RGB images"),
         ("learn FILE/net PHOTOS --name x", "nothing can be saved to"),
         ("learn NET ONE --name x", "has one class, 'a', expected at least 2"),
-        ("learn NET PHOTOS --name x --lr -1", "lr must be positive"),
+        ("learn NET nowhere --name x --lr -1", "lr must be positive"),
         ("predict NET a.png", "knows 2 tasks; name one with --task: 'first', 'second'"),
         ("predict NET a.png --task none", "knows no task 'none', only 'first', 'second'"),
         ("predict NET a.png --task first", "a.png"),

@@ -82,11 +82,15 @@ def learn(
     from rankup.storage.atomic import refuse_unwritable
     from rankup.storage.store import save
     from rankup.training.logs import Log, check_tool
+    from rankup.training.recipe import Recipe
 
     if threads is not None:
         torch.set_num_threads(threads)
     if log is not None:
         check_tool(log)
+    given = {"epochs": epochs, "batch": batch, "lr": lr}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    Recipe(**options)  # refuses wrong numbers before anything is read
     began = time.monotonic()
     net, is_new = _network(path)
     name = checked_name(name if name is not None else data.resolve().stem, ())
@@ -115,7 +119,6 @@ def learn(
         tell(told, text, as_json)
         return
     refuse_unwritable(path)
-    options = {"epochs": epochs, "batch": batch, "lr": lr}
     assert net.inputs is not None  # else nothing was found
     curves = None if log is None else Log(log, name=f"{path.resolve().name}/{name}")
     with bars("nothing was written") as shown, curves or nullcontext():
@@ -137,7 +140,7 @@ def learn(
             title=title,
             tell=show,
             log=curves,
-            recipe_options={k: value for k, value in options.items() if value is not None},
+            recipe_options=options,
         )
     save(net, path)
     seconds = time.monotonic() - began
