@@ -6,6 +6,7 @@ names below. Each task then has the classes that occur in it.
 
 import csv
 import io
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,9 +141,15 @@ def text_source(files: TextFiles, inputs: TextInput) -> Source:
 def cut(ids: Sequence[Tensor], inputs: TextInput) -> list[Tensor]:
     """Token ids without the padding that none of the texts needs: no longer than they have to be,
     which is what a network's time depends on, and a multiple of 8."""
-    used = max(int(x.ne(inputs.pad).any(0).sum()) for x in ids)  # padding is behind a text
-    length = min(inputs.length, max(8, -8 * (-used // 8)))
+    length = max(columns_used(x, inputs.pad) for x in ids)
     return [x[:, :length] for x in ids]
+
+
+def columns_used(ids: Tensor, pad: int) -> int:
+    """How many columns of token ids `[B, L]` to keep, at a multiple of 8: all that follow are
+    padding in every text."""
+    used = ids.ne(pad).any(0).nonzero()
+    return 8 * math.ceil((int(used[-1]) + 1) / 8) if len(used) else 8
 
 
 def _pairs(rows: Texts) -> list[tuple[str, str]]:

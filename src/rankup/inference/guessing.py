@@ -43,9 +43,10 @@ class Guesser:
         return torch.cat([found.none[:, None], untold.logits], 1)
 
     def finish(self, rows: Tensor) -> list[Guessed]:
-        refuse_nan(rows)
         counts = [card.classes for card in self._cards]
-        by_task = torch.split(rows[:, 1 : 1 + sum(counts)].softmax(1), counts, 1)  # T of [B, C]
+        known = rows[:, 1 : 1 + sum(counts)].softmax(1)
+        refuse_nan(known)
+        by_task = torch.split(known, counts, 1)  # T of [B, C]
         shares = torch.stack([each.sum(1) for each in by_task], 1)  # [B, T]
         found = []
         for row, task in enumerate(shares.argmax(1).tolist()):

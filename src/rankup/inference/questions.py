@@ -91,22 +91,21 @@ def from_form(
     inputs += [("text", text, None) for text in texts]
     if not inputs:
         raise RankupError("the form has neither an image nor a text")
-    asked: list[tuple[TaskCard, ...]]
-    guess = not task and not tasks and known.guesses
+    asked: list[_Whom]
     if len(task) > 1 and not tasks:
         if len(task) != len(inputs):
             raise RankupError(
                 f"got {len(task)} times task for {len(inputs)} inputs, expected one for all or one "
                 "for each; several for all are given as tasks"
             )
-        asked = [(known.task(name),) for name in task]
+        asked = [_Whom((known.task(name),)) for name in task]
     else:
         single = task[0] if task else None
         several: Any = "all" if list(tasks) == ["all"] else list(tasks) or None
-        asked = [_tasks(single, several, known)] * len(inputs)
+        asked = [_whom(single, several, known)] * len(inputs)
     questions = tuple(
-        Question(kind, content, of, label, guess)
-        for (kind, content, label), of in zip(inputs, asked, strict=True)
+        Question(kind, content, whom.tasks, label, whom.guess)
+        for (kind, content, label), whom in zip(inputs, asked, strict=True)
     )
     return _checked(Asked(questions, _top(top or _TOP)), limits)
 
@@ -122,8 +121,7 @@ def _question(item: object, shared: dict[str, Any], known: Snapshot) -> Question
         raise RankupError(f"an input has one of image, text and tensor, got {got}")
     (kind,) = kinds
     own = item if item.keys() & {"task", "tasks"} else shared
-    tasks = _tasks(own.get("task"), own.get("tasks"), known)
-    guess = own.get("task") is None and own.get("tasks") is None and known.guesses
+    whom = _whom(own.get("task"), own.get("tasks"), known)
     content = item[kind]
     if kind == "image":
         content = _from_base64(content, "image must be an encoded image in base64")
@@ -131,24 +129,31 @@ def _question(item: object, shared: dict[str, Any], known: Snapshot) -> Question
         raise RankupError(f"text must be a string, got {_type(content)}")
     elif kind == "tensor":
         content = _numbers(content)
-    return Question(kind, content, tasks, guess=guess)
+    return Question(kind, content, whom.tasks, guess=whom.guess)
 
 
-def _tasks(task: object, tasks: object, known: Snapshot) -> tuple[TaskCard, ...]:
+class _Whom(NamedTuple):
+    """Which tasks answer an input, or one that says how it is made if the task is guessed."""
+
+    tasks: tuple[TaskCard, ...]
+    guess: bool = False
+
+
+def _whom(task: object, tasks: object, known: Snapshot) -> _Whom:
     if task is not None and tasks is not None:
         raise RankupError("give either task, a name, or tasks, a list of names, not both")
     if task is not None:
-        return (known.task(task),)
+        return _Whom((known.task(task),))
     if tasks == "all":
         if not known.tasks:
             raise RankupError("the network has learned no task yet")
-        return tuple(known.tasks.values())
+        return _Whom(tuple(known.tasks.values()))
     if tasks is not None:
         if not isinstance(tasks, list) or not tasks:
             raise RankupError('tasks must be a list of names, or "all"')
-        return tuple(known.task(name) for name in tasks)
+        return _Whom(tuple(known.task(name) for name in tasks))
     if len(known.tasks) == 1 or known.guesses:
-        return tuple(known.tasks.values())[:1]
+        return _Whom(tuple(known.tasks.values())[:1], known.guesses)
     raise RankupError(
         f"the network has {len(known.tasks)} tasks: name one with task, several with tasks, or all "
         'with "tasks": "all"'

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rankup.data.inputs import ImageInput, Input, TextInput
+from rankup.data.texts import columns_used
 from rankup.errors import RankupError
 from rankup.models.packages import first_line, imported
 from rankup.utils.files import read_regular
@@ -25,7 +26,6 @@ Kind = Literal["text", "image"]
 Head = Literal["mean", "own"]
 
 _LENGTH = 64  # tokens of a text
-_COLUMNS = 8  # texts are cut to multiples of this length, so that few lengths occur
 
 # Entries of a configuration that are not needed to build a model, and entries by which transformers
 # would load code or weights from elsewhere.
@@ -106,8 +106,7 @@ class OwnClassifier(nn.Module):
 
 
 def _shortened(ids: Tensor, pad: int) -> Tensor:
-    """Cut token ids `[B, L]` after the last column that is not all padding, at a multiple of
-    `_COLUMNS`: texts are often a quarter as long as allowed.
+    """Leave out the columns of token ids `[B, L]` that are padding in every text of the batch.
 
     On a GPU, where reading the ids would wait for the device, they stay as they are, and in graphs
     that are compiled, traced or exported, where their shape must not depend on their values.
@@ -119,9 +118,7 @@ def _shortened(ids: Tensor, pad: int) -> Tensor:
         or torch._C._are_functorch_transforms_active()
     ):
         return ids
-    used = (ids != pad).any(0).nonzero()  # the columns that any text has a token in
-    last = int(used[-1]) + 1 if len(used) else 1
-    return ids[:, : math.ceil(last / _COLUMNS) * _COLUMNS]
+    return ids[:, : columns_used(ids, pad)]
 
 
 def read_options(name: str | os.PathLike[str]) -> dict[str, Any]:
